@@ -1,0 +1,350 @@
+"""What every stage leaves behind: frozen results, canonical JSON, hashes, atomic writing.
+
+An artefact is a payload file and beside it ``<stage>.json``. The same input gives the same bytes, so
+nothing here carries a time stamp; what a clock says belongs to the measurements of ``bench`` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from repaconv.errors import EnvironmentProblem, Refused
+
+SCHEMA_VERSION = 1
+
+Verdict = Literal["passed", "failed", "not verified"]
+
+
+class Record(BaseModel):
+    """A frozen result; unknown fields are errors, so a newer file is not half-read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Fact(Record):
+    """A value used about a checkpoint, where it comes from and what speaks against it."""
+
+    name: str
+    value: Any
+    source: str
+    against: str = ""
+
+
+class Payload(Record):
+    """A file beside the artefact; ``path`` is relative to the artefact's folder."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+class WeightSet(Record):
+    """One state dict of a container; ``path`` is its dotted place, ``.`` for the whole file."""
+
+    path: str
+    tensors: int
+    parameters: int
+
+
+class Origin(Record):
+    """The checkpoint that a run started from, and which weights of it were taken."""
+
+    path: str
+    sha256: str
+    bytes: int
+    container: str
+    weights: str
+    weights_reason: str
+    stripped: tuple[str, ...] = ()
+
+
+class Preprocessing(Record):
+    """What happens to an image before the network; mean and std on the 0..255 scale, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channel_order: Literal["RGB", "BGR"] = "RGB"
+    image_size: int
+    resize_edge: int | None = None
+    interpolation: str = "bicubic"
+    source: str
+
+
+class FoldStep(Record):
+    """One row of the fold certificate: what went where, and the float64 difference it makes.
+
+    ``max_rel_error`` is max|folded - training| / max|training| of the module's output on random input.
+    """
+
+    module: str
+    folded: tuple[str, ...]
+    left: tuple[str, ...] = ()
+    equation: str = ""
+    max_rel_error: float
+
+
+class TensorInfo(Record):
+    """Name, shape and dtype of one tensor of the folded model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Cost(Record):
+    """Parameters, and multiply-accumulates of one image."""
+
+    parameters: int
+    macs: int
+
+
+class Metrics(Record):
+    """How two outputs of shape [N, K] differ.
+
+    ``max_rel_error`` is max|a - b| / max|b|, ``cosine`` the smallest over the images. ``top1_*`` are
+    absent for outputs that are not logits. A flip's margin is the reference's lead of its first class
+    over the one that the candidate chose, relative to max|b|.
+    """
+
+    images: int
+    max_abs_error: float
+    max_rel_error: float
+    cosine: float
+    top1_agreement: float | None = None
+    top1_smallest_margin: float | None = None
+    top1_flips: tuple[tuple[int, float], ...] = ()
+
+
+class Link(Record):
+    """One step of the chain of proof: two ends, a tolerance on ``max_rel_error``, a verdict."""
+
+    name: str
+    reference: str
+    candidate: str
+    tolerance: float | None
+    metrics: Metrics | None
+    verdict: Verdict
+    note: str = ""
+
+
+class Artefact(Record):
+    """What all stages share. ``unverified`` names the failed or missing proofs that were overridden."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str
+    made_by: dict[str, str]
+    verdict: Verdict
+    unverified: tuple[str, ...] = ()
+
+
+class Inspection(Record):
+    """What a checkpoint holds; the result of ``inspect``."""
+
+    origin: Origin
+    sets: tuple[WeightSet, ...]
+    placeholders: tuple[str, ...]
+    method: str | None
+    form: str | None
+    reason: str
+    backbone: str | None = None
+    facts: tuple[Fact, ...] = ()
+    missing: tuple[str, ...] = ()
+    training: Cost | None = None
+    deploy: Cost | None = None
+
+
+class FoldArtefact(Artefact):
+    """The folded model, whole: later stages rebuild it from this and ``model.safetensors`` alone."""
+
+    stage: str = "fold"
+    origin: Origin
+    method: str
+    settings: dict[str, str]
+    backbone: str
+    config: dict[str, Any]
+    form: str
+    facts: tuple[Fact, ...]
+    preprocessing: Preprocessing
+    image_size: int
+    any_image_size: bool
+    output: Literal["logits", "features"]
+    tensors: tuple[TensorInfo, ...]
+    training: Cost
+    deploy: Cost
+    tolerance: float
+    certificate: tuple[FoldStep, ...]
+    payload: Payload
+
+
+class VerifyArtefact(Artefact):
+    """The links that were run over one set of inputs."""
+
+    stage: str = "verify"
+    policy: str
+    inputs: str
+    input_shape: tuple[int, ...]
+    model_sha256: str
+    links: tuple[Link, ...]
+
+
+class ExportArtefact(Artefact):
+    """The ONNX graph and the links that lead to it."""
+
+    stage: str = "export"
+    target: str
+    opset: int
+    batch: int | Literal["dynamic"]
+    image_size: int | Literal["dynamic"]
+    simplified: bool
+    simplifier: str
+    nodes: int
+    operators: dict[str, int]
+    model_sha256: str
+    links: tuple[Link, ...]
+    payload: Payload
+
+
+class Latency(Record):
+    """Wall time of one inference call, in milliseconds, over all measured rounds."""
+
+    name: str
+    model: str
+    sha256: str
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    min_ms: float
+    samples_ms: tuple[float, ...]
+
+
+class Ratio(Record):
+    """Median over rounds of other / subject (above 1: the subject is faster), bootstrap interval."""
+
+    subject: str
+    other: str
+    median: float
+    low: float
+    high: float
+    confidence: float
+    p10: float
+    p90: float
+    verdict: Literal["faster", "slower", "no difference shown"]
+
+
+class BenchArtefact(Artefact):
+    """Latencies measured interleaved in one run, on the machine that ``machine`` describes."""
+
+    stage: str = "bench"
+    target: str
+    runtime: str
+    batch: int
+    image_size: int
+    threads: int
+    rounds: int
+    warmup_rounds: int
+    seed: int
+    session: dict[str, str]
+    machine: dict[str, Any]
+    latencies: tuple[Latency, ...]
+    ratio: Ratio | None
+    agreement: Link | None
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def canonical_json(value: Record | dict[str, Any]) -> str:
+    """Sorted keys, two spaces, one newline at the end: equal values are equal bytes."""
+    plain = value.model_dump(mode="json") if isinstance(value, Record) else value
+    return json.dumps(plain, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def payload_of(path: Path, folder: Path) -> Payload:
+    """Describe a file that lies in the artefact's folder."""
+    return Payload(path=path.relative_to(folder).as_posix(), sha256=sha256_of(path), bytes=path.stat().st_size)
+
+
+def write_with(path: Path, writer: Callable[[Path], None]) -> None:
+    """Let ``writer`` fill a temporary file beside ``path``, then put it in place in one step.
+
+    Raises:
+        EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        writer(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        temporary = None
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write {path}: {error.strerror or error}.",
+            hint="Give a folder that you may write to with -o, and check the free space.",
+            code="write.failed",
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically write UTF-8 text."""
+    write_with(path, lambda temporary: temporary.write_bytes(text.encode()) and None)
+
+
+def write_artefact(path: Path, artefact: Record) -> None:
+    """Atomically write ``<stage>.json``."""
+    write_text(path, canonical_json(artefact))
+
+
+def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
+    """Read ``<stage>.json`` back.
+
+    Raises:
+        Refused: If it is not JSON, of another schema version, or not of this kind.
+    """
+    try:
+        plain = json.loads(path.read_text())
+        if isinstance(plain, dict) and plain.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise Refused(
+                f"{path} has schema version {plain['schema_version']}, this repaconv reads {SCHEMA_VERSION}.",
+                hint="Run the stage again with this version of repaconv.",
+                code="artefact.schema",
+            )
+        return kind.model_validate(plain)
+    except (ValidationError, ValueError, OSError) as error:
+        first = str(error).splitlines()[0]
+        raise Refused(
+            f"{path} is not a readable {kind.__name__}: {first}.",
+            hint="Run the stage that writes it again.",
+            code="artefact.unreadable",
+        ) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,129 @@
+"""MetaFormer (arXiv 2111.11418): convolutional stem, four stages of residual blocks, strided convolutions between.
+
+The skeleton takes its blocks from outside: a method gives its training blocks, and without one it builds
+the deploy form. Names are those of the official PoolFormer and RIFormer listings: ``patch_embed.proj``,
+``network.<even>`` stages, ``network.<odd>.proj`` downsampling, ``norm``, ``head``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from repaconv.backbones.parts import ActivationKind, ConvMlp, Norm, NormKind, NormThenScale
+
+
+@dataclass(frozen=True)
+class MetaFormerConfig:
+    """Sizes of a MetaFormer; one entry a stage in the tuples.
+
+    Attributes:
+        layers: Blocks.
+        widths: Channels.
+        hidden: Channels inside the feed-forward network.
+        classes: Width of the head, 0 for pooled features.
+        stem, down: (kernel, stride, padding) of the first and of the downsampling convolutions.
+        eps: Of every norm.
+    """
+
+    layers: tuple[int, ...]
+    widths: tuple[int, ...]
+    hidden: tuple[int, ...]
+    classes: int
+    in_channels: int = 3
+    stem: tuple[int, int, int] = (7, 4, 2)
+    down: tuple[int, int, int] = (3, 2, 1)
+    norm: NormKind = "GN"
+    eps: float = 1e-5
+    act: ActivationKind = "GELU"
+
+
+BlockFactory = Callable[[MetaFormerConfig, int], nn.Module]
+"""Builds one block of a stage: (config, stage) -> [B, C, H, W] -> [B, C, H, W]."""
+
+
+class IdentityMixerBlock(nn.Module):
+    """The deploy block: no token mixer, x += norm1(x) and x += mlp(norm2(x)), norm2 without affine."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+        width = config.widths[stage]
+        self.norm1 = NormThenScale(config.norm, width, config.eps)
+        self.norm2 = Norm(config.norm, width, config.eps, affine=False)
+        self.mlp = ConvMlp(width, config.hidden[stage], config.act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        x = x + self.norm1(x)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class PatchEmbed(nn.Module):
+    """A strided convolution under the name ``proj``."""
+
+    def __init__(self, channels: int, width: int, kernel: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C', H', W']."""
+        out: Tensor = self.proj(x)
+        return out
+
+
+class MetaFormer(nn.Module):
+    """Images [B, C, H, W] of any size to logits [B, classes], or to features [B, widths[-1]].
+
+    Args:
+        config: Sizes.
+        block: Builds the blocks; the deploy block when None.
+        final_affine: Whether the final norm keeps its affine. In the deploy form a head has taken it.
+    """
+
+    def __init__(
+        self, config: MetaFormerConfig, block: BlockFactory = IdentityMixerBlock, *, final_affine: bool
+    ) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(config.in_channels, config.widths[0], *config.stem)
+        network: list[nn.Module] = []
+        for stage, count in enumerate(config.layers):
+            if stage:
+                network.append(PatchEmbed(config.widths[stage - 1], config.widths[stage], *config.down))
+            network.append(nn.Sequential(*(block(config, stage) for _ in range(count))))
+        self.network = nn.ModuleList(network)
+        self.norm = Norm(config.norm, config.widths[-1], config.eps, affine=final_affine)
+        self.head = nn.Linear(config.widths[-1], config.classes) if config.classes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes]."""
+        x = self.patch_embed(x)
+        for module in self.network:
+            x = module(x)
+        out: Tensor = self.head(self.norm(x).mean((2, 3)))
+        return out
+
+
+class MetaFormerBackbone:
+    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+
+    name = "metaformer"
+    any_image_size = True  # nothing in it has a position
+
+    def to_json(self, config: MetaFormerConfig) -> dict[str, Any]:
+        """The config as plain values."""
+        return asdict(config)
+
+    def from_json(self, plain: dict[str, Any]) -> MetaFormerConfig:
+        """The inverse of `to_json`."""
+        return MetaFormerConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
+
+    def deploy(self, config: MetaFormerConfig) -> nn.Module:
+        """The deploy form, weights not yet set."""
+        return MetaFormer(config, final_affine=config.classes == 0).eval()
+
+
+BACKBONE = MetaFormerBackbone()

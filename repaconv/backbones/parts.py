@@ -1,0 +1,90 @@
+"""Parts that backbones share: norms in their training and deploy form, the feed-forward network."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NormKind = Literal["GN", "LN2d"]
+ActivationKind = Literal["GELU", "GELU-tanh", "ReLU", "SiLU"]
+
+# A power of two, so that 1 - 2^-17 and 2^-17 are exact in every float type and add up to exactly 1.
+_BATCHNORM_EPS = 2.0**-17
+
+
+def activation(kind: ActivationKind) -> nn.Module:
+    """The nonlinearity by name; GELU is the exact one, by erf."""
+    modules: dict[str, nn.Module] = {
+        "GELU": nn.GELU(),
+        "GELU-tanh": nn.GELU(approximate="tanh"),
+        "ReLU": nn.ReLU(),
+        "SiLU": nn.SiLU(),
+    }
+    return modules[kind]
+
+
+class Norm(nn.Module):
+    """Normalise [B, C, H, W], with or without an affine over channels.
+
+    ``GN`` takes one mean and variance a sample over C, H and W (GroupNorm with one group), ``LN2d`` one a
+    pixel over C. Both use the biased variance.
+    """
+
+    def __init__(self, kind: NormKind, channels: int, eps: float, *, affine: bool) -> None:
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        if self.kind == "GN" and self.weight is None:
+            # the same numbers as group_norm, which the exporter would follow by a product with ones
+            return F.instance_norm(x.flatten(1).unsqueeze(1), eps=self.eps).view_as(x)
+        if self.kind == "GN":
+            return F.group_norm(x, 1, self.weight, self.bias, self.eps)
+        tokens = F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],), self.weight, self.bias, self.eps)
+        return tokens.permute(0, 3, 1, 2)
+
+
+class NormThenScale(nn.Module):
+    """A norm whose affine stands apart, as one BatchNormalization of mean 0 and variance 1.
+
+    The same numbers as ``Norm(affine=True)``; ONNX Runtime runs one node instead of Mul and Add
+    (``benchmarks/riformer_forms.py``).
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, kind: NormKind, channels: int, eps: float) -> None:
+        super().__init__()
+        self.norm = Norm(kind, channels, eps, affine=False)
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("mean", torch.zeros(channels), persistent=False)
+        self.register_buffer("variance", torch.full((channels,), 1 - _BATCHNORM_EPS), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        return F.batch_norm(
+            self.norm(x), self.mean, self.variance, self.weight, self.bias, training=False, eps=_BATCHNORM_EPS
+        )
+
+
+class ConvMlp(nn.Module):
+    """fc2(act(fc1(x))) in 1x1 convolutions on [B, C, H, W]."""
+
+    def __init__(self, channels: int, hidden: int, act: ActivationKind) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, hidden, 1)
+        self.act = activation(act)
+        self.fc2 = nn.Conv2d(hidden, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out

@@ -1,0 +1,56 @@
+"""From samples to statements: percentiles, and a ratio with the interval that the data allow."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.artefact import Latency, Ratio
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+
+
+def latency(name: str, model: str, sha256: str, samples_ms: NDArray[np.float64]) -> Latency:
+    """Percentiles of one subject's samples, in milliseconds."""
+    p50, p95, p99 = np.percentile(samples_ms, [50, 95, 99])
+    return Latency(
+        name=name,
+        model=model,
+        sha256=sha256,
+        p50_ms=_rounded(p50),
+        p95_ms=_rounded(p95),
+        p99_ms=_rounded(p99),
+        min_ms=_rounded(samples_ms.min()),
+        samples_ms=tuple(_rounded(sample) for sample in samples_ms),
+    )
+
+
+def ratio(
+    subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: NDArray[np.float64], seed: int
+) -> Ratio:
+    """Median over rounds of other / subject, with a percentile bootstrap interval over the rounds.
+
+    The two samples of a round stand beside each other in time, so a slow moment of the machine hits both
+    and leaves their ratio nearly alone.
+    """
+    ratios = other_ms / subject_ms
+    random = np.random.default_rng(seed)
+    medians = np.median(ratios[random.integers(0, len(ratios), (RESAMPLES, len(ratios)))], axis=1)
+    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    p10, p90 = np.percentile(ratios, [10, 90])
+    return Ratio(
+        subject=subject,
+        other=other,
+        median=_rounded(np.median(ratios)),
+        low=_rounded(low),
+        high=_rounded(high),
+        confidence=CONFIDENCE,
+        p10=_rounded(p10),
+        p90=_rounded(p90),
+        verdict="faster" if low > 1 else "slower" if high < 1 else "no difference shown",
+    )
+
+
+def _rounded(value: np.floating | float) -> float:
+    return round(float(value), 6)

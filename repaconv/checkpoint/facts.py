@@ -1,0 +1,70 @@
+"""What names and shapes prove, and what no healthy checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from repaconv.errors import Refused
+
+
+def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Refuse weights that no training leaves behind on purpose.
+
+    Raises:
+        Refused: ``checkpoint.not-finite`` for NaN or infinity; ``checkpoint.negative-variance`` for a
+            BatchNorm variance below zero. Both name the tensor as the file does.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise Refused(
+                f"{names.get(name, name)} has {bad} values that are NaN or infinite (of {tensor.numel()}).",
+                hint="The training diverged or the file is damaged; take an earlier checkpoint.",
+                code="checkpoint.not-finite",
+            )
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise Refused(
+                f"{names.get(name, name)} has negative values, which a variance cannot have.",
+                hint="The file is damaged; take an earlier checkpoint.",
+                code="checkpoint.negative-variance",
+            )
+
+
+def require_exact(
+    expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], names: Mapping[str, str]
+) -> None:
+    """Hold the weights against the shapes of the module that they are for: all, no more, none misshaped.
+
+    Raises:
+        Refused: ``checkpoint.missing-keys``, ``.unexpected-keys``, ``.shape`` or ``.dtype``.
+    """
+    _none_of("checkpoint.missing-keys", "lacks", expected.keys() - tensors.keys(), "The file is only part of a net.")
+    _none_of(
+        "checkpoint.unexpected-keys",
+        "has keys that no part of this net takes:",
+        [names.get(name, name) for name in tensors.keys() - expected.keys()],
+        "Folding only a part would be wrong; if they are no weights of the net, save without them.",
+    )
+    for name, shape in expected.items():
+        found = tensors[name]
+        if tuple(found.shape) != tuple(shape):
+            raise Refused(
+                f"{names.get(name, name)} has shape {list(found.shape)} where the other weights need {list(shape)}.",
+                hint="The file mixes two nets, or it was changed after training.",
+                code="checkpoint.shape",
+            )
+        if not found.is_floating_point():
+            raise Refused(
+                f"{names.get(name, name)} holds {found.dtype}, not floating point numbers.",
+                hint="Fold the float checkpoint and quantise afterwards.",
+                code="checkpoint.dtype",
+            )
+
+
+def _none_of(code: str, verb: str, keys: Iterable[str], hint: str) -> None:
+    if listed := sorted(keys):
+        more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+        raise Refused(f"the checkpoint {verb} {', '.join(listed[:3])}{more}.", hint=hint, code=code)

@@ -1,0 +1,276 @@
+"""Pickles read as data: tensors and plain containers are built, every other global stays an inert stand-in.
+
+A pickle is a program. Here its opcodes may call only what ``find_class`` hands out, and that is never the
+real thing: rebuilding a tensor is our own code over a memory map, and a class or function of any other
+name becomes a `Placeholder` subclass that stores what it is given and does nothing. A name that can only
+be there to run code refuses the file at once, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from repaconv.errors import Refused
+
+# Names whose only use in a checkpoint is to run something. Nothing would run here in any case; such a file
+# is refused because it must not travel further either.
+RUNS_CODE_MODULES = frozenset(
+    """os nt posix ntpath posixpath subprocess sys shutil socket pty pdb bdb runpy importlib imp pip pkgutil
+    ctypes _ctypes multiprocessing asyncio threading _thread signal code codeop commands popen2 webbrowser
+    timeit trace profile cProfile pydoc marshal dill cloudpickle joblib urllib http requests
+    httpx aiohttp ftplib telnetlib smtplib ssl tempfile zipimport atexit gc site venv ensurepip setuptools
+    distutils""".split()
+)
+RUNS_CODE_NAMES = frozenset(
+    [
+        *(
+            f"builtins.{name}"
+            for name in "eval exec execfile compile open input apply breakpoint __import__ globals vars".split()
+        ),
+        "pickle.load",
+        "pickle.loads",
+        "_pickle.load",
+        "_pickle.loads",
+        "pickle.Unpickler",
+        "torch.load",
+        "torch.hub.load",
+        "torch.jit.load",
+        "torch.package.PackageImporter",
+        "torch.storage._load_from_bytes",
+        "torch._dynamo.guards.GuardBuilder.get",
+        "torch.utils.cpp_extension.load",
+        "torch.utils.cpp_extension.load_inline",
+        "torch.utils.collect_env.run",
+        "torch.fx._symbolic_trace.Tracer",
+        "torch.fx.graph_module._deserialize_graph_module",
+        "torch.fx.graph_module.reduce_graph_module",
+        "torch.fx.graph_module._forward_from_src",
+        "numpy.load",
+        "numpy.testing._private.utils.runstring",
+        "operator.attrgetter",
+        "operator.methodcaller",
+        "types.FunctionType",
+        "types.CodeType",
+    ]
+)
+
+_DTYPES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "UntypedStorage": torch.uint8,
+}
+
+StorageBytes = Callable[[str, torch.dtype, int], Tensor]
+"""Gives a storage's elements: (key, dtype, number) -> [number]."""
+
+PersistentLoad = Callable[[Any], object]
+"""Gives the object that a pickle only names."""
+
+
+class Placeholder:
+    """Inert stand-in for a global outside the allow-list; keeps arguments and state as data."""
+
+    qualified_name = ""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        """Store what a constructor or function would have been called with."""
+        self.args = args
+        self.state: object = kwargs or None
+
+    def __setstate__(self, state: object) -> None:
+        """Store what the object would have restored itself from."""
+        self.state = state
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Let a dict-like object be filled, into nothing."""
+
+    def append(self, value: object) -> None:
+        """Let a list-like object be filled, into nothing."""
+
+    def extend(self, values: object) -> None:
+        """Let a list-like object be filled, into nothing."""
+
+    def add(self, value: object) -> None:
+        """Let a set-like object be filled, into nothing."""
+
+
+class _Sealed:
+    """What the allow-list hands out cannot be altered by the pickle's BUILD opcode."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("the pickle tries to alter a function of the reader")
+
+
+class StorageKind(_Sealed):
+    """A storage class of torch, of which only the dtype matters."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Remember the dtype."""
+        self.dtype = dtype
+
+
+class _Rebuild(_Sealed):
+    __slots__ = ("_build",)
+
+    def __init__(self, build: Callable[..., object]) -> None:
+        self._build = build
+
+    def __call__(self, *args: object) -> object:
+        return self._build(*args)
+
+
+@dataclass(frozen=True)
+class Unpickled:
+    """A pickle's object as data, and the globals in it that became placeholders."""
+
+    value: Any
+    placeholders: tuple[str, ...]
+
+
+class StorageIds:
+    """Resolves the persistent ids ``('storage', type, key, location, elements)`` of torch.save.
+
+    Attributes:
+        described: dtype and number of elements of every storage that was asked for, by key.
+    """
+
+    def __init__(self, storage_bytes: StorageBytes) -> None:
+        """Take the elements from ``storage_bytes``, once a storage."""
+        self._storage_bytes = storage_bytes
+        self._flat: dict[str, Tensor] = {}
+        self.described: dict[str, tuple[torch.dtype, int]] = {}
+
+    def __call__(self, pid: Any) -> object:
+        """The storage as a flat tensor."""
+        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
+            raise pickle.UnpicklingError(f"unknown persistent id {pid!r}")
+        _, kind, key, _location, elements = pid[:5]
+        if not isinstance(kind, StorageKind) or not isinstance(elements, int) or elements < 0:
+            raise pickle.UnpicklingError("a storage of an unknown type or size")
+        key = str(key)
+        if key not in self._flat:
+            self._flat[key] = self._storage_bytes(key, kind.dtype, elements)
+            self.described[key] = (kind.dtype, elements)
+        return self._flat[key]
+
+
+def no_ids(pid: Any) -> object:
+    """For pickles that name nothing outside themselves."""
+    raise pickle.UnpicklingError(f"unexpected persistent id {pid!r}")
+
+
+def unpickle(stream: IO[bytes], persistent_load: PersistentLoad = no_ids) -> Unpickled:
+    """Read one pickle as data, leaving the stream behind its end.
+
+    Raises:
+        Refused: ``checkpoint.unsafe-global`` for a name that can run code; ``checkpoint.corrupt`` for a
+            stream that is not a pickle, ends early, or describes tensors beyond their storage.
+    """
+    reader = _DataUnpickler(stream, persistent_load)
+    try:
+        value = reader.load()
+    except Refused:
+        raise
+    except Exception as error:  # a hostile or broken pickle can raise anything
+        raise Refused(
+            f"the pickle in the file is corrupt ({type(error).__name__}: {error}).",
+            hint="Download or save the checkpoint again.",
+            code="checkpoint.corrupt",
+        ) from error
+    return Unpickled(value, tuple(reader.types))
+
+
+class _DataUnpickler(pickle.Unpickler):
+    def __init__(self, stream: IO[bytes], persistent_load: PersistentLoad) -> None:
+        super().__init__(stream, encoding="utf-8")
+        self._persistent_load = persistent_load
+        self.types: dict[str, type[Placeholder]] = {}
+
+    def persistent_load(self, pid: Any) -> object:
+        return self._persistent_load(pid)
+
+    def find_class(self, module: str, name: str) -> object:
+        module = "builtins" if module == "__builtin__" else module  # as Python 2 and protocol 2 call it
+        full = f"{module}.{name}"
+        if module.partition(".")[0] in RUNS_CODE_MODULES or full in RUNS_CODE_NAMES:
+            raise Refused(
+                f"the file asks for {full}, which can run code; nothing of it was run.",
+                hint="Load this file with no other tool either. Ask its author for a state dict, best as "
+                ".safetensors.",
+                code="checkpoint.unsafe-global",
+            )
+        if full in _ALLOWED:
+            return _ALLOWED[full]
+        if module in ("torch", "torch.cuda", "torch.storage") and name in _DTYPES:
+            return StorageKind(_DTYPES[name])
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if full not in self.types:
+            self.types[full] = type(name.replace(".", "_"), (Placeholder,), {"qualified_name": full})
+        return self.types[full]
+
+
+def strided(flat: Tensor, offset: int, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A view of a flat storage, refused where it would reach beyond it."""
+    shape, stride = tuple(shape), tuple(stride)
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    empty = 0 in shape
+    if offset < 0 or min((*shape, *stride), default=0) < 0 or (not empty and last >= flat.numel()):
+        raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} reaches beyond its storage")
+    # as_strided counts from the storage's begin, and a mapped storage is the whole file
+    return flat.new_empty(shape) if empty else flat.as_strided(shape, stride, flat.storage_offset() + offset)
+
+
+def _flat(storage: object) -> Tensor:
+    if not isinstance(storage, Tensor) or storage.ndim != 1:
+        raise pickle.UnpicklingError("a tensor without a storage")
+    return storage
+
+
+def _rebuild_tensor(storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *_: object) -> Tensor:
+    return strided(_flat(storage), offset, shape, stride)
+
+
+def _rebuild_tensor_v3(
+    storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *rest: Any
+) -> Tensor:
+    _requires_grad, _hooks, dtype = rest[:3]
+    return strided(_flat(storage).view(dtype), offset, shape, stride)
+
+
+def _rebuild_parameter(data: object, *_: object) -> object:
+    return data
+
+
+_ALLOWED: dict[str, object] = {
+    "collections.OrderedDict": OrderedDict,
+    "builtins.set": set,
+    "builtins.frozenset": frozenset,
+    "builtins.complex": complex,
+    "builtins.bytearray": bytearray,
+    "torch.Size": tuple,
+    "torch._utils._rebuild_tensor": _Rebuild(_rebuild_tensor),
+    "torch._utils._rebuild_tensor_v2": _Rebuild(_rebuild_tensor),
+    "torch._utils._rebuild_tensor_v3": _Rebuild(_rebuild_tensor_v3),
+    "torch._utils._rebuild_parameter": _Rebuild(_rebuild_parameter),
+    "torch._utils._rebuild_parameter_with_state": _Rebuild(_rebuild_parameter),
+}

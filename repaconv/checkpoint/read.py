@@ -1,0 +1,205 @@
+"""A checkpoint as a value: which weights were taken, under which names, and what else the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from repaconv.artefact import Origin, WeightSet, sha256_of
+from repaconv.checkpoint.containers import open_container
+from repaconv.checkpoint.pickles import Placeholder
+from repaconv.errors import Refused
+
+# Where trainers keep the weights that their own evaluation uses, first found first taken.
+USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights", "params", ".")
+# Where they keep a moving average beside them.
+AVERAGES = ("ema_state_dict", "state_dict_ema", "model_ema", "ema", "ema_model", "model_ema_state_dict")
+# Wrappers that put themselves into every name: DistributedDataParallel and averaging, torch.compile.
+WRAPPERS = ("module", "_orig_mod")
+# Holders that only prefix all names alike, as Lightning modules and trainers do.
+HOLDERS = ("model", "net", "student", "ema_model")
+# Counters of moving averages that stand among the weights.
+COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One set of weights of a file, memory-mapped.
+
+    Attributes:
+        path: The file.
+        origin: Its hash, container, and which weights were taken why.
+        sets: All sets of weights in it.
+        placeholders: Globals of the pickle that were not built.
+        tensors: Weights by name, wrappers' prefixes stripped; any dtype, as stored.
+        names: Those names to the names in the file.
+        record: What else the file says (epoch, args, meta), as plain values.
+    """
+
+    path: Path
+    origin: Origin
+    sets: tuple[WeightSet, ...]
+    placeholders: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    record: Mapping[str, Any]
+
+    def with_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Checkpoint:
+        """The same file under other names."""
+        return replace(self, tensors=tensors, names=names)
+
+
+def read_checkpoint(path: str | Path, weights: str | None = None) -> Checkpoint:
+    """Read a checkpoint without running anything in it.
+
+    Args:
+        path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
+        weights: Dotted place of the set to take, e.g. ``model_ema``; by rule when None.
+
+    Raises:
+        Refused: If the file is unsafe, broken, holds no weights, or several with no rule between them.
+    """
+    path = Path(path)
+    contents = open_container(path)
+    sets = dict(_weight_sets(contents.value))
+    place, reason = _choose(path, sets, weights, contents.placeholders)
+    tensors = _only_tensors(path, place, sets[place])
+    names, stripped = _strip_wrappers(list(tensors))
+    return Checkpoint(
+        path=path,
+        origin=Origin(
+            path=str(path.resolve()),
+            sha256=sha256_of(path),
+            bytes=path.stat().st_size,
+            container=contents.container,
+            weights=place,
+            weights_reason=reason,
+            stripped=stripped,
+        ),
+        sets=tuple(_describe(name, found) for name, found in sets.items()),
+        placeholders=contents.placeholders,
+        tensors={short: tensors[full] for short, full in names.items()},
+        names=names,
+        record=_record(contents.value, set(sets)),
+    )
+
+
+def _describe(place: str, found: Mapping[str, Any]) -> WeightSet:
+    tensors = [value for value in found.values() if isinstance(value, Tensor)]
+    return WeightSet(path=place, tensors=len(tensors), parameters=sum(tensor.numel() for tensor in tensors))
+
+
+def _weight_sets(value: Any, place: str = ".", depth: int = 3) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Mappings of names mostly to tensors, with their dotted places; an optimizer's state is not one."""
+    if not isinstance(value, Mapping) or depth == 0:
+        return
+    entries = {key: entry for key, entry in value.items() if key != "__metadata__"}
+    tensors = sum(isinstance(entry, Tensor) for entry in entries.values())
+    if tensors and 2 * tensors >= len(entries) and all(isinstance(key, str) for key in entries):
+        yield place, entries
+        return
+    for key, entry in entries.items():
+        if isinstance(key, str) and not any(word in key for word in ("optim", "sched", "scaler", "message_hub")):
+            yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1)
+
+
+def _choose(
+    path: Path, sets: Mapping[str, Any], wanted: str | None, placeholders: tuple[str, ...]
+) -> tuple[str, str]:
+    known = ", ".join(sets)
+    if wanted is not None:
+        if wanted not in sets:
+            raise Refused(
+                f"{path} holds no weights called {wanted!r}.",
+                hint=f"It holds: {known or 'none'}.",
+                code="checkpoint.weights",
+            )
+        return wanted, "asked for with --weights"
+    if not sets:
+        whole = f"; it holds {', '.join(placeholders[:3])}, which need their code" if placeholders else ""
+        raise Refused(
+            f"{path} holds no weights{whole}.",
+            hint="Save the trained module's state_dict() with torch.save or safetensors.",
+            code="checkpoint.no-weights",
+        )
+    averages = [place for place in sets if place.partition(".")[0] in AVERAGES]
+    for usual in USUAL:
+        for place in sets:
+            if place == usual or place.startswith(f"{usual}."):
+                return place, _why(place, averages)
+    if len(sets) == 1:
+        return known, "the only weights in the file"
+    raise Refused(
+        f"{path} holds several sets of weights and none under a usual name: {known}.",
+        hint="Choose one with --weights NAME.",
+        code="checkpoint.ambiguous",
+    )
+
+
+def _why(place: str, averages: list[str]) -> str:
+    if "ema_state_dict" in averages:
+        return f"{place} is the moving average already: mmengine swaps on saving, ema_state_dict is the raw set"
+    if averages:
+        return f"{place} by rule; the moving average beside it is --weights {averages[0]}"
+    return "the usual place" if place != "." else "the file is a bare state dict"
+
+
+def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Drop plain scalars; refuse weights that only foreign code could build."""
+    for name, value in found.items():
+        if isinstance(value, Placeholder) or isinstance(value, type):
+            what = getattr(value, "qualified_name", "") or "a class"
+            raise Refused(
+                f"{path}: {place}[{name!r}] is not a tensor but needs {what}, which is not run.",
+                hint="Save the weights as plain tensors, best as .safetensors.",
+                code="checkpoint.global-in-weights",
+            )
+    return {name: value for name, value in found.items() if isinstance(value, Tensor) and not _is_counter(name)}
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] in COUNTERS and name.count(".") <= 1
+
+
+def _strip_wrappers(names: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Short name -> name in the file, and the prefixes that went."""
+    stripped: list[str] = []
+    shorts = []
+    for name in names:
+        segments = name.split(".")
+        stripped += [segment for segment in segments if segment in WRAPPERS]
+        shorts.append([segment for segment in segments if segment not in WRAPPERS])
+    while shorts and all(len(short) > 1 and short[0] == shorts[0][0] for short in shorts) and shorts[0][0] in HOLDERS:
+        stripped.append(shorts[0][0])
+        shorts = [short[1:] for short in shorts]
+    result = {".".join(short): name for short, name in zip(shorts, names, strict=True)}
+    if len(result) < len(names):  # two names became one: the wrappers' words are this net's own
+        return {name: name for name in names}, ()
+    return result, tuple(dict.fromkeys(stripped))
+
+
+def _record(value: Any, taken: set[str]) -> dict[str, Any]:
+    """Everything small beside the weights, as plain values; what is neither plain nor a Namespace goes."""
+    if not isinstance(value, Mapping) or "." in taken:
+        return {"__metadata__": plain(value["__metadata__"])} if "__metadata__" in value else {}
+    places = {place.partition(".")[0] for place in taken}
+    return {str(key): plain(entry) for key, entry in value.items() if key not in places and "optim" not in str(key)}
+
+
+def plain(value: Any, depth: int = 6) -> Any:
+    """Numbers, strings and containers of them; an argparse.Namespace as a dict; None for the rest."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if depth == 0:
+        return None
+    if isinstance(value, Placeholder) and value.qualified_name == "argparse.Namespace":
+        return plain(value.state, depth)
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry, depth - 1) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry, depth - 1) for entry in value]
+    return None

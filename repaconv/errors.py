@@ -1,0 +1,51 @@
+"""What can go wrong: a sentence, what to do about it, a stable code and the exit code of the command."""
+
+from __future__ import annotations
+
+
+class RepaconvError(Exception):
+    """Base of every error that a user is meant to read.
+
+    Args:
+        message: One sentence that says what is wrong and where.
+        hint: What to do about it.
+        code: Stable, dotted name that scripts may match, e.g. ``checkpoint.truncated``.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", code: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+
+class GateFailed(RepaconvError):
+    """A proof or a measurement did not meet its bound (exit 1)."""
+
+    exit_code = 1
+
+
+class UsageProblem(RepaconvError):
+    """The command or the configuration does not make sense (exit 2)."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(RepaconvError):
+    """This machine lacks something: a runtime, a target, disk space (exit 3)."""
+
+    exit_code = 3
+
+
+class Refused(RepaconvError):
+    """The input is unsafe, corrupt, ambiguous or not foldable (exit 4)."""
+
+    exit_code = 4
+
+
+class Inconclusive(RepaconvError):
+    """The measurement does not allow a verdict (exit 5)."""
+
+    exit_code = 5

@@ -1,0 +1,136 @@
+"""torch to ONNX: one graph with named input and output, free of anything that differs from run to run."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from repaconv.errors import Refused
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+# protobuf's limit for one message; larger weights need external data.
+ONE_FILE_BYTES = 2 * 1024**3
+
+
+def to_onnx(
+    module: nn.Module,
+    shape: tuple[int, int, int],
+    *,
+    output: str,
+    opset: int,
+    batch: int | None,
+    free_size: bool,
+) -> onnx.ModelProto:
+    """Export a module that maps [B, C, H, W] to [B, K], with torch's dynamo exporter.
+
+    Args:
+        module: In eval mode, float32.
+        shape: One image, [C, H, W]. With ``free_size`` H and W are only an example.
+        output: Name of the output; the input is called ``input``.
+        batch: None leaves it free, under the name ``batch``; a number fixes it.
+        free_size: Leave ``height`` and ``width`` free.
+
+    Raises:
+        Refused: If the graph with its weights does not fit into one ONNX file (2 GiB).
+    """
+    import torch
+
+    size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    if size >= ONE_FILE_BYTES:
+        raise Refused(
+            f"the weights take {size / 1024**3:.1f} GiB, one ONNX file holds 2 GiB.",
+            hint="External data is not written yet; export a smaller network.",
+            code="export.too-large",
+        )
+    free = {0: "batch"} if batch is None else {}
+    if free_size:
+        free |= {2: "height", 3: "width"}
+    # A free dimension that is 1 in the example would be taken for a constant.
+    example = torch.zeros(2 if batch is None else batch, *shape)
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            opset_version=opset,
+            input_names=["input"],
+            output_names=[output],
+            dynamic_shapes=(free,) if free else None,
+            verbose=False,
+        )
+    assert program is not None
+    model: onnx.ModelProto = program.model_proto
+    return _without_traces(model)
+
+
+def add_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:
+    """Write string pairs into the file's ``metadata_props``, in place, sorted."""
+    import onnx
+
+    onnx.helper.set_model_props(model, dict(sorted(entries.items())))
+
+
+def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Name nodes after their modules; drop stack traces, which hold paths and differ by machine."""
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{_module_of(node)}/{node.op_type}_{number}".lstrip("/")
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
+    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
+        del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    model.ClearField("doc_string")
+    return model
+
+
+def _module_of(node: onnx.NodeProto) -> str:
+    """The innermost module of the exporter's scopes, e.g. ``network.0.0.norm1``; the last scope is the call."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key.endswith("name_scopes")), "[]")
+    return str((ast.literal_eval(scopes)[:-1] or [""])[-1])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of packages that it would like to have; nothing of that is the user's."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def operators_of(model: onnx.ModelProto) -> dict[str, int]:
+    """How many nodes of each operator the graph has."""
+    counts: dict[str, int] = {}
+    for node in model.graph.node:
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def check(model: Any) -> None:
+    """Hold the graph against the ONNX specification, shapes included.
+
+    Raises:
+        Refused: With the checker's first sentence.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:
+        raise Refused(
+            f"the exported graph is not valid ONNX: {str(error).splitlines()[0]}.",
+            hint="This is a defect of repaconv or of the exporter; please report it with the network's config.",
+            code="export.invalid",
+        ) from error

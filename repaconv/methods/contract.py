@@ -1,0 +1,72 @@
+"""What a method is: the page of one paper, in six functions. Third parties implement `Method` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from repaconv.artefact import Fact, FoldStep, Preprocessing
+from repaconv.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Detection:
+    """That a checkpoint is of a method, in which form, and the keys that prove it."""
+
+    form: Literal["training", "deploy"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingForm:
+    """A checkpoint understood: the network as trained.
+
+    Attributes:
+        config: Of the backbone.
+        tensors: The weights by the backbone's official key names, as stored and memory-mapped.
+        names: Those names to the names in the file.
+        facts: Every value that was used, with its source.
+        deployed: Whether the file is in the paper's deploy form already.
+    """
+
+    config: Any
+    tensors: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    facts: tuple[Fact, ...]
+    preprocessing: Preprocessing
+    deployed: bool
+
+
+@dataclass(frozen=True)
+class FoldedPart:
+    """Some modules of the deploy form: float64 tensors by name, and a row of the certificate if folded."""
+
+    tensors: Mapping[str, Tensor]
+    step: FoldStep | None = None
+
+
+class Method(Protocol):
+    """One paper's way from the training form to the deploy form."""
+
+    name: str
+    paper: str
+    backbone: str
+    archs: tuple[str, ...]
+
+    def detect(self, checkpoint: Checkpoint) -> Detection | None:
+        """Say whether the keys are of this method, without judging the rest; None when not."""
+
+    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingForm:
+        """Understand it whole or refuse it; ``settings`` are the user's ``--set`` values."""
+
+    def training(self, form: TrainingForm) -> nn.Module:
+        """The network as trained, in eval mode, whose state dict is ``form.tensors``; weights not yet set."""
+
+    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
+        """The deploy form's tensors, part by part, so that the whole is never held in float64."""
+
+    def example(self, arch: str, seed: int) -> dict[str, Tensor]:
+        """A training-form state dict with seeded, non-trivial weights under official key names."""

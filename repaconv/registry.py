@@ -1,0 +1,67 @@
+"""Plug-ins by entry point: methods, backbones, engines, targets. Ours are registered the same way."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
+
+from repaconv.errors import EnvironmentProblem, UsageProblem
+
+METHODS = "repaconv.methods"
+BACKBONES = "repaconv.backbones"
+ENGINES = "repaconv.engines"
+TARGETS = "repaconv.targets"
+GROUPS = (METHODS, BACKBONES, ENGINES, TARGETS)
+
+
+class PluginRow(NamedTuple):
+    """One registered plug-in as ``doctor`` shows it; ``problem`` is empty when it loads."""
+
+    group: str
+    name: str
+    value: str
+    problem: str
+
+
+def registered(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name, sorted, none of them loaded."""
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+
+
+def load(group: str, name: str) -> Any:
+    """Load one plug-in.
+
+    Raises:
+        UsageProblem: If nothing of that name is registered.
+        EnvironmentProblem: If it is registered but cannot be imported.
+    """
+    points = registered(group)
+    kind = group.rpartition(".")[2].rstrip("s")
+    if name not in points:
+        raise UsageProblem(
+            f"there is no {kind} called {name!r}.",
+            hint=f"Known: {', '.join(points) or 'none, so repaconv itself is not installed here'}.",
+            code=f"{kind}.unknown",
+        )
+    try:
+        return points[name].load()
+    except Exception as error:
+        raise EnvironmentProblem(
+            f"the {kind} {name!r} ({points[name].value}) cannot be loaded: {error}.",
+            hint="`repaconv doctor` lists all plug-ins; update or remove the package that brings this one.",
+            code=f"{kind}.broken",
+        ) from error
+
+
+def rows() -> list[PluginRow]:
+    """Try every plug-in of every group; a broken one is a row, never a crash."""
+    found = []
+    for group in GROUPS:
+        for name, point in registered(group).items():
+            try:
+                load(group, name)
+                problem = ""
+            except EnvironmentProblem as error:
+                problem = error.message
+            found.append(PluginRow(group, name, point.value, problem))
+    return found

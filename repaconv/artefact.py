@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from repaconv.errors import EnvironmentProblem, Refused
 
@@ -136,18 +136,26 @@ class Link(Record):
 
 
 class Artefact(Record):
-    """What all stages share. ``unverified`` names the failed or missing proofs that were overridden."""
+    """What all stages share.
+
+    ``unverified`` names the failed proofs that were overridden. ``took`` and ``wrote`` are the files of this
+    call; they are told to the caller and not stored.
+    """
 
     schema_version: int = SCHEMA_VERSION
     stage: str
     made_by: dict[str, str]
     verdict: Verdict
     unverified: tuple[str, ...] = ()
+    took: tuple[str, ...] = Field(default=(), exclude=True)
+    wrote: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 class Inspection(Record):
-    """What a checkpoint holds; the result of ``inspect``."""
+    """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded."""
 
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "inspect"
     origin: Origin
     sets: tuple[WeightSet, ...]
     placeholders: tuple[str, ...]
@@ -156,7 +164,7 @@ class Inspection(Record):
     reason: str
     backbone: str | None = None
     facts: tuple[Fact, ...] = ()
-    missing: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     training: Cost | None = None
     deploy: Cost | None = None
 
@@ -185,7 +193,7 @@ class FoldArtefact(Artefact):
 
 
 class VerifyArtefact(Artefact):
-    """The links that were run over one set of inputs."""
+    """The links that were run over one set of inputs; ``for_scale`` is measured and not judged."""
 
     stage: str = "verify"
     policy: str
@@ -193,6 +201,7 @@ class VerifyArtefact(Artefact):
     input_shape: tuple[int, ...]
     model_sha256: str
     links: tuple[Link, ...]
+    for_scale: dict[str, Metrics]
 
 
 class ExportArtefact(Artefact):
@@ -256,6 +265,7 @@ class BenchArtefact(Artefact):
     latencies: tuple[Latency, ...]
     ratio: Ratio | None
     agreement: Link | None
+    note: str = ""
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -277,8 +287,9 @@ def sha256_of(path: Path) -> str:
 
 
 def payload_of(path: Path, folder: Path) -> Payload:
-    """Describe a file that lies in the artefact's folder."""
-    return Payload(path=path.relative_to(folder).as_posix(), sha256=sha256_of(path), bytes=path.stat().st_size)
+    """Describe a file as seen from the artefact's folder."""
+    relative = Path(os.path.relpath(path, folder)).as_posix()
+    return Payload(path=relative, sha256=sha256_of(path), bytes=path.stat().st_size)
 
 
 def write_with(path: Path, writer: Callable[[Path], None]) -> None:

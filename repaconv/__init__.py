@@ -1,0 +1,27 @@
+"""repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
+
+``inspect``, ``fold``, ``verify``, ``export`` and ``bench`` are the commands of the same names; they take
+the same arguments and return the artefacts that the commands write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repaconv.pipeline import bench as bench
+    from repaconv.pipeline import export as export
+    from repaconv.pipeline import fold as fold
+    from repaconv.pipeline import inspect as inspect
+    from repaconv.pipeline import verify as verify
+
+__all__ = ["bench", "export", "fold", "inspect", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a stage when it is first asked for, so that `import repaconv` stays quick."""
+    if name in __all__:
+        from repaconv import pipeline
+
+        return getattr(pipeline, name)
+    raise AttributeError(f"module 'repaconv' has no attribute {name!r}")

@@ -1,0 +1,10 @@
+"""The stages, one file each, and the only place that knows their order. Rooms meet here.
+
+Every stage returns its artefact and says nothing; ``progress`` is told how far a long one is.
+"""
+
+from repaconv.pipeline.exporting import export as export
+from repaconv.pipeline.folding import fold as fold
+from repaconv.pipeline.inspection import inspect as inspect
+from repaconv.pipeline.measuring import bench as bench
+from repaconv.pipeline.verification import verify as verify

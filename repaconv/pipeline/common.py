@@ -1,0 +1,126 @@
+"""What several stages need: progress, the method of a checkpoint, the two forms of a run, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from repaconv import registry, runs
+from repaconv.artefact import Artefact, FoldArtefact
+from repaconv.errors import Refused
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from repaconv.checkpoint import Checkpoint
+    from repaconv.methods.contract import Detection, Method, TrainingForm
+    from repaconv.targets import Target
+
+Progress = Callable[[str, int, int], None]
+"""Told (what, done, in all); 0 in all means that the end is not known."""
+
+DEPLOY, TRAINING = "deploy form", "training form"
+
+AnyArtefact = TypeVar("AnyArtefact", bound=Artefact)
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Progress for nobody."""
+
+
+def made_by(*packages: str) -> dict[str, str]:
+    """Versions of repaconv and of the packages whose work a stage's result depends on."""
+    return {package: version(package) for package in ("repaconv", *packages)}
+
+
+def with_files(artefact: AnyArtefact, took: Sequence[Path], wrote: Sequence[Path]) -> AnyArtefact:
+    """Tell the caller which files a stage took and wrote."""
+    return artefact.model_copy(update={"took": tuple(map(str, took)), "wrote": tuple(map(str, wrote))})
+
+
+def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detection]:
+    """The method asked for, or the one whose keys are there.
+
+    Raises:
+        Refused: If none is, or several are, or the one asked for is not.
+    """
+    names = list(registry.registered(registry.METHODS)) if wanted == "auto" else [wanted]
+    found: list[tuple[Method, Detection]] = []
+    for name in names:
+        method: Method = registry.load(registry.METHODS, name)
+        if (detection := method.detect(checkpoint)) is not None:
+            found.append((method, detection))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refused(
+            f"{checkpoint.path} has keys of several methods: {', '.join(m.name for m, _ in found)}.",
+            hint="Choose one with --method.",
+            code="method.ambiguous",
+        )
+    raise Refused(
+        f"{checkpoint.path} has no keys of {wanted if wanted != 'auto' else 'any method that is known here'}.",
+        hint=f"Known methods: {', '.join(registry.registered(registry.METHODS))}. See `repaconv inspect`.",
+        code="method.mismatch",
+    )
+
+
+def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Method, TrainingForm, Path]:
+    """Read the run's checkpoint again, exactly as `fold` did.
+
+    Raises:
+        Refused: If it is gone or has changed.
+    """
+    from repaconv.checkpoint import read_checkpoint
+
+    path = Path(checkpoint) if checkpoint else Path(folded.origin.path)
+    if not path.is_file():
+        raise Refused(
+            f"the run's checkpoint {path} is not there.",
+            hint="Say where it is now with --checkpoint.",
+            code="checkpoint.missing",
+        )
+    found = read_checkpoint(path, folded.origin.weights)
+    if found.origin.sha256 != folded.origin.sha256:
+        raise Refused(
+            f"{path} is not the checkpoint that was folded: its hash is another.",
+            hint="Fold it again.",
+            code="checkpoint.changed",
+        )
+    method: Method = registry.load(registry.METHODS, folded.method)
+    return method, method.read(found, folded.settings), path
+
+
+def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:
+    """The folded model's weights, if they are still those that were written."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = load_file(run.payload(folded.payload))
+    return tensors
+
+
+def run_onnx(model: Path | bytes, images: NDArray[np.float32], at_once: int | None = None) -> NDArray[np.floating]:
+    """Images [N, C, H, W] through ONNX Runtime, ``at_once`` of them a call."""
+    import numpy as np
+
+    session = registry.load(registry.ENGINES, "onnxruntime").session(model, threads=1)
+    step = at_once or len(images)
+    outputs: NDArray[np.floating] = np.concatenate(
+        [session.run(images[start : start + step]) for start in range(0, len(images), step)]
+    )
+    return outputs
+
+
+def load_target(name: str) -> Target:
+    """A registered target by name, or the user's own by the path of its .toml."""
+    from repaconv.targets import Target, from_file
+
+    if name.endswith(".toml"):
+        return from_file(Path(name))
+    target: Any = registry.load(registry.TARGETS, name)
+    assert isinstance(target, Target)
+    return target

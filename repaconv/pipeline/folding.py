@@ -1,0 +1,104 @@
+"""fold: the checkpoint into its deploy form, with a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from repaconv import registry, runs
+from repaconv.artefact import FoldArtefact, TensorInfo, payload_of, write_artefact, write_with
+from repaconv.errors import GateFailed, Refused
+from repaconv.pipeline.common import Progress, choose_method, made_by, silent, with_files
+
+
+def fold(
+    checkpoint: str | Path,
+    *,
+    method: str = "auto",
+    settings: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    allow_deployed: bool = False,
+    progress: Progress = silent,
+) -> FoldArtefact:
+    """Fold a checkpoint into its deploy form and write ``model.safetensors`` and ``fold.json``.
+
+    Args:
+        checkpoint: The file.
+        method: Its method, or ``auto``.
+        settings: What the file does not tell, as ``name: value``.
+        weights: Which set of the file; by rule when None.
+        out: The run's folder; ``repaconv-out/<stem>`` when None.
+        force: Replace another checkpoint's run.
+        allow_deployed: Take a checkpoint that is in the paper's deploy form and fold what that leaves.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If the checkpoint cannot be folded whole.
+        GateFailed: If a fold is not exact; nothing is written then.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from repaconv.backbones.cost import cost_of
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.proof.parity import TOLERANCES
+
+    found = read_checkpoint(checkpoint, weights)
+    chosen, detection = choose_method(found, method)
+    if detection.form == "deploy" and not allow_deployed:
+        raise Refused(
+            f"{checkpoint} is in {chosen.name}'s deploy form already ({detection.reason}).",
+            hint="Fold the checkpoint as trained, or give --allow-deployed to fold what the official code leaves.",
+            code="method.deployed",
+        )
+    form = chosen.read(found, settings or {})
+    run = runs.prepare_run(Path(checkpoint), found.origin.sha256, Path(out) if out else None, force=force)
+
+    steps, tensors = [], {}
+    for part in chosen.fold(form):
+        tensors.update({name: value.to(torch.float32).contiguous() for name, value in part.tensors.items()})
+        if part.step:
+            steps.append(part.step)
+            progress("fold", len(steps), 0)
+    for step in steps:
+        if not step.max_rel_error <= TOLERANCES["fold"]:
+            raise GateFailed(
+                f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, "
+                f"more than {TOLERANCES['fold']:.0e}; nothing was written.",
+                hint="This is a defect of the method; please report it with `repaconv inspect`.",
+                code="fold.not-exact",
+            )
+
+    backbone = registry.load(registry.BACKBONES, chosen.backbone)
+    size = form.preprocessing.image_size
+    shape = (form.config.in_channels, size, size)
+    write_with(run.model, lambda path: save_file(tensors, path))
+    runs.clear_later_stages(run)
+    artefact = FoldArtefact(
+        made_by=made_by("torch", "safetensors"),
+        verdict="passed",
+        origin=found.origin,
+        method=chosen.name,
+        settings=dict(settings or {}),
+        backbone=chosen.backbone,
+        config=backbone.to_json(form.config),
+        form="default",
+        facts=form.facts,
+        preprocessing=form.preprocessing,
+        image_size=size,
+        any_image_size=backbone.any_image_size,
+        output="logits" if form.config.classes else "features",
+        tensors=tuple(
+            TensorInfo(name=name, shape=tuple(value.shape), dtype="float32") for name, value in sorted(tensors.items())
+        ),
+        training=cost_of(lambda: chosen.training(form), shape),
+        deploy=cost_of(lambda: backbone.deploy(form.config), shape),
+        tolerance=TOLERANCES["fold"],
+        certificate=tuple(steps),
+        payload=payload_of(run.model, run.folder),
+    )
+    write_artefact(run.fold_json, artefact)
+    runs.remember(run)
+    return with_files(artefact, [Path(checkpoint)], [run.model, run.fold_json])

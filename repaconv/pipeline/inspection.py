@@ -1,0 +1,46 @@
+"""inspect: what a checkpoint is, before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from repaconv import registry
+from repaconv.artefact import Inspection
+from repaconv.errors import Refused
+from repaconv.pipeline.common import choose_method
+
+
+def inspect(checkpoint: str | Path, *, weights: str | None = None, settings: Mapping[str, str] | None = None) -> Inspection:
+    """Say what a checkpoint holds, without running anything in it.
+
+    Raises:
+        Refused: If the file is unsafe, broken or holds no weights.
+    """
+    from repaconv.backbones.cost import cost_of
+    from repaconv.checkpoint import read_checkpoint
+
+    found = read_checkpoint(checkpoint, weights)
+    seen = Inspection(
+        origin=found.origin, sets=found.sets, placeholders=found.placeholders, method=None, form=None, reason=""
+    )
+    try:
+        method, detection = choose_method(found, "auto")
+    except Refused as error:
+        return seen.model_copy(update={"reason": error.message})
+    seen = seen.model_copy(
+        update={"method": method.name, "form": detection.form, "reason": detection.reason, "backbone": method.backbone}
+    )
+    try:
+        form = method.read(found, settings or {})
+    except Refused as error:
+        return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
+    backbone = registry.load(registry.BACKBONES, method.backbone)
+    shape = (form.config.in_channels, form.preprocessing.image_size, form.preprocessing.image_size)
+    return seen.model_copy(
+        update={
+            "facts": form.facts,
+            "training": cost_of(lambda: method.training(form), shape),
+            "deploy": cost_of(lambda: backbone.deploy(form.config), shape),
+        }
+    )

@@ -1,0 +1,287 @@
+"""bench: the ONNX model on this machine, and the training form or another model beside it, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import registry, runs
+from repaconv.artefact import (
+    BenchArtefact,
+    ExportArtefact,
+    FoldArtefact,
+    Link,
+    Record,
+    canonical_json,
+    read_artefact,
+    sha256_of,
+    write_artefact,
+    write_text,
+)
+from repaconv.errors import Refused, UsageProblem
+from repaconv.pipeline.common import (
+    DEPLOY,
+    TRAINING,
+    Progress,
+    load_target,
+    made_by,
+    silent,
+    training_form,
+    with_files,
+)
+from repaconv.pipeline.graphs import proved_graph, write_graph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.engines.ort import OrtSession
+
+
+class Subject(NamedTuple):
+    """One thing to measure: what it is called and its file."""
+
+    name: str
+    path: Path
+
+
+def bench(
+    model: str | Path | None = None,
+    *,
+    target: str = "x86-64",
+    against: str | Path | None = None,
+    threads: int | None = None,
+    batch: int | None = None,
+    image_size: int | None = None,
+    rounds: int | None = None,
+    seed: int = 0,
+    unverified: bool = False,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> BenchArtefact:
+    """Measure latency, interleaved with what it is compared to, and the interval of their ratio.
+
+    Args:
+        model: A run's folder or an .onnx file; the newest run when None.
+        target: Whose protocol is used.
+        against: Another .onnx file. Without it a run is compared to its own training form, exported alike.
+        threads: Of one inference; the target's when None.
+        batch: Images a call; the target's when None.
+        image_size: Of the images; the model's when None.
+        rounds: Measured rounds; the target's when None.
+        seed: Of the images, the order and the bootstrap.
+        unverified: Go on behind a failed verdict, and record it.
+        out: Where the result goes; ``bench/<target>.json`` of the run, nowhere for a bare .onnx.
+        progress: See `Progress`.
+
+    Raises:
+        UsageProblem: If there is nothing to measure or the sizes do not fit the model.
+    """
+    from repaconv.measure.fingerprint import fingerprint
+    from repaconv.measure.protocol import interleaved, pinned
+    from repaconv.measure.statistics import latency, ratio
+    from repaconv.proof.data import random_inputs
+    from repaconv.proof.parity import judge
+
+    device = load_target(target)
+    engine = registry.load(registry.ENGINES, device.runtime)
+    threads = threads or device.bench.threads
+    batch = batch or device.bench.batch
+    rounds = rounds or device.bench.rounds
+    bare = model is not None and Path(model).suffix == ".onnx"
+    run = None if bare else runs.find_run(Path(model) if model else None)
+    subjects, overridden, logits, size, note = _subjects(run, model, against, unverified, progress)
+    size = image_size or size
+
+    with pinned(threads) as cores:
+        sessions: dict[str, OrtSession] = {}
+        for subject in subjects:
+            dims = {"batch": batch, "height": size, "width": size} if size else {"batch": batch}
+            sessions[subject.name] = engine.session(subject.path, threads=threads, dims=dims)
+        first = sessions[subjects[0].name]
+        shape = _image_shape(first.input_shape, batch, size, subjects[0].path)
+        images = random_inputs(shape, count=batch, seed=seed).images
+        outputs = {name: _first_run(session, images) for name, session in sessions.items()}
+        samples = interleaved(
+            {name: _call(session, images) for name, session in sessions.items()},
+            rounds=rounds,
+            warmup_rounds=device.bench.warmup_rounds,
+            seed=seed,
+            tick=lambda done, total: progress("bench", done, total),
+        )
+        machine = fingerprint(tuple(cores))
+
+    names = [subject.name for subject in subjects]
+    agreement, compared = None, None
+    if len(subjects) == 2:
+        compared = ratio(names[0], samples[names[0]], names[1], samples[names[1]], seed)
+        agreement = _agreement(names, outputs, logits, judge)
+    artefact = BenchArtefact(
+        made_by=made_by(),
+        verdict="failed" if agreement and agreement.verdict == "failed" and not against else "passed",
+        unverified=overridden,
+        target=device.name,
+        runtime=f"{engine.name} {engine.version()}",
+        batch=batch,
+        image_size=shape[1],
+        threads=threads,
+        rounds=rounds,
+        warmup_rounds=device.bench.warmup_rounds,
+        seed=seed,
+        session=first.options,
+        machine=machine,
+        latencies=tuple(
+            latency(subject.name, subject.path.name, sha256_of(subject.path), samples[subject.name])
+            for subject in subjects
+        ),
+        ratio=compared,
+        agreement=agreement,
+        note=note,
+    )
+    target_path = Path(out) if out else run.bench_json(device.name) if run else None
+    if target_path:
+        write_artefact(target_path, artefact)
+    return with_files(artefact, [subject.path for subject in subjects], [target_path] if target_path else [])
+
+
+class _Subjects(NamedTuple):
+    subjects: list[Subject]
+    overridden: tuple[str, ...]
+    logits: bool
+    size: int | None
+    note: str
+
+
+def _subjects(
+    run: runs.Run | None, model: str | Path | None, against: str | Path | None, unverified: bool, progress: Progress
+) -> _Subjects:
+    """What is measured beside what, and which failed proofs were overridden on the way there."""
+    other = [Subject(Path(against).name, _existing(Path(against)))] if against else []
+    if run is None:
+        path = _existing(Path(model or ""))
+        name = path.name if not other or other[0].name != path.name else str(path)
+        return _Subjects([Subject(name, path), *other], (), False, None, "")
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    if not run.export_json.is_file():
+        raise UsageProblem(
+            f"{run.folder} has no ONNX model yet.", hint="Run `repaconv export --onnx` first.", code="bench.no-model"
+        )
+    exported = read_artefact(run.export_json, ExportArtefact)
+    if exported.model_sha256 != folded.payload.sha256:
+        raise Refused(
+            f"{run.export_json} was exported from other weights than {run.model}.",
+            hint="Run `repaconv export --onnx` again.",
+            code="artefact.hash",
+        )
+    overridden = runs.require_passed(exported, run.export_json, unverified=unverified)
+    subjects = [Subject(DEPLOY, run.payload(exported.payload))]
+    size = folded.image_size if exported.image_size == "dynamic" else int(exported.image_size)
+    note = ""
+    if not other:
+        try:
+            other = [Subject(TRAINING, _training_onnx(run, folded, exported, progress))]
+        except Refused as error:
+            note = f"measured without the training form: {error.message}"
+    return _Subjects([*subjects, *other], overridden, folded.output == "logits", size, note)
+
+
+class _TrainingOnnx(Record):
+    """What ``bench/training.onnx`` was made from; it is made again when that changes."""
+
+    source_sha256: str
+    settings: dict[str, str]
+    like: dict[str, Any]
+    sha256: str
+
+
+def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact, progress: Progress) -> Path:
+    """The training form, exported as the deploy form was.
+
+    Raises:
+        Refused: If the checkpoint is gone or changed, or the export is not sound.
+    """
+    like = {key: getattr(exported, key) for key in ("opset", "batch", "image_size", "made_by")}
+    beside = run.training_onnx.with_suffix(".json")
+    if beside.is_file() and run.training_onnx.is_file():
+        known = read_artefact(beside, _TrainingOnnx)
+        same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
+        if same and sha256_of(run.training_onnx) == known.sha256:
+            return run.training_onnx
+    method, form, _ = training_form(folded, None)
+    size = folded.image_size if exported.image_size == "dynamic" else int(exported.image_size)
+    graph = proved_graph(
+        TRAINING,
+        method.training(form),
+        form.tensors,
+        (form.config.in_channels, size, size),
+        output=folded.output,
+        opset=exported.opset,
+        batch=None if exported.batch == "dynamic" else int(exported.batch),
+        free_size=exported.image_size == "dynamic",
+        progress=progress,
+    )
+    write_graph(graph.model, run.training_onnx)
+    made = _TrainingOnnx(
+        source_sha256=folded.origin.sha256, settings=folded.settings, like=like, sha256=sha256_of(run.training_onnx)
+    )
+    write_text(beside, canonical_json(made))
+    return run.training_onnx
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageProblem(f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model")
+    return path
+
+
+def _image_shape(
+    model_shape: tuple[int | str | None, ...], batch: int, size: int | None, path: Path
+) -> tuple[int, int, int]:
+    """[C, H, W] of what the model takes.
+
+    Raises:
+        UsageProblem: If the model wants another batch or size, or no images.
+    """
+    if len(model_shape) != 4 or not isinstance(model_shape[1], int):
+        raise UsageProblem(
+            f"{path} takes an input of shape {list(model_shape)}, not images [B, C, H, W].",
+            hint="bench measures image models.",
+            code="bench.shape",
+        )
+    wanted = (batch, model_shape[1], size or model_shape[2], size or model_shape[3])
+    if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
+        raise UsageProblem(
+            f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape"
+        )
+    if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
+        raise UsageProblem(
+            f"{path} takes {list(model_shape)}, asked for was {list(wanted)}.",
+            hint="Leave --batch and --image-size out, or export with others.",
+            code="bench.shape",
+        )
+    return (wanted[1], wanted[2], wanted[3])
+
+
+def _first_run(session: OrtSession, images: NDArray[np.float32]) -> NDArray[np.floating]:
+    try:
+        return session.run(images)
+    except Exception as error:
+        raise UsageProblem(
+            f"the model does not run on images {list(images.shape)}: {str(error).splitlines()[0]}.",
+            hint="Both models must take the same images.",
+            code="bench.shape",
+        ) from error
+
+
+def _call(session: OrtSession, images: NDArray[np.float32]) -> Any:
+    return lambda: session.run(images)
+
+
+def _agreement(names: list[str], outputs: Mapping[str, NDArray[np.floating]], logits: bool, judge: Any) -> Link | None:
+    """Whether both compute the same, so that it makes sense to compare their times."""
+    subject, other = names
+    if outputs[subject].shape != outputs[other].shape or outputs[subject].ndim != 2:
+        return None
+    link: Link = judge("agreement", (other, outputs[other]), (subject, outputs[subject]), logits=logits)
+    return link

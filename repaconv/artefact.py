@@ -321,9 +321,18 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Atomically write bytes."""
+
+    def writer(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_with(path, writer)
+
+
 def write_text(path: Path, text: str) -> None:
     """Atomically write UTF-8 text."""
-    write_with(path, lambda temporary: temporary.write_bytes(text.encode()) and None)
+    write_bytes(path, text.encode())
 
 
 def write_artefact(path: Path, artefact: Record) -> None:

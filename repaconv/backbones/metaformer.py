@@ -119,7 +119,8 @@ class MetaFormerBackbone:
 
     def from_json(self, plain: dict[str, Any]) -> MetaFormerConfig:
         """The inverse of `to_json`."""
-        return MetaFormerConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+        return MetaFormerConfig(**fields)
 
     def deploy(self, config: MetaFormerConfig) -> nn.Module:
         """The deploy form, weights not yet set."""

@@ -87,7 +87,7 @@ def _what_it_looks_like(head: bytes) -> str:
         return "it is a web page, so the download got an error page instead of the file"
     if head[:1] == b"\x80":
         return "it is a pickle that torch.save did not write"
-    if head[:1] == b"\x08" and b"onnx" in head.lower() or b"pytorch" in head[:64]:
+    if (head[:1] == b"\x08" and b"onnx" in head.lower()) or b"pytorch" in head[:64]:
         return "it looks like an ONNX model"
     return f"it begins with {head[:8]!r}"
 
@@ -294,4 +294,3 @@ def _maybe_json(text: str) -> object:
         return json.loads(text)
     except ValueError:
         return text
-

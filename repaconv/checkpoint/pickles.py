@@ -22,18 +22,26 @@ from repaconv.errors import Refused
 # Names whose only use in a checkpoint is to run something. Nothing would run here in any case; such a file
 # is refused because it must not travel further either.
 RUNS_CODE_MODULES = frozenset(
-    """os nt posix ntpath posixpath subprocess sys shutil socket pty pdb bdb runpy importlib imp pip pkgutil
-    ctypes _ctypes multiprocessing asyncio threading _thread signal code codeop commands popen2 webbrowser
-    timeit trace profile cProfile pydoc marshal dill cloudpickle joblib urllib http requests
-    httpx aiohttp ftplib telnetlib smtplib ssl tempfile zipimport atexit gc site venv ensurepip setuptools
-    distutils""".split()
+    # the system and other processes; other code; tasks and the network
+    """os nt posix ntpath posixpath subprocess sys shutil signal popen2 commands pty
+    importlib imp runpy pkgutil zipimport code codeop pdb bdb trace profile cProfile timeit pydoc ctypes _ctypes
+    site atexit gc venv ensurepip pip setuptools distutils marshal dill cloudpickle joblib
+    multiprocessing asyncio threading _thread socket ssl urllib http requests httpx aiohttp ftplib telnetlib
+    smtplib webbrowser tempfile""".split()  # noqa: SIM905 - a list of words reads best as words
 )
 RUNS_CODE_NAMES = frozenset(
     [
-        *(
-            f"builtins.{name}"
-            for name in "eval exec execfile compile open input apply breakpoint __import__ globals vars".split()
-        ),
+        "builtins.eval",
+        "builtins.exec",
+        "builtins.execfile",
+        "builtins.compile",
+        "builtins.open",
+        "builtins.input",
+        "builtins.apply",
+        "builtins.breakpoint",
+        "builtins.__import__",
+        "builtins.globals",
+        "builtins.vars",
         "pickle.load",
         "pickle.loads",
         "_pickle.load",
@@ -214,8 +222,7 @@ class _DataUnpickler(pickle.Unpickler):
         if module.partition(".")[0] in RUNS_CODE_MODULES or full in RUNS_CODE_NAMES:
             raise Refused(
                 f"the file asks for {full}, which can run code; nothing of it was run.",
-                hint="Load this file with no other tool either. Ask its author for a state dict, best as "
-                ".safetensors.",
+                hint="Load this file with no other tool either. Ask its author for a state dict, best as .safetensors.",
                 code="checkpoint.unsafe-global",
             )
         if full in _ALLOWED:
@@ -250,9 +257,7 @@ def _rebuild_tensor(storage: object, offset: int, shape: Sequence[int], stride: 
     return strided(_flat(storage), offset, shape, stride)
 
 
-def _rebuild_tensor_v3(
-    storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *rest: Any
-) -> Tensor:
+def _rebuild_tensor_v3(storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *rest: Any) -> Tensor:
     _requires_grad, _hooks, dtype = rest[:3]
     return strided(_flat(storage).view(dtype), offset, shape, stride)
 

@@ -107,9 +107,7 @@ def _weight_sets(value: Any, place: str = ".", depth: int = 3) -> Iterator[tuple
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1)
 
 
-def _choose(
-    path: Path, sets: Mapping[str, Any], wanted: str | None, placeholders: tuple[str, ...]
-) -> tuple[str, str]:
+def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, placeholders: tuple[str, ...]) -> tuple[str, str]:
     known = ", ".join(sets)
     if wanted is not None:
         if wanted not in sets:
@@ -151,7 +149,7 @@ def _why(place: str, averages: list[str]) -> str:
 def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str, Tensor]:
     """Drop plain scalars; refuse weights that only foreign code could build."""
     for name, value in found.items():
-        if isinstance(value, Placeholder) or isinstance(value, type):
+        if isinstance(value, (Placeholder, type)):
             what = getattr(value, "qualified_name", "") or "a class"
             raise Refused(
                 f"{path}: {place}[{name!r}] is not a tensor but needs {what}, which is not run.",

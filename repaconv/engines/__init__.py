@@ -1,0 +1,1 @@
+"""Runtimes, one a file."""

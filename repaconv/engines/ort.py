@@ -66,9 +66,7 @@ class OnnxRuntime:
             ) from error
         return str(onnxruntime.__version__)
 
-    def session(
-        self, model: Path | bytes, *, threads: int, dims: Mapping[str, int] | None = None
-    ) -> OrtSession:
+    def session(self, model: Path | bytes, *, threads: int, dims: Mapping[str, int] | None = None) -> OrtSession:
         """Load a model.
 
         Args:

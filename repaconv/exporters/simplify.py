@@ -22,9 +22,7 @@ class Simplified:
     link: Link
 
 
-def simplify(
-    model: onnx.ModelProto, compare: Callable[[onnx.ModelProto, onnx.ModelProto], Link]
-) -> Simplified:
+def simplify(model: onnx.ModelProto, compare: Callable[[onnx.ModelProto, onnx.ModelProto], Link]) -> Simplified:
     """Simplify and compare.
 
     Args:

@@ -1,0 +1,1 @@
+"""Measuring latency, and what may be said of it."""

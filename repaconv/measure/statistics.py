@@ -26,9 +26,7 @@ def latency(name: str, model: str, sha256: str, samples_ms: NDArray[np.float64])
     )
 
 
-def ratio(
-    subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: NDArray[np.float64], seed: int
-) -> Ratio:
+def ratio(subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: NDArray[np.float64], seed: int) -> Ratio:
     """Median over rounds of other / subject, with a percentile bootstrap interval over the rounds.
 
     The two samples of a round stand beside each other in time, so a slow moment of the machine hits both

@@ -1,0 +1,1 @@
+"""One paper a file: how its training form becomes its deploy form."""

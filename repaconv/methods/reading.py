@@ -26,9 +26,7 @@ class Knobs:
         self._known: list[str] = []
         self.facts: list[Fact] = []
 
-    def take(
-        self, name: str, parse: Callable[[str], T], default: T, found: T | None = None, source: str = ""
-    ) -> T:
+    def take(self, name: str, parse: Callable[[str], T], default: T, found: T | None = None, source: str = "") -> T:
         """One value; ``found`` is what the file says of it, ``source`` where.
 
         Raises:

@@ -20,6 +20,7 @@ configuration says LN2d (per pixel); the two have the same keys and shapes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFo
 from repaconv.backbones.parts import ConvMlp, Norm
 from repaconv.checkpoint import Checkpoint, find_typed, require_exact, require_sound
 from repaconv.errors import Refused
-from repaconv.methods.contract import Detection, FoldedPart, TrainingForm
 from repaconv.methods.certificate import loaded, max_rel_error, relative_difference
+from repaconv.methods.contract import Detection, FoldedPart, TrainingForm
 from repaconv.methods.reading import Knobs, natural, one_of, positive, preprocessing_of, run_config, small
 
 _WIDTHS = {"s": (64, 128, 320, 512), "m": (96, 192, 384, 768)}
@@ -299,7 +300,9 @@ def _not_in_tensors(tensors: Mapping[str, Tensor], run: Mapping[str, Any], knobs
     return {
         "norm": knobs.take("norm", one_of("GN", "LN2d"), "GN", norm.get("type"), where),
         "eps": knobs.take("eps", small, 1e-5, norm.get("eps"), where),
-        "act": knobs.take("act", one_of("GELU", "GELU-tanh", "ReLU", "SiLU"), "GELU", acts.get(act.get("type")), where),
+        "act": knobs.take(
+            "act", one_of("GELU", "GELU-tanh", "ReLU", "SiLU"), "GELU", acts.get(act.get("type", "")), where
+        ),
         "stem": (
             _weight(tensors, "patch_embed.proj.weight", 4).shape[2],
             knobs.take("stem_stride", positive, 4, said.get("in_stride"), where),
@@ -412,5 +415,5 @@ def _example_tensor(name: str, shape: tuple[int, ...], random: torch.Generator) 
     if name.endswith("bias"):
         return 0.1 * noise
     if len(shape) > 1:
-        return noise / float(torch.Size(shape[1:]).numel()) ** 0.5
+        return noise / math.sqrt(math.prod(shape[1:]))
     return 1 + 0.2 * noise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.artefact import Link, write_with
+from repaconv.artefact import Link, write_bytes
 from repaconv.pipeline.common import Progress, run_onnx
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ def proved_graph(
     check(exported)
     progress(f"{what}: ONNX Runtime", 0, 0)
     before = _run(exported, probes)
-    link = judge(
-        "onnx", (f"{what} in torch, float32", expected), ("ONNX as exported", before), logits=logits
-    )
+    link = judge("onnx", (f"{what} in torch, float32", expected), ("ONNX as exported", before), logits=logits)
     progress(f"{what}: simplify", 0, 0)
     result = simplify(
         exported,
@@ -87,8 +85,7 @@ def proved_graph(
 
 def write_graph(model: onnx.ModelProto, path: Path) -> None:
     """Atomically write the file; equal graphs are equal bytes."""
-    content = model.SerializeToString(deterministic=True)
-    write_with(path, lambda temporary: temporary.write_bytes(content) and None)
+    write_bytes(path, model.SerializeToString(deterministic=True))
 
 
 def _run(model: onnx.ModelProto, probes: list[NDArray[np.float32]]) -> NDArray[np.floating]:

@@ -11,7 +11,9 @@ from repaconv.errors import Refused
 from repaconv.pipeline.common import choose_method
 
 
-def inspect(checkpoint: str | Path, *, weights: str | None = None, settings: Mapping[str, str] | None = None) -> Inspection:
+def inspect(
+    checkpoint: str | Path, *, weights: str | None = None, settings: Mapping[str, str] | None = None
+) -> Inspection:
     """Say what a checkpoint holds, without running anything in it.
 
     Raises:

@@ -231,7 +231,9 @@ def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise UsageProblem(f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model")
+        raise UsageProblem(
+            f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model"
+        )
     return path
 
 
@@ -251,9 +253,7 @@ def _image_shape(
         )
     wanted = (batch, model_shape[1], size or model_shape[2], size or model_shape[3])
     if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
-        raise UsageProblem(
-            f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape"
-        )
+        raise UsageProblem(f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape")
     if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
         raise UsageProblem(
             f"{path} takes {list(model_shape)}, asked for was {list(wanted)}.",

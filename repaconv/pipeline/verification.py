@@ -144,8 +144,13 @@ def _onnx_link(
     if fixed_batch or fixed_size:
         shape = f"batch {exported.batch}, image size {exported.image_size}"
         return Link(
-            name="onnx", reference=f"{TRAINING}, float64", candidate=label, tolerance=None, metrics=None,
-            verdict="not verified", note=f"the graph takes {shape} only, the images are {list(images.shape)}",
+            name="onnx",
+            reference=f"{TRAINING}, float64",
+            candidate=label,
+            tolerance=None,
+            metrics=None,
+            verdict="not verified",
+            note=f"the graph takes {shape} only, the images are {list(images.shape)}",
         )
     at_once = None if exported.batch == "dynamic" else int(exported.batch)
     return link("onnx", (label, run_onnx(path, images, at_once)))

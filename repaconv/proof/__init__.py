@@ -1,0 +1,1 @@
+"""Whether two forms compute the same: inputs, runners, metrics and tolerances."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,7 +51,7 @@ def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:
     )
 
 
-def _top1(a: Array, b: Array, scale: float) -> dict[str, object]:
+def _top1(a: Array, b: Array, scale: float) -> dict[str, Any]:
     """Agreement of the first class; every flip with the reference's lead over the class chosen instead."""
     rows = np.arange(len(b))
     chosen, wanted = a.argmax(1), b.argmax(1)

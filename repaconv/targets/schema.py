@@ -77,4 +77,5 @@ def _toml(text: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    return tomllib.loads(text)
+    table: dict[str, Any] = tomllib.loads(text)
+    return table

@@ -1,0 +1,31 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench-forms clean
+
+demo: .venv/installed
+	$(BIN)/repaconv demo --arch s12
+
+test: .venv/installed-dev lint
+	$(BIN)/pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-forms: .venv/installed
+	$(BIN)/python benchmarks/riformer_forms.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv demo-out

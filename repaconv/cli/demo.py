@@ -1,0 +1,53 @@
+"""The demo: the five stages in a row on a checkpoint of our own making, and one table at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from repaconv.cli import render
+from repaconv.errors import UsageProblem
+
+SEED = 0
+
+
+def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
+    """Make a RIFormer checkpoint, walk it the whole way, print what was proved and measured.
+
+    Returns:
+        The exit code: 1 if any verdict is failed.
+    """
+    from repaconv import pipeline
+    from repaconv.testing import write_example
+
+    checkpoint = out / f"riformer_{arch}.pth"
+    with render.progress(quiet=quiet) as progress:
+        progress("make a checkpoint", 0, 0)
+        write_example("riformer", arch, checkpoint, SEED)
+        seen = pipeline.inspect(checkpoint)
+        folded = pipeline.fold(checkpoint, out=out / arch, force=True, progress=progress)
+        exported = pipeline.export(out / arch, progress=progress)
+        verified = pipeline.verify(out / arch, progress=progress)
+        measured = pipeline.bench(out / arch, rounds=rounds, progress=progress)
+    if seen.training is None or seen.deploy is None or measured.ratio is None:
+        raise UsageProblem("the demo's checkpoint was not understood.", hint="Report this.", code="demo.broken")
+    render.files((), (*folded.wrote, *exported.wrote, *verified.wrote, *measured.wrote), quiet=quiet)
+    lines = [
+        ("method", f"{seen.method}: {seen.reason}", "inspect"),
+        ("parameters", f"{seen.training.parameters:,} -> {seen.deploy.parameters:,}", "inspect"),
+        ("MACs an image", f"{seen.training.macs:,} -> {seen.deploy.macs:,}", "inspect"),
+        *(
+            (link.name, f"{link.metrics.max_rel_error:.1e} of {link.tolerance:.0e} allowed: {link.verdict}", "verify")
+            for link in verified.links
+            if link.metrics is not None and link.tolerance is not None
+        ),
+        ("ONNX graph", f"opset {exported.opset}, {exported.nodes} nodes", "export"),
+        *((f"{row.name}, p50 / p95", f"{row.p50_ms:.2f} / {row.p95_ms:.2f} ms", "bench") for row in measured.latencies),
+        (
+            "times as fast",
+            f"{measured.ratio.median:.3f} ({measured.ratio.low:.3f} to {measured.ratio.high:.3f}): "
+            f"{measured.ratio.verdict}",
+            "bench",
+        ),
+    ]
+    render.rows(("what", "proved and measured", "by"), lines)
+    return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

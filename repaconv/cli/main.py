@@ -1,0 +1,392 @@
+"""The command line: options to a stage, its artefact to the renderer, its verdict to the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from repaconv.errors import RepaconvError, UsageProblem
+
+if TYPE_CHECKING:
+    from repaconv.artefact import Record
+
+app = typer.Typer(
+    name="repaconv",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.",
+    epilog="Exit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
+    "5 inconclusive, 130 interrupted.",
+)
+
+
+class Format(str, Enum):
+    """How results are printed."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How results are printed to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
+RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
+CheckpointArgument = Annotated[Path, typer.Argument(metavar="CKPT", help=".pth, .pt, .bin or .safetensors.")]
+Weights = Annotated[str | None, typer.Option("--weights", help="Which set of the file, e.g. model_ema.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the file does not tell.")
+]
+Unverified = Annotated[bool, typer.Option("--unverified", help="Go on behind a failed verdict, and record it.")]
+Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
+
+
+def finish(
+    command: str, format: Format, quiet: bool, stage: Callable[[Any], Record], show: Callable[[Any], None]
+) -> None:
+    """Run a stage, show its artefact, leave with its verdict."""
+    from repaconv.cli import render
+
+    with render.progress(quiet=quiet or format is Format.json) as progress:
+        done = stage(progress)
+    code = 1 if getattr(done, "verdict", "passed") == "failed" else 0
+    if format is Format.json:
+        render.envelope(command, code, render.plain_data(done))
+    else:
+        render.files(getattr(done, "took", ()), getattr(done, "wrote", ()), quiet=quiet)
+        show(done)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Example: repaconv inspect ckpt.pth")
+def inspect(
+    checkpoint: CheckpointArgument,
+    weights: Weights = None,
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the result here, as JSON.")] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a checkpoint holds: container, method, backbone, sizes. Runs nothing in it."""
+    from repaconv.artefact import write_artefact
+    from repaconv.cli import render
+    from repaconv.pipeline import inspect as stage
+
+    def run(_progress: Any) -> Record:
+        seen = stage(checkpoint, weights=weights, settings=pairs(set_, "--set"))
+        if out:
+            write_artefact(out, seen)
+        return seen
+
+    finish("inspect", format, quiet, run, render.inspection)
+
+
+@app.command(epilog="Example: repaconv fold ckpt.pth --method riformer")
+def fold(
+    checkpoint: CheckpointArgument,
+    method: Annotated[str, typer.Option("--method", help="The method, or auto.")] = "auto",
+    set_: SetOption = None,
+    weights: Weights = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The run's folder; repaconv-out/<stem> if left out.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another checkpoint's run.")] = False,
+    allow_deployed: Annotated[
+        bool, typer.Option("--allow-deployed", help="Take a checkpoint in the official deploy form.")
+    ] = False,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Fold a checkpoint exactly into its deploy form: model.safetensors and fold.json."""
+    from repaconv.cli import render
+    from repaconv.pipeline import fold as stage
+
+    finish(
+        "fold",
+        format,
+        quiet,
+        lambda progress: stage(
+            checkpoint,
+            method=method,
+            settings=pairs(set_, "--set"),
+            weights=weights,
+            out=out,
+            force=force,
+            allow_deployed=allow_deployed,
+            progress=progress,
+        ),
+        render.folding,
+    )
+
+
+@app.command(epilog="Example: repaconv verify --inputs recorded.npz")
+def verify(
+    run: RunArgument = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", help=".npz with 'input' [N, C, H, W] and the official output, if any.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Where the checkpoint is now.")] = None,
+    images: Annotated[int, typer.Option("--images-count", min=1, help="Random images, without --inputs.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random images.")] = 0,
+    rtol: Annotated[
+        list[str] | None, typer.Option("--rtol", metavar="LINK:VALUE", help="A link's tolerance, e.g. onnx:1e-6.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; verify.json of the run.")] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Prove the folded model, and its ONNX model, against the float64 training form. Exit 0 or 1."""
+    from repaconv.cli import render
+    from repaconv.pipeline import verify as stage
+
+    limits = {name: number(value, "--rtol") for name, value in pairs(rtol, "--rtol", ":").items()}
+    finish(
+        "verify",
+        format,
+        quiet,
+        lambda progress: stage(
+            run,
+            inputs=inputs,
+            checkpoint=checkpoint,
+            images=images,
+            seed=seed,
+            rtol=limits,
+            out=out,
+            progress=progress,
+        ),
+        render.verification,
+    )
+
+
+@app.command(epilog="Example: repaconv export --onnx")
+def export(
+    run: RunArgument = None,
+    onnx: Annotated[
+        str | None, typer.Option("--onnx", metavar="[PATH]", help="Write ONNX; to model.onnx of the run without PATH.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The same as --onnx PATH.")] = None,
+    target: Target = "x86-64",
+    batch: Annotated[str, typer.Option("--batch", metavar="dynamic|N", help="Images a call.")] = "dynamic",
+    image_size: Annotated[
+        int | None, typer.Option("--image-size", min=1, help="Fix height and width; free if the network allows it.")
+    ] = None,
+    unverified: Unverified = False,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Export the folded model to ONNX, simplified and compared under ONNX Runtime."""
+    from repaconv.cli import render
+    from repaconv.pipeline import export as stage
+
+    if onnx is None and out is None:
+        raise UsageProblem("say what to export to.", hint="repaconv export --onnx", code="usage.export")
+    fixed = None if batch == "dynamic" else whole(batch, "--batch")
+    finish(
+        "export",
+        format,
+        quiet,
+        lambda progress: stage(
+            run,
+            onnx=onnx or out,
+            target=target,
+            batch=fixed,
+            image_size=image_size,
+            unverified=unverified,
+            progress=progress,
+        ),
+        render.exporting,
+    )
+
+
+@app.command(epilog="Example: repaconv bench --target x86-64")
+def bench(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="[RUN|MODEL.onnx]", help="A run or an .onnx file; the newest run.")
+    ] = None,
+    target: Target = "x86-64",
+    against: Annotated[Path | None, typer.Option("--against", help="Another .onnx, not the training form.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of one inference.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images a call.")] = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", min=1, help="Of the images.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured, interleaved rounds.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of images, order and bootstrap.")] = 0,
+    unverified: Unverified = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; bench/<target>.json of the run.")] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the ONNX model's latency here, and the training form beside it in the same run."""
+    from repaconv.cli import render
+    from repaconv.pipeline import bench as stage
+
+    finish(
+        "bench",
+        format,
+        quiet,
+        lambda progress: stage(
+            model,
+            target=target,
+            against=against,
+            threads=threads,
+            batch=batch,
+            image_size=image_size,
+            rounds=rounds,
+            seed=seed,
+            unverified=unverified,
+            out=out,
+            progress=progress,
+        ),
+        render.measuring,
+    )
+
+
+@app.command(epilog="Example: repaconv targets")
+def targets(format: FormatOption = Format.text) -> None:
+    """List the devices that are known."""
+    from repaconv import registry
+    from repaconv.cli import render
+
+    found = [registry.load(registry.TARGETS, name) for name in registry.registered(registry.TARGETS)]
+    if format is Format.json:
+        render.envelope("targets", 0, [target.model_dump(mode="json") for target in found])
+    else:
+        lines = [(t.name, t.runtime, str(t.opset), ", ".join(t.precisions), t.about) for t in found]
+        render.rows(("target", "runtime", "opset", "precisions", ""), lines)
+
+
+@app.command(epilog="Example: repaconv doctor")
+def doctor(format: FormatOption = Format.text) -> None:
+    """Say what of repaconv works on this machine: plug-ins and runtimes. Exit 3 if something does not."""
+    from repaconv import registry
+    from repaconv.cli import render
+
+    found = registry.rows()
+    code = 3 if any(row.problem for row in found) else 0
+    if format is Format.json:
+        render.envelope("doctor", code, [row._asdict() for row in found])
+    else:
+        lines = [(row.group, row.name, row.value, row.problem or "works") for row in found]
+        render.rows(("group", "name", "plug-in", ""), lines)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Example: repaconv demo --arch s12")
+def demo(
+    arch: Annotated[str, typer.Option("--arch", help="s12, s24, s36, m36 or m48.")] = "s12",
+    out: Annotated[Path, typer.Option("-o", "--out", help="The demo's folder.")] = Path("demo-out"),
+    rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured rounds.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Walk the whole way on a checkpoint that repaconv makes itself: inspect, fold, verify, export, bench."""
+    from repaconv.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet))
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it."""
+    if version:
+        from importlib.metadata import version as installed
+
+        sys.stdout.write(f"repaconv {installed('repaconv')}\n")
+        raise typer.Exit(0)
+
+
+def pairs(given: list[str] | None, option: str, separator: str = "=") -> dict[str, str]:
+    """``name=value`` words as a dict.
+
+    Raises:
+        UsageProblem: If one has no separator or no name.
+    """
+    found = {}
+    for word in given or []:
+        name, mark, value = word.partition(separator)
+        if not name or not mark:
+            raise UsageProblem(
+                f"{option} {word} is not NAME{separator}VALUE.",
+                hint=f"E.g. {option} {'eps=1e-6' if separator == '=' else 'onnx:1e-6'}.",
+                code="usage.pair",
+            )
+        found[name] = value
+    return found
+
+
+def number(text: str, option: str) -> float:
+    """A float above zero, or a `UsageProblem`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value > 0:
+        raise UsageProblem(f"{option}: {text!r} is not a number above zero.", hint="E.g. 1e-6.", code="usage.number")
+    return value
+
+
+def whole(text: str, option: str) -> int:
+    """A whole number above zero, or a `UsageProblem`."""
+    if not text.isdigit() or int(text) == 0:
+        raise UsageProblem(
+            f"{option}: {text!r} is neither dynamic nor a whole number above zero.",
+            hint=f"{option} dynamic or {option} 8.",
+            code="usage.number",
+        )
+    return int(text)
+
+
+def expand_onnx(arguments: list[str]) -> list[str]:
+    """Typer has no option with an optional value: turn a lone ``--onnx`` into ``--onnx=``."""
+    expanded = []
+    for position, word in enumerate(arguments):
+        following = arguments[position + 1 : position + 2]
+        lone = word == "--onnx" and (not following or following[0].startswith("-"))
+        expanded.append("--onnx=" if lone else word)
+    return expanded
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code; no traceback for what a user can mend."""
+    given = sys.argv[1:] if arguments is None else arguments
+    command = next((word for word in given if not word.startswith("-")), "")
+    usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
+    try:
+        code = app(args=expand_onnx(given), prog_name="repaconv", standalone_mode=False)
+    except RepaconvError as problem:
+        code = _report(problem, command, given)
+    except usage_error as problem:
+        code = _report(_usage(problem, command), command, given)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(problem: BaseException, command: str) -> UsageProblem:
+    message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
+    help_command = (
+        f"repaconv {command} --help"
+        if command in {c.name or _name(c) for c in app.registered_commands}
+        else ("repaconv --help")
+    )
+    return UsageProblem(message.rstrip(".") + ".", hint=f"See `{help_command}`.", code="usage.arguments")
+
+
+def _name(command: Any) -> str:
+    return str(command.callback.__name__) if command.callback else ""
+
+
+def _report(problem: RepaconvError, command: str, given: list[str]) -> int:
+    from repaconv.cli import render
+
+    as_json = "--format=json" in given or ("--format", "json") in pairwise(given)
+    if as_json:
+        render.envelope(command, problem.exit_code, None, [problem])
+    else:
+        render.error(problem)
+    return problem.exit_code

@@ -1,0 +1,249 @@
+"""The only place that prints: results to stdout as text or JSON, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.errors import RepaconvError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from repaconv.artefact import (
+        BenchArtefact,
+        Cost,
+        ExportArtefact,
+        FoldArtefact,
+        Inspection,
+        Link,
+        Record,
+        VerifyArtefact,
+    )
+
+SCHEMA_VERSION = 1
+
+
+def out() -> Console:
+    """Where results go."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200)
+
+
+def err() -> Console:
+    """Where everything else goes."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
+    """Print the JSON envelope, the same for success and for every failure."""
+    statuses = {0: "ok", 1: "failed", 5: "inconclusive"}
+    found = [{"code": error.code, "message": error.message, "hint": error.hint} for error in errors]
+    whole = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "status": statuses.get(exit_code, "error"),
+        "exit_code": exit_code,
+        "data": data,
+        "errors": found,
+    }
+    sys.stdout.write(json.dumps(whole, indent=2, sort_keys=True) + "\n")
+
+
+def error(problem: RepaconvError) -> None:
+    """One sentence, and what to do about it."""
+    console = err()
+    console.print(f"[bold red]error:[/] {_plain(problem.message)} [dim]({problem.code})[/]")
+    if problem.hint:
+        console.print(f"[bold]hint:[/] {_plain(problem.hint)}")
+
+
+def plain_data(record: Record) -> dict[str, Any]:
+    """An artefact for the envelope, with the files it took and wrote."""
+    data: dict[str, Any] = record.model_dump(mode="json")
+    for name in ("took", "wrote"):
+        if hasattr(record, name):
+            data[name] = list(getattr(record, name))
+    return data
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Any]:
+    """A function (what, done, in all) that draws on a terminal and does nothing elsewhere."""
+    if quiet or not sys.stderr.isatty() or os.environ.get("CI"):
+        yield lambda what, done, total: None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err(), transient=True) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total or None)
+
+
+def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
+    """Which files a stage took and wrote, to stderr."""
+    if quiet:
+        return
+    console = err()
+    for verb, names in (("took", took), ("wrote", wrote)):
+        for name in names:
+            console.print(f"[dim]{verb:>5}[/] {_plain(_short(name))}")
+
+
+def inspection(seen: Inspection) -> None:
+    """What a checkpoint holds."""
+    table = _table("", "", "source")
+    origin = seen.origin
+    table.add_row("container", origin.container, f"{origin.bytes:,} bytes")
+    table.add_row("weights", origin.weights, origin.weights_reason)
+    for other in seen.sets:
+        if other.path != origin.weights:
+            table.add_row("also there", other.path, f"{other.tensors} tensors, {other.parameters:,} numbers")
+    if origin.stripped:
+        table.add_row("prefixes taken off", ", ".join(origin.stripped), "keys")
+    for name in seen.placeholders:
+        table.add_row("not built", name, "a global of the pickle; nothing was run")
+    table.add_row("method", seen.method or "unknown", seen.reason)
+    if seen.form:
+        table.add_row("form", seen.form, "keys")
+    if seen.backbone:
+        table.add_row("backbone", seen.backbone, "")
+    for fact in seen.facts:
+        against = f"; but {fact.against}" if fact.against else ""
+        table.add_row(fact.name, _value(fact.value), f"{fact.source}{against}")
+    out().print(table)
+    if seen.training and seen.deploy:
+        out().print(_costs(seen.training, seen.deploy))
+    for problem in seen.problems:
+        out().print(f"[bold red]cannot be folded:[/] {_plain(problem)}")
+
+
+def folding(done: FoldArtefact) -> None:
+    """The certificate, summed up, and what the fold saves."""
+    table = _table("module", "folded", "float64 difference")
+    for step in done.certificate:
+        table.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}")
+    out().print(table)
+    out().print(_costs(done.training, done.deploy))
+    worst = max((step.max_rel_error for step in done.certificate), default=0.0)
+    out().print(f"{_verdict(done.verdict)}: every fold within {done.tolerance:.0e}, the worst {worst:.1e} (float64)")
+
+
+def verification(done: VerifyArtefact) -> None:
+    """Every link with its verdict."""
+    out().print(_links(done.links, for_scale=done.for_scale))
+    out().print(f"{_verdict(done.verdict)} on {done.inputs}, policy {done.policy}")
+
+
+def exporting(done: ExportArtefact) -> None:
+    """The graph and its links."""
+    out().print(_links(done.links))
+    simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
+    shape = f"batch {done.batch}, image size {done.image_size}"
+    out().print(f"{_verdict(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}")
+
+
+def measuring(done: BenchArtefact) -> None:
+    """Latencies and their ratio."""
+    table = _table("", "p50 ms", "p95 ms", "p99 ms")
+    for row in done.latencies:
+        table.add_row(row.name, f"{row.p50_ms:.3f}", f"{row.p95_ms:.3f}", f"{row.p99_ms:.3f}")
+    out().print(table)
+    if found := done.ratio:
+        out().print(
+            f"{found.subject} is [bold]{found.median:.3f}[/] times as fast as {found.other} "
+            f"({found.confidence:.0%} interval {found.low:.3f} to {found.high:.3f}; "
+            f"rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}): {found.verdict}"
+        )
+    if done.agreement and done.agreement.metrics:
+        out().print(
+            f"their outputs differ by {done.agreement.metrics.max_rel_error:.1e}: {_verdict(done.agreement.verdict)}"
+        )
+    if done.note:
+        out().print(_plain(done.note))
+    cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
+    out().print(
+        f"[dim]{_plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
+        f"batch {done.batch}, {done.image_size} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
+        f"of warm-up, load {done.machine.get('load_1min')}[/]"
+    )
+
+
+def rows(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
+    """A plain table."""
+    table = _table(*header)
+    for line in lines:
+        table.add_row(*map(_plain, line))
+    out().print(table)
+
+
+def _links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
+    table = _table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
+    for link in links:
+        numbers = _numbers(link.metrics)
+        allowed = f"{link.tolerance:.0e}" if link.tolerance is not None else ""
+        verdict = _verdict(link.verdict) + (f" ({_plain(link.note)})" if link.note else "")
+        table.add_row(link.name, _plain(link.candidate), _plain(link.reference), *numbers, allowed, verdict)
+    for name, metrics in (for_scale or {}).items():
+        candidate, _, reference = name.partition(" against ")
+        table.add_row("for scale", candidate, reference, *_numbers(metrics), "", "not judged", style="dim")
+    return table
+
+
+def _numbers(metrics: Any) -> tuple[str, str, str, str]:
+    if metrics is None:
+        return "", "", "", ""
+    top1 = "" if metrics.top1_agreement is None else f"{metrics.top1_agreement:.1%}"
+    if metrics.top1_smallest_margin is not None:
+        top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
+    return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", f"{metrics.cosine:.9f}", top1
+
+
+def _costs(training: Cost, deploy: Cost) -> Table:
+    table = _table("", "training form", "deploy form", "saved")
+    for name, before, after in (
+        ("parameters", training.parameters, deploy.parameters),
+        ("MACs an image", training.macs, deploy.macs),
+    ):
+        table.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
+    return table
+
+
+def _table(*header: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(header))
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
+def _verdict(verdict: str) -> str:
+    colour = {"passed": "green", "failed": "bold red"}.get(verdict, "yellow")
+    return f"[{colour}]{verdict}[/]"
+
+
+def _value(value: Any) -> str:
+    return _plain(", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _short(name: str) -> str:
+    path = Path(name)
+    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else name

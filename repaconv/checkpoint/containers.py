@@ -147,15 +147,16 @@ def _zip(path: Path) -> Contents:
             if info.file_size < wanted:
                 raise _truncated(path, f"storage {key} has {info.file_size} bytes where {wanted} are needed")
             if info.compress_type != zipfile.ZIP_STORED:
-                return torch.frombuffer(bytearray(archive.read(info)[:wanted]), dtype=torch.uint8).view(dtype)
+                content = bytearray(archive.read(info)[:wanted])
+                return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
             start = _data_offset(mapped, info.header_offset)
             if start + wanted > mapped.numel():
                 raise _truncated(path, f"storage {key} reaches beyond the end of the file")
             return _typed(mapped[start : start + wanted], dtype)
 
         try:
-            stream = archive.open(pickles[0])
-            found = unpickle(stream, StorageIds(storage_bytes))
+            with archive.open(pickles[0]) as stream:
+                found = unpickle(stream, StorageIds(storage_bytes))
         except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
             raise _truncated(path, str(error)) from error
     return Contents("torch zip", found.value, found.placeholders)

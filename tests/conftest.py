@@ -1,0 +1,57 @@
+"""Shared fixtures: official checkpoints where they lie beside the project, small ones of our own always."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from repaconv.backbones.metaformer import MetaFormerConfig
+from repaconv.methods.riformer import METHOD
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "checkpoints"
+OFFICIAL = sorted((SHARED / "riformer").glob("*.pth"))
+TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not OFFICIAL:
+        terminalreporter.write_line(f"official checkpoints are absent ({SHARED}): their tests did not run", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Every test runs in a folder of its own, so that repaconv-out/ is its own too."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def tiny_weights() -> dict[str, torch.Tensor]:
+    return METHOD.example(TINY, seed=3)
+
+
+@pytest.fixture
+def tiny(tmp_path, tiny_weights) -> Path:
+    path = tmp_path / "tiny.pth"
+    torch.save({"state_dict": tiny_weights, "args": {"img_size": 32}}, path)
+    return path
+
+
+@pytest.fixture
+def repaconv(capfd):
+    """Run the command line as a shell would see it: (exit code, stdout, stderr)."""
+    from repaconv.cli.main import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return int(left.value.code or 0), out, err
+
+    return run
+
+
+assert sys.version_info >= (3, 10)

@@ -1,0 +1,49 @@
+"""RIFormer's training form in plain NumPy, written from the paper alone: nothing of repaconv is used."""
+
+from __future__ import annotations
+
+from math import erf
+
+import numpy as np
+
+
+def conv(x, weight, bias, stride, padding):
+    kernel = weight.shape[2]
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))[:, :, ::stride, ::stride]
+    return np.einsum("bchwij,ocij->bohw", windows, weight) + bias[:, None, None]
+
+
+def norm(x, gamma, beta, per_pixel, eps):
+    axes = 1 if per_pixel else (1, 2, 3)
+    x = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
+    return x * gamma[:, None, None] + beta[:, None, None]
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+
+
+def riformer(weights, images, *, per_pixel=False, eps=1e-5):
+    """mmpretrain's keys, float64 throughout."""
+    w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
+    w = {name.removeprefix("backbone."): value for name, value in w.items()}
+    x = conv(images.astype(np.float64), w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], 4, 2)
+    stage = 0
+    while f"network.{stage}.0.norm2.weight" in w:
+        block = 0
+        while f"network.{stage}.{block}.norm2.weight" in w:
+            b = {k.removeprefix(p): v for k, v in w.items() if k.startswith(p := f"network.{stage}.{block}.")}
+            one = np.ones(x.shape[1])
+            n = norm(x, b["norm1.weight"], b["norm1.bias"], per_pixel, eps)
+            s, t = b["token_mixer.affine.weight"].reshape(-1, 1, 1), b["token_mixer.affine.bias"].reshape(-1, 1, 1)
+            x = x + b.get("layer_scale_1", one)[:, None, None] * (s * n + t - n)
+            n = norm(x, b["norm2.weight"], b["norm2.bias"], per_pixel, eps)
+            h = gelu(conv(n, b["mlp.fc1.weight"], b["mlp.fc1.bias"], 1, 0))
+            x = x + b.get("layer_scale_2", one)[:, None, None] * conv(h, b["mlp.fc2.weight"], b["mlp.fc2.bias"], 1, 0)
+            block += 1
+        if f"network.{stage + 1}.proj.weight" in w:
+            x = conv(x, w[f"network.{stage + 1}.proj.weight"], w[f"network.{stage + 1}.proj.bias"], 2, 1)
+        stage += 2
+    x = norm(x, w[f"norm{stage - 2}.weight"], w[f"norm{stage - 2}.bias"], per_pixel, eps)
+    return x.mean((2, 3)) @ w["head.fc.weight"].T + w["head.fc.bias"]

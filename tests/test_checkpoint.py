@@ -1,0 +1,249 @@
+"""Reading: every container gives the same weights, nothing runs, and what is broken says so in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from repaconv.checkpoint import read_checkpoint, read_mmconfig
+from repaconv.errors import Refused
+from repaconv.methods.riformer import METHOD
+
+
+def refused(path, code, **kwargs):
+    with pytest.raises(Refused) as caught:
+        METHOD.read(read_checkpoint(path, **kwargs), {})
+    assert caught.value.code == code
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_every_container_gives_the_same_weights(tmp_path, tiny_weights):
+    weights = {"a": torch.randn(3, 4).half(), "b": torch.arange(6).reshape(2, 3).T, "c": torch.randn(0, 2).bfloat16()}
+    weights["view"] = tiny_weights["head.fc.weight"][1:3, ::2]
+    torch.save(weights, tmp_path / "zip.pth")
+    torch.save(weights, tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
+    save_file({name: value.contiguous() for name, value in weights.items()}, tmp_path / "s.safetensors")
+    with (
+        zipfile.ZipFile(tmp_path / "zip.pth") as stored,
+        zipfile.ZipFile(tmp_path / "deflated.pth", "w", zipfile.ZIP_DEFLATED) as deflated,
+    ):
+        for name in stored.namelist():
+            deflated.writestr(name, stored.read(name))
+    for name, container in (
+        ("zip.pth", "torch zip"),
+        ("legacy.pth", "torch legacy"),
+        ("s.safetensors", "safetensors"),
+        ("deflated.pth", "torch zip"),
+    ):
+        found = read_checkpoint(tmp_path / name)
+        assert found.origin.container == container
+        assert {k: v.dtype for k, v in found.tensors.items()} == {k: v.dtype for k, v in weights.items()}
+        assert all(torch.equal(found.tensors[k], v) for k, v in weights.items()), name
+
+
+def test_the_tar_of_the_first_torch_versions(tmp_path):
+    import io
+    import struct
+    import tarfile
+
+    values = torch.arange(6, dtype=torch.float32)
+
+    class Named(pickle.Pickler):
+        def persistent_id(self, value):
+            return "7" if isinstance(value, torch.Tensor) else None
+
+    def member(archive, name, content):
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+
+    def p(value):
+        return pickle.dumps(value, protocol=2)
+
+    storages = p(1) + p((3, "cpu", torch.FloatStorage)) + struct.pack("<q", 6) + values.numpy().tobytes() + p([])
+    tensors = p(1) + p((7, 3, torch.FloatTensor)) + struct.pack("<ii", 2, 0) + struct.pack("<5q", 2, 3, 3, 1, 0)
+    named = io.BytesIO()
+    Named(named, 2).dump({"w": values})
+    with tarfile.open(tmp_path / "old.pth", "w", format=tarfile.PAX_FORMAT) as archive:
+        member(archive, "sys_info", p({}))
+        member(archive, "pickle", named.getvalue())
+        member(archive, "tensors", tensors)
+        member(archive, "storages", storages)
+    found = read_checkpoint(tmp_path / "old.pth")
+    assert found.origin.container == "torch legacy tar"
+    assert torch.equal(found.tensors["w"], values.reshape(2, 3))
+    oracle = torch.load(tmp_path / "old.pth", weights_only=False)
+    assert torch.equal(oracle["w"], found.tensors["w"])
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("place", ["weights", "beside"])
+def test_a_pickle_that_would_run_a_command_does_not(tmp_path, repaconv, tiny_weights, legacy, place):
+    marker = tmp_path / "it-ran"
+    content = {"state_dict": dict(tiny_weights), "meta": {}}
+    content["state_dict" if place == "weights" else "meta"]["x"] = Touch(marker)
+    torch.save(content, tmp_path / "evil.pth", _use_new_zipfile_serialization=not legacy)
+    for command in ("inspect", "fold"):
+        code, out, err = repaconv(command, tmp_path / "evil.pth")
+        assert code == 4
+        assert "system" in err
+        assert out == ""
+    assert not marker.exists()
+    assert not Path("repaconv-out").exists()
+    torch.load(tmp_path / "evil.pth", weights_only=False)
+    assert marker.exists(), "the pickle was harmless, so the test proved nothing"
+
+
+@pytest.mark.parametrize(
+    "function", [eval, exec, __import__, compile, open, subprocess.Popen, pickle.loads, breakpoint]
+)
+def test_names_that_run_code_refuse_the_file(tmp_path, function):
+    class Evil:
+        def __reduce__(self):
+            return function, ("x",)
+
+    torch.save({"state_dict": {"w": torch.ones(1)}, "meta": Evil()}, tmp_path / "evil.pth")
+    refused(tmp_path / "evil.pth", "checkpoint.unsafe-global")
+
+
+def test_other_globals_stay_inert_and_are_listed(tmp_path, tiny_weights):
+    class Odd:
+        pass
+
+    Odd.__module__, Odd.__qualname__ = "somebody.trainer", "Odd"
+    module = type(sys)("somebody.trainer")
+    module.Odd = Odd
+    sys.modules["somebody"], sys.modules["somebody.trainer"] = type(sys)("somebody"), module
+    odd = Odd()
+    odd.values = [1, 2]
+    args = argparse.Namespace(img_size=48)
+    try:
+        torch.save({"state_dict": tiny_weights, "log": odd, "args": args, "f": getattr}, tmp_path / "run.pth")
+        torch.save({"state_dict": {**tiny_weights, "odd": odd}}, tmp_path / "inside.pth")
+    finally:
+        del sys.modules["somebody"], sys.modules["somebody.trainer"]
+    found = read_checkpoint(tmp_path / "run.pth")
+    assert set(found.placeholders) == {"somebody.trainer.Odd", "argparse.Namespace", "builtins.getattr"}
+    assert found.record["args"] == {"img_size": 48}
+    assert METHOD.read(found, {}).preprocessing.image_size == 48
+    assert "somebody.trainer.Odd" in refused(tmp_path / "inside.pth", "checkpoint.global-in-weights")
+
+
+def test_a_pickle_cannot_alter_the_reader(tmp_path):
+    from repaconv.checkpoint import pickles
+
+    evil = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x06\x00\x00\x00_builds\x85\x86b."
+    path = tmp_path / "p"
+    path.write_bytes(evil)
+    with path.open("rb") as stream, pytest.raises(Refused):
+        pickles.unpickle(stream)
+
+
+def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
+    average = {name: value + 1 for name, value in tiny_weights.items()}
+    wrapped = OrderedDict((f"module._orig_mod.{name}", value) for name, value in tiny_weights.items())
+    ema = {**{f"module.{name}": value for name, value in average.items()}, "steps": torch.tensor(7)}
+    torch.save({"state_dict": wrapped, "ema_state_dict": ema, "optimizer": {"state": {0: torch.ones(2)}}}, "a.pth")
+    found = read_checkpoint("a.pth")
+    assert found.origin.weights == "state_dict"
+    assert "moving average already" in found.origin.weights_reason
+    assert found.origin.stripped == ("module", "_orig_mod")
+    assert found.tensors.keys() == tiny_weights.keys()
+    assert {s.path for s in found.sets} == {"state_dict", "ema_state_dict"}
+    other = read_checkpoint("a.pth", "ema_state_dict")
+    assert other.tensors.keys() == tiny_weights.keys()
+    assert torch.equal(other.tensors["head.fc.bias"], average["head.fc.bias"])
+    refused("a.pth", "checkpoint.weights", weights="model")
+    torch.save({"first": tiny_weights, "second": average}, "b.pth")
+    assert "first, second" in refused("b.pth", "checkpoint.ambiguous")
+
+
+def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
+    whole = tiny.read_bytes()
+    for name, content, code, words in (
+        ("empty", b"", "checkpoint.empty", "empty"),
+        ("half", whole[: len(whole) // 2], "checkpoint.truncated", "truncated"),
+        ("page", b"<!doctype html><html>", "checkpoint.type", "web page"),
+        ("lfs", b"version https://git-lfs.github.com/spec/v1\n", "checkpoint.type", "git lfs pull"),
+        ("text", b"hello", "checkpoint.type", "not a checkpoint"),
+        ("pickle", pickle.dumps({"a": 1}), "checkpoint.type", "torch.save"),
+        ("s.safetensors", b'\x40\0\0\0\0\0\0\0{"a":', "checkpoint.truncated", "truncated"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert words in refused(tmp_path / name, code)
+    refused(tmp_path, "checkpoint.directory")
+    refused(tmp_path / "none.pth", "checkpoint.missing")
+    torch.save({"epoch": 3}, tmp_path / "no.pth")
+    refused(tmp_path / "no.pth", "checkpoint.no-weights")
+
+
+def test_a_truncated_legacy_file(tmp_path, tiny_weights):
+    torch.save(tiny_weights, tmp_path / "l.pth", _use_new_zipfile_serialization=False)
+    whole = (tmp_path / "l.pth").read_bytes()
+    (tmp_path / "l.pth").write_bytes(whole[:-100])
+    refused(tmp_path / "l.pth", "checkpoint.truncated")
+
+
+def test_unsound_weights_are_named(tmp_path, tiny_weights):
+    def with_(**changes):
+        torch.save({**tiny_weights, **{k.replace("__", "."): v for k, v in changes.items()}}, tmp_path / "c.pth")
+        return tmp_path / "c.pth"
+
+    bad = tiny_weights["head.fc.bias"].clone()
+    bad[2] = float("nan")
+    assert "head.fc.bias has 1 values" in refused(with_(head__fc__bias=bad), "checkpoint.not-finite")
+    path = with_(bn__running_var=torch.tensor([-1.0]))
+    assert "bn.running_var" in refused(path, "checkpoint.negative-variance")
+    assert "extra.weight" in refused(with_(extra__weight=torch.ones(1)), "checkpoint.unexpected-keys")
+    assert "head.fc.bias has shape [9]" in refused(with_(head__fc__bias=torch.ones(9)), "checkpoint.shape")
+    refused(with_(head__fc__bias=torch.ones(5, dtype=torch.int8)), "checkpoint.dtype")
+    del tiny_weights["backbone.network.2.1.mlp.fc2.bias"]
+    assert "network.2.1.mlp.fc2.bias" in refused(with_(), "checkpoint.missing-keys")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see private memory")
+def test_reading_maps_the_file(tmp_path):
+    size = 64 * 2**20
+    torch.save({f"w{i}": torch.ones(size // 16) for i in range(4)}, tmp_path / "big.pth")
+    script = (
+        "import sys; from repaconv.checkpoint import read_checkpoint\n"
+        "def anon(): return int(open('/proc/self/status').read().split('RssAnon:')[1].split()[0]) * 1024\n"
+        "before = anon(); c = read_checkpoint(sys.argv[1]); total = sum(float(t.sum()) for t in c.tensors.values())\n"
+        "print(anon() - before, total)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "big.pth")], capture_output=True, text=True, check=True
+    )
+    grown, total = done.stdout.split()
+    assert float(total) == size / 4
+    assert int(grown) < size / 4
+
+
+def test_mm_configuration_is_read_and_not_run():
+    text = "a = dict(b=[1, -2.5, (None,)], type='X')\nimport os\nc = os.system('false')\nd = dict({'k': True}, e='f')"
+    assert read_mmconfig(text) == {
+        "a": {"b": [1, -2.5, [None]], "type": "X"},
+        "c": None,
+        "d": {"k": True, "e": "f"},
+    }
+    assert read_mmconfig("not python (") == {}

@@ -1,0 +1,150 @@
+"""The command contract as a shell sees it: exit codes, streams, the JSON envelope."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import OFFICIAL
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def walk(repaconv, checkpoint):
+    for command in (
+        ["inspect", checkpoint],
+        ["fold", checkpoint, "--method", "riformer"],
+        ["verify"],
+        ["export", "--onnx"],
+        ["bench", "--target", "x86-64"],
+    ):
+        code, out, _ = repaconv(*command)
+        assert code == 0, command
+        assert out
+    return Path("repaconv-out") / checkpoint.stem
+
+
+def test_the_five_commands_in_a_row(repaconv, tiny):
+    run = walk(repaconv, tiny)
+    assert Path("repaconv-out/latest").read_text() == "tiny\n"
+    assert {p.name for p in run.iterdir()} == {
+        "model.safetensors",
+        "fold.json",
+        "verify.json",
+        "model.onnx",
+        "export.json",
+        "bench",
+    }
+
+
+@pytest.mark.parametrize("path", OFFICIAL, ids=lambda path: path.stem)
+def test_the_five_commands_on_official_checkpoints(repaconv, path):
+    walk(repaconv, path)
+
+
+def test_json_everywhere(repaconv, tiny):
+    for command in (
+        ["inspect", tiny],
+        ["fold", tiny],
+        ["verify"],
+        ["export", "--onnx"],
+        ["bench", "--rounds", 2],
+        ["targets"],
+        ["doctor"],
+    ):
+        code, out, _ = repaconv(*command, "--format", "json")
+        envelope = json.loads(out)
+        assert set(envelope) == {"schema_version", "command", "status", "exit_code", "data", "errors"}
+        assert (code, envelope["exit_code"], envelope["status"]) == (0, 0, "ok")
+        assert envelope["command"] == command[0]
+
+
+def test_failures_are_envelopes_too(repaconv, tiny):
+    code, out, _ = repaconv("fold", "none.pth", "--format", "json")
+    envelope = json.loads(out)
+    assert (code, envelope["exit_code"], envelope["errors"][0]["code"]) == (4, 4, "checkpoint.missing")
+    for usage in (["fold"], ["fold", tiny, "--nonsense"], ["nonsense"], ["verify"], ["verify", "--rtol", "x"]):
+        code, out, _ = repaconv(*usage, "--format=json")
+        assert (code, json.loads(out)["exit_code"]) == (2, 2), usage
+    repaconv("fold", tiny)
+    code, out, _ = repaconv("verify", "--rtol", "stored:1e-12", "--format", "json")
+    assert (code, json.loads(out)["status"], json.loads(out)["data"]["verdict"]) == (1, "failed", "failed")
+    code, out, _ = repaconv("export", "--onnx", "--format", "json")
+    assert (code, json.loads(out)["errors"][0]["code"]) == (1, "verify.failed")
+
+
+def test_exit_codes_and_streams(repaconv, tiny):
+    for code, command in (
+        (2, ["export", "--onnx"]),
+        (2, ["bench", "--target", "toaster"]),
+        (2, ["fold", tiny, "--method", "toaster"]),
+        (2, ["fold", tiny, "--set", "eps"]),
+        (2, ["fold", tiny, "--set", "eps=x"]),
+        (4, ["fold", "none.pth"]),
+        (4, ["inspect", "."]),
+    ):
+        found, out, err = repaconv(*command)
+        assert (found, out) == (code, ""), command
+        assert "error:" in err
+        assert "hint:" in err
+    assert not Path("repaconv-out").exists()
+    repaconv("fold", tiny)
+    code, out, err = repaconv("export", "--onnx", "sub/m.onnx")
+    assert code == 0
+    assert Path("sub/m.onnx").is_file()
+    assert "sub/m.onnx" in err
+    assert repaconv("bench", "--rounds", 2, "--quiet")[2] == ""
+    assert repaconv("export")[0] == 2
+    assert repaconv("export", "--onnx", "--batch", "0")[0] == 2
+
+
+def test_a_folder_that_cannot_be_written(repaconv, tiny):
+    Path("file").write_text("")
+    assert repaconv("fold", tiny, "-o", "file")[0] == 4
+    assert repaconv("fold", tiny, "-o", "/proc/none/x")[0] == 3
+
+
+def test_a_broken_plug_in_is_a_row(repaconv, monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    from repaconv import registry
+
+    right = registry.entry_points
+    broken = EntryPoint("bad", "nowhere.at:all", "repaconv.methods")
+    monkeypatch.setattr(
+        registry,
+        "entry_points",
+        lambda group: [*right(group=group), *([broken] if group == "repaconv.methods" else [])],
+    )
+    code, out, _ = repaconv("doctor")
+    assert code == 3
+    assert "nowhere" in out
+
+
+def test_every_help_has_an_example(repaconv):
+    for command in ("inspect", "fold", "verify", "export", "bench", "targets", "doctor", "demo"):
+        code, out, _ = repaconv(command, "--help")
+        assert code == 0
+        assert f"Example: repaconv {command}" in out
+
+
+def test_what_the_readme_says_works(repaconv, tiny):
+    """Every `repaconv ...` line of the README's code blocks runs, in order, on one checkpoint."""
+    Path("ckpt.pth").write_bytes(tiny.read_bytes())
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
+    commands = [line[1:] for line in lines if line and line[0] == "repaconv" and "demo" not in line]
+    assert len(commands) >= 5
+    for command in commands:
+        assert repaconv(*command)[0] == 0, command
+
+
+def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, tiny, tmp_path):
+    average = {k: v * 2 for k, v in torch.load(tiny)["state_dict"].items()}
+    torch.save({"model": torch.load(tiny)["state_dict"], "model_ema": average}, "both.pth")
+    assert repaconv("fold", "both.pth", "--weights", "model_ema")[0] == 0
+    assert repaconv("verify")[0] == 0
+    assert json.loads(Path("repaconv-out/both/fold.json").read_text())["origin"]["weights"] == "model_ema"

@@ -1,0 +1,273 @@
+"""The run folder, export and bench: hashes, atomic writing, equal bytes, and honest comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import TINY
+
+import repaconv as rc
+from repaconv.artefact import FoldArtefact, read_artefact, write_text
+from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
+from repaconv.methods.riformer import METHOD
+
+RUN = Path("repaconv-out/tiny")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_the_same_input_gives_the_same_bytes(tiny):
+    def walk():
+        rc.fold(tiny)
+        rc.verify()
+        rc.export()
+        return tree(RUN)
+
+    first = walk()
+    assert walk() == first
+    assert set(first) == {"fold.json", "model.safetensors", "verify.json", "model.onnx", "export.json"}
+    assert b"site-packages" not in first["model.onnx"]
+
+
+def test_a_second_fold_replaces_the_later_stages_and_nothing_else(tiny):
+    rc.fold(tiny)
+    rc.export()
+    (RUN / "notes.txt").write_text("mine")
+    rc.fold(tiny)
+    assert {p.name for p in RUN.iterdir()} == {"fold.json", "model.safetensors", "notes.txt"}
+
+
+def test_another_checkpoint_of_the_same_name_is_not_overwritten(tiny, tmp_path):
+    rc.fold(tiny)
+    before = tree(RUN)
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "tiny.pth"
+    torch.save(METHOD.example(TINY, seed=77), other)
+    with pytest.raises(Refused) as caught:
+        rc.fold(other)
+    assert caught.value.code == "run.other-checkpoint"
+    assert tree(RUN) == before
+    assert rc.fold(other, force=True).origin.path == str(other)
+    other.write_bytes(tiny.read_bytes())  # the same weights from elsewhere are the same checkpoint
+    rc.fold(tiny, force=True)
+    rc.fold(other)
+
+
+def test_a_changed_file_stops_the_next_stage(tiny):
+    rc.fold(tiny)
+    weights = RUN / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for stage in (rc.verify, rc.export):
+        with pytest.raises(Refused) as caught:
+            stage()
+        assert caught.value.code == "artefact.hash"
+    weights.write_bytes(content)
+    rc.export()
+    (RUN / "model.onnx").write_bytes(b"other")
+    for stage in (rc.verify, rc.bench):
+        with pytest.raises(Refused):
+            stage()
+    torch.save(METHOD.example(TINY, seed=78), tiny)
+    with pytest.raises(Refused, match="its hash is another"):
+        rc.verify()
+
+
+def test_a_failed_verdict_stops_and_is_recorded_when_overridden(tiny):
+    rc.fold(tiny)
+    assert rc.verify(rtol={"stored": 1e-12}).verdict == "failed"
+    with pytest.raises(GateFailed):
+        rc.export()
+    assert rc.export(unverified=True).unverified == ("verify failed",)
+    assert rc.bench(rounds=2).unverified == ("verify failed",)
+
+
+def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
+    from repaconv.methods import riformer
+
+    right = riformer.fold_block
+    monkeypatch.setattr(riformer, "fold_block", lambda block: {**right(block), "norm1": -right(block)["norm1"]})
+    with pytest.raises(GateFailed, match=r"network\.0\.0"):
+        rc.fold(tiny)
+    assert not RUN.exists()
+
+
+def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):
+    from safetensors.torch import load_file, save_file
+
+    from repaconv.artefact import payload_of, write_artefact
+
+    rc.fold(tiny)
+    tensors = load_file(RUN / "model.safetensors")
+    tensors["network.0.0.mlp.fc1.weight"][0] *= 1.01
+    save_file(tensors, RUN / "model.safetensors")
+    folded = read_artefact(RUN / "fold.json", FoldArtefact)
+    changed = folded.model_copy(update={"payload": payload_of(RUN / "model.safetensors", RUN)})
+    write_artefact(RUN / "fold.json", changed)
+    verified = rc.verify()
+    assert {link.name: link.verdict for link in verified.links} == {"fold": "passed", "stored": "failed"}
+
+
+def test_writing_is_atomic(tmp_path):
+    path = tmp_path / "a.json"
+    write_text(path, "old")
+
+    def broken(temporary):
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    from repaconv.artefact import write_with
+
+    with pytest.raises(EnvironmentProblem, match="No space left"):
+        write_with(path, broken)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_unreadable_artefact_is_refused(tiny):
+    rc.fold(tiny)
+    for text in ("{", "[]", json.dumps({"schema_version": 99}), json.dumps({"schema_version": 1})):
+        (RUN / "fold.json").write_text(text)
+        with pytest.raises(Refused):
+            rc.verify()
+
+
+def test_the_graph_has_the_names_and_the_freedom_that_it_should(tiny):
+    rc.fold(tiny)
+    exported = rc.export()
+    model = onnx.load(RUN / "model.onnx")
+    assert [i.name for i in model.graph.input] == ["input"]
+    assert [o.name for o in model.graph.output] == ["logits"]
+    dims = [d.dim_param or d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    assert dims == ["batch", 3, "height", "width"]
+    props = {p.key: p.value for p in model.metadata_props}
+    assert props["repaconv.method"] == "riformer"
+    assert json.loads(props["repaconv.preprocessing"])["image_size"] == 32
+    assert exported.operators["BatchNormalization"] == sum(TINY.layers)
+    assert any(node.name.startswith("network.2.1.mlp.fc1/Conv") for node in model.graph.node)
+    fixed = rc.export(batch=2, image_size=48)
+    assert fixed.nodes < exported.nodes
+    dims = [d.dim_value for d in onnx.load(RUN / "model.onnx").graph.input[0].type.tensor_type.shape.dim]
+    assert dims == [2, 3, 48, 48]
+    assert next(link for link in rc.verify().links if link.name == "onnx").verdict == "not verified"
+    assert rc.bench(rounds=2, batch=2).image_size == 48
+
+
+def test_a_simplifier_that_breaks_the_graph_is_not_trusted(tiny, monkeypatch):
+    import onnxsim
+
+    right = onnxsim.simplify
+
+    def wrong(model):
+        smaller, ok = right(model)
+        bias = next(t for t in smaller.graph.initializer if t.name == "head.bias")
+        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 0.1, bias.name))
+        return smaller, ok
+
+    def crash(model):
+        raise RuntimeError("segmentation of thought")
+
+    rc.fold(tiny)
+    for broken in (wrong, crash):
+        monkeypatch.setattr(onnxsim, "simplify", broken)
+        exported = rc.export()
+        assert exported.verdict == "passed"
+        assert not exported.simplified
+        assert exported.links[-1].verdict == "not verified"
+        assert rc.verify().verdict == "passed"
+
+
+def test_bench_compares_what_computes_the_same(tiny):
+    rc.fold(tiny)
+    with pytest.raises(UsageProblem, match="no ONNX model yet"):
+        rc.bench()
+    rc.export()
+    measured = rc.bench(rounds=5, batch=2)
+    assert [row.name for row in measured.latencies] == ["deploy form", "training form"]
+    assert all(len(row.samples_ms) == 5 for row in measured.latencies)
+    assert measured.ratio.low <= measured.ratio.median <= measured.ratio.high
+    assert measured.agreement.verdict == "passed"
+    assert measured.batch == 2
+    assert measured.session["free_dimension_override.batch"] == "2"
+    stamp = (RUN / "bench" / "training.onnx").stat().st_mtime_ns
+    rc.bench(rounds=2)
+    assert (RUN / "bench" / "training.onnx").stat().st_mtime_ns == stamp
+    bare = rc.bench(RUN / "model.onnx", against=RUN / "bench" / "training.onnx", rounds=2, image_size=32)
+    assert bare.agreement.verdict == "passed"
+    with pytest.raises(UsageProblem, match="any size"):
+        rc.bench(RUN / "model.onnx", rounds=2)
+    tiny.unlink()
+    (RUN / "bench" / "training.onnx").unlink()
+    alone = rc.bench(rounds=2)
+    assert alone.ratio is None
+    assert "without the training form" in alone.note
+
+
+def test_ratios_and_their_intervals():
+    from repaconv.measure.statistics import ratio
+
+    random = np.random.default_rng(0)
+    noise = 1 + 0.02 * random.standard_normal((2, 60))
+    weather = 1 + random.random(60)  # slow moments hit both
+    faster = ratio("a", 10 * weather * noise[0], "b", 12 * weather * noise[1], seed=0)
+    assert faster.low < 1.2 < faster.high
+    assert faster.verdict == "faster"
+    assert ratio("b", 12 * weather, "a", 10 * weather, seed=0).verdict == "slower"
+    assert ratio("a", weather * noise[0], "b", weather * noise[1], seed=0).verdict == "no difference shown"
+
+
+def test_interleaving_runs_everything_once_a_round():
+    from repaconv.measure.protocol import interleaved, pinned
+
+    calls = []
+    samples = interleaved(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=30, warmup_rounds=3, seed=0
+    )
+    assert {len(v) for v in samples.values()} == {30}
+    rounds = [tuple(calls[i : i + 2]) for i in range(0, 66, 2)]
+    assert set(rounds) == {("a", "b"), ("b", "a")}
+    before = os.sched_getaffinity(0)
+    with pinned(1) as cores:
+        assert os.sched_getaffinity(0) == set(cores)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_parity_metrics():
+    from repaconv.proof.parity import judge, measure
+
+    reference = np.array([[1.0, 2.0, 4.0], [3.0, 2.9, 0.0]])
+    candidate = reference + np.array([[0, 0, 0.1], [-0.2, 0, 0]])
+    found = measure(candidate, reference, logits=True)
+    assert found.max_abs_error == pytest.approx(0.2)
+    assert found.max_rel_error == pytest.approx(0.05)
+    assert found.top1_agreement == 0.5
+    assert found.top1_flips == ((1, pytest.approx(0.025)),)
+    assert measure(candidate, reference, logits=False).top1_agreement is None
+    for bad in (np.nan, np.inf):
+        broken = reference.copy()
+        broken[0, 0] = bad
+        link = judge("stored", ("a", reference), ("b", broken), logits=True)
+        assert link.verdict == "failed"
+    with pytest.raises(ValueError, match="cannot compare"):
+        measure(reference[:1], reference, logits=True)
+    zero = np.zeros((1, 2))
+    assert judge("fold", ("a", zero), ("b", zero), logits=False).verdict == "passed"
+
+
+def test_inputs_that_do_not_fit_are_refused(tiny, tmp_path):
+    rc.fold(tiny)
+    np.savez(tmp_path / "grey.npz", input=np.zeros((1, 1, 32, 32)))
+    np.savez(tmp_path / "other.npz", input=np.zeros((1, 3, 32, 32)), output=np.zeros((1, 99)))
+    (tmp_path / "no.npz").write_bytes(b"PK no")
+    for name in ("grey.npz", "other.npz", "no.npz", "none.npz"):
+        with pytest.raises(Refused):
+            rc.verify(inputs=tmp_path / name)
+    assert not (RUN / "verify.json").exists()

@@ -16,7 +16,7 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 
 bench-forms: .venv/installed
-	$(BIN)/python benchmarks/riformer_forms.py
+	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -64,7 +64,7 @@ def test_help_and_version_import_nothing_heavy():
         assert done.returncode == 0
         loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
         assert "typer" in loaded
-        assert not loaded & {"torch", "onnx", "onnxruntime", "onnxsim", "numpy", "safetensors", "pydantic"}
+        assert not loaded & {"torch", "onnx", "onnxruntime", "onnxsim", "numpy", "safetensors"}
 
 
 def test_importing_the_package_imports_nothing_heavy():

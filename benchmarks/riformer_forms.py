@@ -1,0 +1,118 @@
+"""Which exactly equal form of RIFormer's deploy graph is fastest on ONNX Runtime's CPU provider.
+
+    python benchmarks/riformer_forms.py [--arch s12] [--rounds 60] [-o result.json]
+
+All forms run interleaved in one process, on one core, at 224 pixels and batch 1, from the same seeded weights:
+
+- training: the network as trained;
+- official: what the official switch_to_deploy leaves (mixer in the norm; LayerScales and affines stay);
+- affine-in-norm: all of repaconv's folds, the norm's affine inside GroupNorm (exported as Mul and Add);
+- repaconv: all folds, the affine as one BatchNormalization (what `repaconv export` writes).
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import onnxruntime
+import torch
+from torch import nn
+
+from repaconv.artefact import canonical_json
+from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
+from repaconv.backbones.parts import Norm
+from repaconv.engines.ort import ENGINE
+from repaconv.exporters.to_onnx import to_onnx
+from repaconv.measure.fingerprint import fingerprint
+from repaconv.measure.protocol import interleaved, pinned
+from repaconv.measure.statistics import ratio
+from repaconv.methods.riformer import ARCHS, METHOD, RIFormerBlock
+from repaconv.proof.data import random_inputs
+
+
+class AffineInNorm(IdentityMixerBlock):
+    """The deploy block with the affine inside the norm."""
+
+    def __init__(self, config, stage):
+        super().__init__(config, stage)
+        self.norm1 = Norm(config.norm, config.widths[stage], config.eps, affine=True)
+
+
+def official(trained: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """switch_to_deploy: eq. 4 and nothing else."""
+    kept = {k: v for k, v in trained.items() if ".norm1." not in k and ".token_mixer." not in k}
+    for key in [k for k in trained if k.endswith("token_mixer.affine.weight")]:
+        block = key.removesuffix("token_mixer.affine.weight")
+        s, t = trained[key].flatten() - 1, trained[f"{block}token_mixer.affine.bias"]
+        kept[f"{block}norm_reparam.weight"] = trained[f"{block}norm1.weight"] * s
+        kept[f"{block}norm_reparam.bias"] = trained[f"{block}norm1.bias"] * s + t
+    return kept
+
+
+def forms(arch: str) -> dict[str, nn.Module]:
+    """Every form with its weights."""
+    config = ARCHS[arch]
+    last = 2 * len(config.layers) - 2
+    trained = {
+        name.removeprefix("backbone.").replace(f"norm{last}.", "norm.").replace("head.fc.", "head."): value
+        for name, value in METHOD.example(arch, seed=0).items()
+    }
+    torch.save({"state_dict": trained}, checkpoint := Path(f"/tmp/repaconv-{arch}.pth"))
+    from repaconv.checkpoint import read_checkpoint
+
+    form = METHOD.read(read_checkpoint(checkpoint), {})
+    checkpoint.unlink()
+    folded = {name: value.float() for part in METHOD.fold(form) for name, value in part.tensors.items()}
+    block = partial(RIFormerBlock, layer_scale=True)
+    built = {
+        "training": (MetaFormer(config, partial(block, deployed=False), final_affine=True), trained),
+        "official": (MetaFormer(config, partial(block, deployed=True), final_affine=True), official(trained)),
+        "affine-in-norm": (MetaFormer(config, AffineInNorm, final_affine=False), folded),
+        "repaconv": (MetaFormer(config, final_affine=False), folded),
+    }
+    for module, weights in built.values():
+        module.load_state_dict(weights, strict=True)
+    return {name: module.eval() for name, (module, _) in built.items()}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--arch", default="s12", choices=ARCHS)
+    options.add_argument("--rounds", type=int, default=60)
+    options.add_argument("-o", "--out", type=Path)
+    given = options.parse_args()
+    import onnxsim
+
+    images = random_inputs((3, 224, 224), count=1, seed=0).images
+    with pinned(1) as cores:
+        sessions = {}
+        for name, module in forms(given.arch).items():
+            graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, free_size=False)
+            sessions[name] = ENGINE.session(onnxsim.simplify(graph)[0].SerializeToString(), threads=1)
+        reference = sessions["training"].run(images)
+        for name, session in sessions.items():
+            assert abs(session.run(images) - reference).max() <= 1e-5 * abs(reference).max(), name
+        calls = {name: partial(session.run, images) for name, session in sessions.items()}
+        samples = interleaved(calls, rounds=given.rounds, warmup_rounds=10, seed=0)
+        machine = fingerprint(tuple(cores))
+    result = {
+        "arch": given.arch,
+        "rounds": given.rounds,
+        "machine": machine,
+        "onnxruntime": onnxruntime.__version__,
+        "against_official": {
+            name: ratio(name, samples[name], "official", samples["official"], 0).model_dump()
+            for name in samples
+            if name != "official"
+        },
+    }
+    for name, found in result["against_official"].items():
+        print(f"{name:15} {found['median']:.3f} times as fast as official ({found['low']:.3f} to {found['high']:.3f})")
+    if given.out:
+        given.out.write_text(canonical_json(result))
+
+
+if __name__ == "__main__":
+    main()

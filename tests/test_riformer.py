@@ -158,6 +158,27 @@ def test_a_deployed_checkpoint_is_recognised():
     assert found["recorded"] <= 1e-6  # its float32 product was stored
 
 
+def test_images_that_are_too_small_are_refused():
+    save(METHOD.example(TINY, seed=9))
+    with pytest.raises(UsageProblem, match="too small"):
+        rc.fold("c.pth", settings={"image_size": "1"})
+    rc.fold("c.pth", settings={"image_size": "3"})
+    rc.export()
+    assert max(links(rc.verify()).values()) <= 1e-5
+    np.savez("small.npz", input=np.zeros((1, 3, 1, 9)))
+    with pytest.raises(UsageProblem, match="too small"):
+        rc.verify(inputs="small.npz")
+    with pytest.raises(UsageProblem, match="too small"):
+        rc.export(image_size=2)
+
+
+def test_a_configuration_of_another_shape_is_refused():
+    for said in ("norm_cfg=['GN']", "in_stride=(4, 4)", "norm_cfg=dict(type='BN')", "act_cfg=dict(type='Odd')"):
+        save(METHOD.example(TINY, seed=9), meta={"cfg": f"model = dict(backbone=dict(type='RIFormer', {said}))"})
+        with pytest.raises(Refused):
+            rc.fold("c.pth")
+
+
 def test_what_must_be_refused():
     weights = METHOD.example(TINY, seed=9)
     other = deployed(weights)

@@ -122,6 +122,12 @@ class MetaFormerBackbone:
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         return MetaFormerConfig(**fields)
 
+    def takes(self, config: MetaFormerConfig, height: int, width: int) -> bool:
+        """Whether images of this size leave anything for the last stage to see."""
+        for kernel, stride, padding in (config.stem, *(config.down,) * (len(config.layers) - 1)):
+            height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+        return height > 0 and width > 0
+
     def deploy(self, config: MetaFormerConfig) -> nn.Module:
         """The deploy form, weights not yet set."""
         return MetaFormer(config, final_affine=config.classes == 0).eval()

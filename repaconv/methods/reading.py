@@ -27,7 +27,7 @@ class Knobs:
         self.facts: list[Fact] = []
 
     def take(self, name: str, parse: Callable[[str], T], default: T, found: T | None = None, source: str = "") -> T:
-        """One value; ``found`` is what the file says of it, ``source`` where.
+        """One value; ``found`` is what the file says of it, ``source`` where it would say so, if anywhere.
 
         Raises:
             UsageProblem: If the user's value does not parse.
@@ -44,7 +44,8 @@ class Knobs:
             self.facts.append(Fact(name=name, value=value, source="--set", against=against))
             return value
         value = default if found is None else found
-        self.facts.append(Fact(name=name, value=value, source=source if found is not None else CODE_DEFAULT))
+        silent = f"default of the official code, which {source} leaves" if source else CODE_DEFAULT
+        self.facts.append(Fact(name=name, value=value, source=silent if found is None else source))
         return value
 
     def done(self) -> None:
@@ -114,7 +115,7 @@ def preprocessing_of(record: Mapping[str, Any], config: Mapping[str, Any], knobs
     if size is None:
         pipeline = config.get("test_pipeline")
         size, source = _number((find_typed(pipeline, "CenterCrop") or {}).get("crop_size")), "meta.cfg"
-    image_size = knobs.take("image_size", positive, 224, size, source)
+    image_size = knobs.take("image_size", positive, 224, size, source if size else "")
     resize = find_typed(config.get("test_pipeline"), "ResizeEdge") or {}
     data = config.get("data_preprocessor")
     if isinstance(data, Mapping) and _triple(data.get("mean")) and _triple(data.get("std")):

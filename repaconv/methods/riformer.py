@@ -281,9 +281,16 @@ def _shape_facts(sizes: Mapping[str, Any]) -> list[Fact]:
 def _not_in_tensors(tensors: Mapping[str, Tensor], run: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
     """Norm, eps, activation, strides and paddings: from --set, the run's configuration or the code's default."""
     said = find_typed(run.get("model"), "RIFormer") or {}
-    where = "meta.cfg"
-    norm = said.get("norm_cfg") or {}
-    act = said.get("act_cfg") or {}
+    where = "meta.cfg" if said else ""
+    norm, act = said.get("norm_cfg") or {}, said.get("act_cfg") or {}
+    whole = ("in_stride", "in_pad", "down_stride", "down_pad")
+    if not isinstance(norm, dict) or not isinstance(act, dict) or any(type(said.get(k, 0)) is not int for k in whole):
+        raise Refused(
+            "the run's configuration of its RIFormer is not understood: norm_cfg and act_cfg should be dicts, "
+            f"{', '.join(whole)} whole numbers.",
+            hint="Save the weights without the configuration and give what it says with --set.",
+            code="riformer.config",
+        )
     if norm.get("type", "GN") not in ("GN", "LN2d") or norm.get("num_groups", 1) != 1:
         raise Refused(
             f"the run's configuration asks for the norm {norm}, which no RIFormer of the official code has.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
 from repaconv.artefact import Artefact, FoldArtefact, sha256_of
-from repaconv.errors import Refused
+from repaconv.errors import Refused, UsageProblem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,6 +112,20 @@ def run_onnx(model: Path | bytes, images: NDArray[np.float32], at_once: int | No
         [session.run(images[start : start + step]) for start in range(0, len(images), step)]
     )
     return outputs
+
+
+def require_size(backbone: Any, config: Any, height: int, width: int) -> None:
+    """Refuse images that the network cannot take.
+
+    Raises:
+        UsageProblem: Naming the size.
+    """
+    if not backbone.takes(config, height, width):
+        raise UsageProblem(
+            f"images of {height} x {width} pixels are too small for this network.",
+            hint="Give larger ones (--image-size, --set image_size=N, --inputs).",
+            code="image-size",
+        )
 
 
 def load_target(name: str) -> Target:

@@ -14,7 +14,7 @@ from repaconv.artefact import (
     write_artefact,
 )
 from repaconv.errors import UsageProblem
-from repaconv.pipeline.common import Progress, load_target, made_by, silent, stored_weights, with_files
+from repaconv.pipeline.common import Progress, load_target, made_by, require_size, silent, stored_weights, with_files
 from repaconv.pipeline.graphs import proved_graph, write_graph
 
 
@@ -62,6 +62,7 @@ def export(
         )
     config = backbone.from_json(folded.config)
     size = image_size or folded.image_size
+    require_size(backbone, config, size, size)
     free_size = folded.any_image_size and image_size is None
     graph = proved_graph(
         "deploy form",

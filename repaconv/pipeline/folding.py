@@ -8,7 +8,7 @@ from pathlib import Path
 from repaconv import registry, runs
 from repaconv.artefact import FoldArtefact, TensorInfo, payload_of, write_artefact, write_with
 from repaconv.errors import GateFailed, Refused
-from repaconv.pipeline.common import Progress, choose_method, made_by, silent, with_files
+from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 
 
 def fold(
@@ -54,6 +54,9 @@ def fold(
             code="method.deployed",
         )
     form = chosen.read(found, settings or {})
+    backbone = registry.load(registry.BACKBONES, chosen.backbone)
+    size = form.preprocessing.image_size
+    require_size(backbone, form.config, size, size)
     run = runs.prepare_run(Path(checkpoint), found.origin.sha256, Path(out) if out else None, force=force)
 
     steps, tensors = [], {}
@@ -71,8 +74,6 @@ def fold(
                 code="fold.not-exact",
             )
 
-    backbone = registry.load(registry.BACKBONES, chosen.backbone)
-    size = form.preprocessing.image_size
     shape = (form.config.in_channels, size, size)
     write_with(run.model, lambda path: save_file(tensors, path))
     runs.clear_later_stages(run)

@@ -55,7 +55,7 @@ def proved_graph(
     from repaconv.proof.runners import run_module
 
     channels, height, width = shape
-    sizes = [(height, width), (height // 2 + 1, width // 2 + 6)] if free_size else [(height, width)]
+    sizes = [(height, width), (height + 1, width + 6)] if free_size else [(height, width)]
     counts = [2, 3] if batch is None else [batch, batch]
     probes = [
         random_inputs((channels, *size), count=count, seed=seed).images

@@ -8,7 +8,7 @@ from pathlib import Path
 from repaconv import registry
 from repaconv.artefact import Inspection
 from repaconv.errors import Refused
-from repaconv.pipeline.common import choose_method
+from repaconv.pipeline.common import choose_method, require_size
 
 
 def inspect(
@@ -38,6 +38,7 @@ def inspect(
     except Refused as error:
         return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
     backbone = registry.load(registry.BACKBONES, method.backbone)
+    require_size(backbone, form.config, form.preprocessing.image_size, form.preprocessing.image_size)
     shape = (form.config.in_channels, form.preprocessing.image_size, form.preprocessing.image_size)
     return seen.model_copy(
         update={

@@ -14,6 +14,7 @@ from repaconv.pipeline.common import (
     TRAINING,
     Progress,
     made_by,
+    require_size,
     run_onnx,
     silent,
     stored_weights,
@@ -68,6 +69,7 @@ def verify(
     )
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
+    require_size(backbone, config, *given.images.shape[2:])
     exact = {name: value for part in chosen.fold(form) for name, value in part.tensors.items()}
     stored = stored_weights(taken, folded)
 

@@ -13,6 +13,7 @@ All forms run interleaved in one process, on one core, at 224 pixels and batch 1
 from __future__ import annotations
 
 import argparse
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from torch import nn
 from repaconv.artefact import canonical_json
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
 from repaconv.backbones.parts import Norm
+from repaconv.checkpoint import read_checkpoint
 from repaconv.engines.ort import ENGINE
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.measure.fingerprint import fingerprint
@@ -59,11 +61,9 @@ def forms(arch: str) -> dict[str, nn.Module]:
         name.removeprefix("backbone.").replace(f"norm{last}.", "norm.").replace("head.fc.", "head."): value
         for name, value in METHOD.example(arch, seed=0).items()
     }
-    torch.save({"state_dict": trained}, checkpoint := Path(f"/tmp/repaconv-{arch}.pth"))
-    from repaconv.checkpoint import read_checkpoint
-
-    form = METHOD.read(read_checkpoint(checkpoint), {})
-    checkpoint.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save({"state_dict": trained}, checkpoint := Path(folder) / "trained.pth")
+        form = METHOD.read(read_checkpoint(checkpoint), {})
     folded = {name: value.float() for part in METHOD.fold(form) for name, value in part.tensors.items()}
     block = partial(RIFormerBlock, layer_scale=True)
     built = {

@@ -93,7 +93,7 @@ def _describe(place: str, found: Mapping[str, Any]) -> WeightSet:
     return WeightSet(path=place, tensors=len(tensors), parameters=sum(tensor.numel() for tensor in tensors))
 
 
-def _weight_sets(value: Any, place: str = ".", depth: int = 3) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _weight_sets(value: Any, place: str = ".", depth: int = 4) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Mappings of names mostly to tensors, with their dotted places; an optimizer's state is not one."""
     if not isinstance(value, Mapping) or depth == 0:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,6 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     names: Mapping[str, str]
     record: Mapping[str, Any]
-
-    def with_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Checkpoint:
-        """The same file under other names."""
-        return replace(self, tensors=tensors, names=names)
 
 
 def read_checkpoint(path: str | Path, weights: str | None = None) -> Checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -112,10 +113,7 @@ def _quiet() -> Iterator[None]:
 
 def operators_of(model: onnx.ModelProto) -> dict[str, int]:
     """How many nodes of each operator the graph has."""
-    counts: dict[str, int] = {}
-    for node in model.graph.node:
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
 def check(model: Any) -> None:

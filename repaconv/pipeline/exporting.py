@@ -14,7 +14,16 @@ from repaconv.artefact import (
     write_artefact,
 )
 from repaconv.errors import UsageProblem
-from repaconv.pipeline.common import Progress, load_target, made_by, require_size, silent, stored_weights, with_files
+from repaconv.pipeline.common import (
+    DEPLOY,
+    Progress,
+    load_target,
+    made_by,
+    require_size,
+    silent,
+    stored_weights,
+    with_files,
+)
 from repaconv.pipeline.graphs import proved_graph, write_graph
 
 
@@ -65,7 +74,7 @@ def export(
     require_size(backbone, config, size, size)
     free_size = folded.any_image_size and image_size is None
     graph = proved_graph(
-        "deploy form",
+        DEPLOY,
         backbone.deploy(config),
         stored_weights(taken, folded),
         (config.in_channels, size, size),

@@ -75,7 +75,7 @@ def proved_graph(
     progress(f"{what}: simplify", 0, 0)
     result = simplify(
         exported,
-        lambda _, smaller: judge(
+        lambda smaller: judge(
             "simplified", ("ONNX as exported", before), ("ONNX simplified", _run(smaller, probes)), logits=logits
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,7 +105,7 @@ def bench(
         images = random_inputs(shape, count=batch, seed=seed).images
         outputs = {name: _first_run(session, images) for name, session in sessions.items()}
         samples = interleaved(
-            {name: _call(session, images) for name, session in sessions.items()},
+            {name: partial(session.run, images) for name, session in sessions.items()},
             rounds=rounds,
             warmup_rounds=device.bench.warmup_rounds,
             seed=seed,
@@ -272,10 +273,6 @@ def _first_run(session: OrtSession, images: NDArray[np.float32]) -> NDArray[np.f
             hint="Both models must take the same images.",
             code="bench.shape",
         ) from error
-
-
-def _call(session: OrtSession, images: NDArray[np.float32]) -> Any:
-    return lambda: session.run(images)
 
 
 def _agreement(names: list[str], outputs: Mapping[str, NDArray[np.floating]], logits: bool, judge: Any) -> Link | None:

@@ -22,6 +22,21 @@ SCHEMA_VERSION = 1
 
 Verdict = Literal["passed", "failed", "not verified"]
 
+ImageSize = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+def parse_image_size(text: str) -> ImageSize:
+    """``224`` or ``140x126`` (height x width).
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise ValueError("neither a number of pixels nor HEIGHTxWIDTH")
+    return int(sides[0]), int(sides[-1])
+
 
 class Record(BaseModel):
     """A frozen result; unknown fields are errors, so a newer file is not half-read."""
@@ -72,7 +87,7 @@ class Preprocessing(Record):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     channel_order: Literal["RGB", "BGR"] = "RGB"
-    image_size: int
+    image_size: ImageSize
     resize_edge: int | None = None
     interpolation: str = "bicubic"
     source: str
@@ -162,6 +177,8 @@ class Inspection(Record):
     method: str | None
     form: str | None
     reason: str
+    confidence: str = ""
+    applied: tuple[str, ...] = ()
     backbone: str | None = None
     facts: tuple[Fact, ...] = ()
     problems: tuple[str, ...] = ()
@@ -170,24 +187,29 @@ class Inspection(Record):
 
 
 class FoldArtefact(Artefact):
-    """The folded model, whole: later stages rebuild it from this and ``model.safetensors`` alone."""
+    """The folded model, whole: later stages rebuild it from this and ``model.safetensors`` alone.
+
+    ``applied`` names all that was folded: the method, and what the checkpoint carried besides (LoRA, LayerScale).
+    ``tolerances`` are those of the links that this net cannot hold at the policy's.
+    """
 
     stage: str = "fold"
     origin: Origin
     method: str
+    applied: tuple[str, ...]
     settings: dict[str, str]
     backbone: str
     config: dict[str, Any]
     form: str
     facts: tuple[Fact, ...]
     preprocessing: Preprocessing
-    image_size: int
+    image_size: ImageSize
     any_image_size: bool
     output: Literal["logits", "features"]
     tensors: tuple[TensorInfo, ...]
     training: Cost
     deploy: Cost
-    tolerance: float
+    tolerances: dict[str, float]
     certificate: tuple[FoldStep, ...]
     payload: Payload
 
@@ -211,7 +233,7 @@ class ExportArtefact(Artefact):
     target: str
     opset: int
     batch: int | Literal["dynamic"]
-    image_size: int | Literal["dynamic"]
+    image_size: ImageSize | Literal["dynamic"]
     simplified: bool
     simplifier: str
     nodes: int
@@ -255,7 +277,7 @@ class BenchArtefact(Artefact):
     target: str
     runtime: str
     batch: int
-    image_size: int
+    image_size: ImageSize
     threads: int
     rounds: int
     warmup_rounds: int

@@ -145,7 +145,7 @@ def test_other_globals_stay_inert_and_are_listed(tmp_path, tiny_weights):
     found = read_checkpoint(tmp_path / "run.pth")
     assert set(found.placeholders) == {"somebody.trainer.Odd", "argparse.Namespace", "builtins.getattr"}
     assert found.record["args"] == {"img_size": 48}
-    assert METHOD.read(found, {}).preprocessing.image_size == 48
+    assert METHOD.read(found, {}).preprocessing.image_size == (48, 48)
     assert "somebody.trainer.Odd" in refused(tmp_path / "inside.pth", "checkpoint.global-in-weights")
 
 

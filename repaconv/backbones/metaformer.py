@@ -122,6 +122,10 @@ class MetaFormerBackbone:
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         return MetaFormerConfig(**fields)
 
+    def image_size(self, config: MetaFormerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) to work with: it takes any."""
+        return preferred
+
     def takes(self, config: MetaFormerConfig, height: int, width: int) -> bool:
         """Whether images of this size leave anything for the last stage to see."""
         for kernel, stride, padding in (config.stem, *(config.down,) * (len(config.layers) - 1)):

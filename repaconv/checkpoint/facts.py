@@ -33,10 +33,8 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
             )
 
 
-def require_exact(
-    expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], names: Mapping[str, str]
-) -> None:
-    """Hold the weights against the shapes of the module that they are for: all, no more, none misshaped.
+def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Hold the weights against the state dict of the module that they are for: all, no more, none misshaped.
 
     Raises:
         Refused: ``checkpoint.missing-keys``, ``.unexpected-keys``, ``.shape`` or ``.dtype``.
@@ -48,15 +46,16 @@ def require_exact(
         [names.get(name, name) for name in tensors.keys() - expected.keys()],
         "Folding only a part would be wrong; if they are no weights of the net, save without them.",
     )
-    for name, shape in expected.items():
+    for name, wanted in expected.items():
         found = tensors[name]
-        if tuple(found.shape) != tuple(shape):
+        if found.shape != wanted.shape:
             raise Refused(
-                f"{names.get(name, name)} has shape {list(found.shape)} where the other weights need {list(shape)}.",
+                f"{names.get(name, name)} has shape {list(found.shape)} where the other weights need "
+                f"{list(wanted.shape)}.",
                 hint="The file mixes two nets, or it was changed after training.",
                 code="checkpoint.shape",
             )
-        if not found.is_floating_point():
+        if wanted.is_floating_point() and not found.is_floating_point():
             raise Refused(
                 f"{names.get(name, name)} holds {found.dtype}, not floating point numbers.",
                 hint="Fold the float checkpoint and quantise afterwards.",

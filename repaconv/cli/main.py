@@ -173,7 +173,7 @@ def export(
     target: Target = "x86-64",
     batch: Annotated[str, typer.Option("--batch", metavar="dynamic|N", help="Images a call.")] = "dynamic",
     image_size: Annotated[
-        int | None, typer.Option("--image-size", min=1, help="Fix height and width; free if the network allows it.")
+        str | None, typer.Option("--image-size", help="Fix them: N or HEIGHTxWIDTH; free if the network allows it.")
     ] = None,
     unverified: Unverified = False,
     format: FormatOption = Format.text,
@@ -195,7 +195,7 @@ def export(
             onnx=onnx or out,
             target=target,
             batch=fixed,
-            image_size=image_size,
+            image_size=size(image_size),
             unverified=unverified,
             progress=progress,
         ),
@@ -212,7 +212,7 @@ def bench(
     against: Annotated[Path | None, typer.Option("--against", help="Another .onnx, not the training form.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of one inference.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images a call.")] = None,
-    image_size: Annotated[int | None, typer.Option("--image-size", min=1, help="Of the images.")] = None,
+    image_size: Annotated[str | None, typer.Option("--image-size", help="Of the images: N or HEIGHTxWIDTH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured, interleaved rounds.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of images, order and bootstrap.")] = 0,
     unverified: Unverified = False,
@@ -234,7 +234,7 @@ def bench(
             against=against,
             threads=threads,
             batch=batch,
-            image_size=image_size,
+            image_size=size(image_size),
             rounds=rounds,
             seed=seed,
             unverified=unverified,
@@ -328,6 +328,18 @@ def number(text: str, option: str) -> float:
     if not value > 0:
         raise UsageProblem(f"{option}: {text!r} is not a number above zero.", hint="E.g. 1e-6.", code="usage.number")
     return value
+
+
+def size(text: str | None) -> tuple[int, int] | None:
+    """N or HEIGHTxWIDTH in pixels."""
+    from repaconv.artefact import parse_image_size
+
+    try:
+        return None if text is None else parse_image_size(text)
+    except ValueError as error:
+        raise UsageProblem(
+            f"--image-size {text} is {error}.", hint="E.g. --image-size 224.", code="usage.image-size"
+        ) from None
 
 
 def whole(text: str, option: str) -> int:

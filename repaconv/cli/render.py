@@ -136,7 +136,9 @@ def folding(done: FoldArtefact) -> None:
     out().print(table)
     out().print(_costs(done.training, done.deploy))
     worst = max((step.max_rel_error for step in done.certificate), default=0.0)
-    out().print(f"{_verdict(done.verdict)}: every fold within {done.tolerance:.0e}, the worst {worst:.1e} (float64)")
+    out().print(
+        f"{_verdict(done.verdict)}: every fold within {done.tolerances['fold']:.0e}, the worst {worst:.1e} (float64)"
+    )
 
 
 def verification(done: VerifyArtefact) -> None:
@@ -149,7 +151,7 @@ def exporting(done: ExportArtefact) -> None:
     """The graph and its links."""
     out().print(_links(done.links))
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
-    shape = f"batch {done.batch}, image size {done.image_size}"
+    shape = f"batch {done.batch}, image size {_size(done.image_size)}"
     out().print(f"{_verdict(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}")
 
 
@@ -174,7 +176,7 @@ def measuring(done: BenchArtefact) -> None:
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
     out().print(
         f"[dim]{_plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
-        f"batch {done.batch}, {done.image_size} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
+        f"batch {done.batch}, {_size(done.image_size)} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
         f"of warm-up, load {done.machine.get('load_1min')}[/]"
     )
 
@@ -232,6 +234,10 @@ def _table(*header: str) -> Table:
 def _verdict(verdict: str) -> str:
     colour = {"passed": "green", "failed": "bold red"}.get(verdict, "yellow")
     return f"[{colour}]{verdict}[/]"
+
+
+def _size(size: Any) -> str:
+    return size if isinstance(size, str) else "x".join(map(str, size))
 
 
 def _value(value: Any) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+Loaded = tuple[nn.Module, Mapping[str, Tensor]]
+"""A module on any device and the weights to put into it."""
+
 
 def loaded(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The module in float64 and eval mode with these weights, strictly."""
-    module = module.double().eval()
-    module.load_state_dict(dict(tensors), strict=True)
-    return module
+    """The module in float64 and eval mode with these weights, strictly; it may have been built on meta."""
+    weights = {name: w.double() if w.is_floating_point() else w for name, w in tensors.items()}
+    module.load_state_dict(weights, strict=True, assign=True)
+    return module.double().eval()
 
 
 def max_rel_error(candidate: Tensor, reference: Tensor) -> float:
@@ -22,7 +25,7 @@ def max_rel_error(candidate: Tensor, reference: Tensor) -> float:
 
 
 @torch.no_grad()
-def relative_difference(training: nn.Module, folded: nn.Module, shape: tuple[int, ...]) -> float:
-    """`max_rel_error` of two float64 modules on one seeded standard normal input of this shape."""
+def relative_difference(training: Loaded, folded: Loaded, shape: tuple[int, ...]) -> float:
+    """`max_rel_error` of two modules in float64 on one seeded standard normal input of this shape."""
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return max_rel_error(folded(x), training(x))
+    return max_rel_error(loaded(*folded)(x), loaded(*training)(x))

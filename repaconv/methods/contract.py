@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -14,10 +14,14 @@ from repaconv.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Detection:
-    """That a checkpoint is of a method, in which form, and the keys that prove it."""
+    """That a checkpoint is of a method, in which form, and the keys that prove it.
+
+    ``certain``: only this method has such keys. ``possible``: another method with keys of its own comes first.
+    """
 
     form: Literal["training", "deploy"]
     reason: str
+    confidence: Literal["certain", "possible"] = "certain"
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,25 @@ class TrainingForm:
     """A checkpoint understood: the network as trained.
 
     Attributes:
-        config: Of the backbone.
+        backbone: The registered name of the network family.
+        config: Of the backbone's deploy form; it has at least ``in_channels`` and ``classes``.
         tensors: The weights by the backbone's official key names, as stored and memory-mapped.
         names: Those names to the names in the file.
         facts: Every value that was used, with its source.
         deployed: Whether the file is in the paper's deploy form already.
+        applied: What is folded besides the method's own, e.g. ``layer scale``.
+        tolerances: Of the links that this net cannot hold at the policy's, e.g. weights stored as a product.
     """
 
+    backbone: str
     config: Any
     tensors: Mapping[str, Tensor]
     names: Mapping[str, str]
     facts: tuple[Fact, ...]
     preprocessing: Preprocessing
     deployed: bool
+    applied: tuple[str, ...] = field(default=(), kw_only=True)
+    tolerances: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,6 @@ class Method(Protocol):
 
     name: str
     paper: str
-    backbone: str
     archs: tuple[str, ...]
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from repaconv.artefact import Fact, Preprocessing
+from repaconv.artefact import Fact, Preprocessing, parse_image_size
 from repaconv.checkpoint import find_typed, read_mmconfig
-from repaconv.errors import UsageProblem
+from repaconv.errors import Refused, UsageProblem
 
 T = TypeVar("T")
 
@@ -47,6 +47,16 @@ class Knobs:
         silent = f"default of the official code, which {source} leaves" if source else CODE_DEFAULT
         self.facts.append(Fact(name=name, value=value, source=silent if found is None else source))
         return value
+
+    def need(self, name: str, parse: Callable[[str], T], example: str, why: str) -> T:
+        """One value that only the user can give.
+
+        Raises:
+            Refused: Naming the setting, if it was not given; ``why`` says why it cannot be known.
+        """
+        if name not in self._left:
+            raise Refused(f"{why}.", hint=f"Give it with --set {name}=..., e.g. {example}.", code="setting.needed")
+        return self.take(name, parse, parse(example))
 
     def done(self) -> None:
         """Refuse settings that nobody took.
@@ -115,7 +125,7 @@ def preprocessing_of(record: Mapping[str, Any], config: Mapping[str, Any], knobs
     if size is None:
         pipeline = config.get("test_pipeline")
         size, source = _number((find_typed(pipeline, "CenterCrop") or {}).get("crop_size")), "meta.cfg"
-    image_size = knobs.take("image_size", positive, 224, size, source if size else "")
+    image_size = knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source)
     resize = find_typed(config.get("test_pipeline"), "ResizeEdge") or {}
     data = config.get("data_preprocessor")
     if isinstance(data, Mapping) and _triple(data.get("mean")) and _triple(data.get("std")):

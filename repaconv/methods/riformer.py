@@ -36,7 +36,7 @@ from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFo
 from repaconv.backbones.parts import ConvMlp, Norm
 from repaconv.checkpoint import Checkpoint, find_typed, require_exact, require_sound
 from repaconv.errors import Refused
-from repaconv.methods.certificate import loaded, max_rel_error, relative_difference
+from repaconv.methods.certificate import max_rel_error, relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, TrainingForm
 from repaconv.methods.reading import Knobs, natural, one_of, positive, preprocessing_of, run_config, small
 
@@ -131,7 +131,6 @@ class RIFormer:
 
     name = "riformer"
     paper = "RIFormer: Keep Your Vision Backbone Effective But Removing Token Mixer, arXiv 2304.05659"
-    backbone = "metaformer"
     archs = tuple(ARCHS)
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:
@@ -168,6 +167,7 @@ class RIFormer:
         preprocessing = preprocessing_of(checkpoint.record, run, knobs)
         knobs.done()
         form = RIFormerForm(
+            backbone="metaformer",
             config=config,
             tensors=tensors,
             names=names,
@@ -179,7 +179,7 @@ class RIFormer:
         _require_one_form(form)
         with torch.device("meta"):
             expected = self.training(form).state_dict()
-        require_exact({name: tuple(tensor.shape) for name, tensor in expected.items()}, tensors, names)
+        require_exact(expected, tensors, names)
         return form
 
     def training(self, form: TrainingForm) -> nn.Module:
@@ -361,9 +361,7 @@ def _folded_block(form: RIFormerForm, stage: int, name: str) -> FoldedPart:
     }
     width = form.config.widths[stage]
     block = RIFormerBlock(form.config, stage, layer_scale=form.layer_scale, deployed=form.deployed)
-    error = relative_difference(
-        loaded(block, trained), loaded(IdentityMixerBlock(form.config, stage), folded), (2, width, 7, 5)
-    )
+    error = relative_difference((block, trained), (IdentityMixerBlock(form.config, stage), folded), (2, width, 7, 5))
     scaled = ("layer_scale_1 -> norm1", "layer_scale_2 -> mlp.fc2") if form.layer_scale else ()
     mixer = () if form.deployed else ("token_mixer.affine - identity -> norm1",)
     return FoldedPart(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
-from repaconv.artefact import Artefact, FoldArtefact, sha256_of
-from repaconv.errors import Refused, UsageProblem
+from repaconv.artefact import Artefact, FoldArtefact, ImageSize, sha256_of
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,9 +51,15 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     names = list(registry.registered(registry.METHODS)) if wanted == "auto" else [wanted]
     found: list[tuple[Method, Detection]] = []
     for name in names:
-        method: Method = registry.load(registry.METHODS, name)
+        try:
+            method: Method = registry.load(registry.METHODS, name)
+        except EnvironmentProblem:
+            if wanted == "auto":  # a broken plug-in is not this checkpoint's fault
+                continue
+            raise
         if (detection := method.detect(checkpoint)) is not None:
             found.append((method, detection))
+    found = [pair for pair in found if pair[1].confidence == "certain"] or found
     if len(found) == 1:
         return found[0]
     if found:
@@ -120,12 +126,25 @@ def require_size(backbone: Any, config: Any, height: int, width: int) -> None:
     Raises:
         UsageProblem: Naming the size.
     """
-    if not backbone.takes(config, height, width):
+    if backbone.takes(config, height, width):
+        return
+    if backbone.any_image_size:
         raise UsageProblem(
             f"images of {height} x {width} pixels are too small for this network.",
             hint="Give larger ones (--image-size, --set image_size=N, --inputs).",
             code="image-size",
         )
+    taken = " x ".join(map(str, backbone.image_size(config, (height, width))))
+    raise UsageProblem(
+        f"this network takes images of {taken} pixels only, not of {height} x {width}.",
+        hint="Its positions are for that size; give such images, or leave --image-size out.",
+        code="image-size",
+    )
+
+
+def as_image_size(size: int | ImageSize | None) -> ImageSize | None:
+    """A square one from one number."""
+    return (size, size) if isinstance(size, int) else size
 
 
 def load_target(name: str) -> Target:

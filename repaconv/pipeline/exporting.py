@@ -8,15 +8,16 @@ from repaconv import registry, runs
 from repaconv.artefact import (
     ExportArtefact,
     FoldArtefact,
+    ImageSize,
     VerifyArtefact,
     payload_of,
     read_artefact,
     write_artefact,
 )
-from repaconv.errors import UsageProblem
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
+    as_image_size,
     load_target,
     made_by,
     require_size,
@@ -33,7 +34,7 @@ def export(
     onnx: str | Path | None = None,
     target: str = "x86-64",
     batch: int | None = None,
-    image_size: int | None = None,
+    image_size: int | ImageSize | None = None,
     unverified: bool = False,
     progress: Progress = silent,
 ) -> ExportArtefact:
@@ -44,7 +45,7 @@ def export(
         onnx: The file to write; ``model.onnx`` in the run's folder when None.
         target: Whose opset is written: a name, or the path of a .toml.
         batch: A fixed batch; free when None.
-        image_size: A fixed size; where the backbone takes any, free when None.
+        image_size: A fixed size, a square by one number; where the backbone takes any, free when None.
         unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
 
@@ -63,25 +64,20 @@ def export(
     overridden = _overridden(taken, folded, unverified=unverified)
     device = load_target(target)
     backbone = registry.load(registry.BACKBONES, folded.backbone)
-    if image_size not in (None, folded.image_size) and not folded.any_image_size:
-        raise UsageProblem(
-            f"this network takes images of {folded.image_size} pixels only.",
-            hint="Leave --image-size out.",
-            code="export.image-size",
-        )
     config = backbone.from_json(folded.config)
-    size = image_size or folded.image_size
-    require_size(backbone, config, size, size)
+    size = as_image_size(image_size) or folded.image_size
+    require_size(backbone, config, *size)
     free_size = folded.any_image_size and image_size is None
     graph = proved_graph(
         DEPLOY,
         backbone.deploy(config),
         stored_weights(taken, folded),
-        (config.in_channels, size, size),
+        (config.in_channels, *size),
         output=folded.output,
         opset=device.opset,
         batch=batch,
         free_size=free_size,
+        tolerances=folded.tolerances,
         progress=progress,
     )
     add_metadata(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from repaconv import registry, runs
 from repaconv.artefact import FoldArtefact, TensorInfo, payload_of, write_artefact, write_with
 from repaconv.errors import GateFailed, Refused
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def fold(
@@ -38,7 +42,6 @@ def fold(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    import torch
     from safetensors.torch import save_file
 
     from repaconv.backbones.cost import cost_of
@@ -54,27 +57,28 @@ def fold(
             code="method.deployed",
         )
     form = chosen.read(found, settings or {})
-    backbone = registry.load(registry.BACKBONES, chosen.backbone)
-    size = form.preprocessing.image_size
-    require_size(backbone, form.config, size, size)
+    backbone = registry.load(registry.BACKBONES, form.backbone)
+    size = backbone.image_size(form.config, form.preprocessing.image_size)
+    require_size(backbone, form.config, *size)
+    tolerance = form.tolerances.get("fold", TOLERANCES["fold"])
     run = runs.prepare_run(Path(checkpoint), found.origin.sha256, Path(out) if out else None, force=force)
 
     steps, tensors = [], {}
     for part in chosen.fold(form):
-        tensors.update({name: value.to(torch.float32).contiguous() for name, value in part.tensors.items()})
+        tensors.update({name: _stored(value) for name, value in part.tensors.items()})
         if part.step:
             steps.append(part.step)
             progress("fold", len(steps), 0)
     for step in steps:
-        if not step.max_rel_error <= TOLERANCES["fold"]:
+        if not step.max_rel_error <= tolerance:
             raise GateFailed(
                 f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, "
-                f"more than {TOLERANCES['fold']:.0e}; nothing was written.",
+                f"more than {tolerance:.0e}; nothing was written.",
                 hint="This is a defect of the method; please report it with `repaconv inspect`.",
                 code="fold.not-exact",
             )
 
-    shape = (form.config.in_channels, size, size)
+    shape = (form.config.in_channels, *size)
     write_with(run.model, lambda path: save_file(tensors, path))
     runs.clear_later_stages(run)
     artefact = FoldArtefact(
@@ -82,8 +86,9 @@ def fold(
         verdict="passed",
         origin=found.origin,
         method=chosen.name,
+        applied=(chosen.name, *form.applied),
         settings=dict(settings or {}),
-        backbone=chosen.backbone,
+        backbone=form.backbone,
         config=backbone.to_json(form.config),
         form="default",
         facts=form.facts,
@@ -92,14 +97,22 @@ def fold(
         any_image_size=backbone.any_image_size,
         output="logits" if form.config.classes else "features",
         tensors=tuple(
-            TensorInfo(name=name, shape=tuple(value.shape), dtype="float32") for name, value in sorted(tensors.items())
+            TensorInfo(name=name, shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."))
+            for name, value in sorted(tensors.items())
         ),
         training=cost_of(lambda: chosen.training(form), shape),
         deploy=cost_of(lambda: backbone.deploy(form.config), shape),
-        tolerance=TOLERANCES["fold"],
+        tolerances={**TOLERANCES, **form.tolerances},
         certificate=tuple(steps),
         payload=payload_of(run.model, run.folder),
     )
     write_artefact(run.fold_json, artefact)
     runs.remember(run)
     return with_files(artefact, [Path(checkpoint)], [run.model, run.fold_json])
+
+
+def _stored(value: Tensor) -> Tensor:
+    """float32 for numbers; what is not floating point (an index) as it is."""
+    import torch
+
+    return (value.to(torch.float32) if value.is_floating_point() else value).contiguous()

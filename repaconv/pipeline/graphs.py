@@ -40,6 +40,7 @@ def proved_graph(
     opset: int,
     batch: int | None,
     free_size: bool,
+    tolerances: Mapping[str, float],
     progress: Progress,
 ) -> Graph:
     """Export a module with these weights and follow it, graph by graph, under ONNX Runtime.
@@ -65,18 +66,29 @@ def proved_graph(
 
     progress(f"{what}: torch", 0, 0)
     expected = _joined([run_module(module, tensors, probe, double=False) for probe in probes])
-    module.load_state_dict({name: value.to(torch.float32) for name, value in tensors.items()}, assign=True)
+    weights = {n: value.to(torch.float32) if value.is_floating_point() else value for n, value in tensors.items()}
+    module.load_state_dict(weights, assign=True)
     progress(f"{what}: to ONNX", 0, 0)
     exported = to_onnx(module, shape, output=output, opset=opset, batch=batch, free_size=free_size)
     check(exported)
     progress(f"{what}: ONNX Runtime", 0, 0)
     before = _run(exported, probes)
-    link = judge("onnx", (f"{what} in torch, float32", expected), ("ONNX as exported", before), logits=logits)
+    link = judge(
+        "onnx",
+        (f"{what} in torch, float32", expected),
+        ("ONNX as exported", before),
+        logits=logits,
+        tolerance=tolerances["onnx"],
+    )
     progress(f"{what}: simplify", 0, 0)
     result = simplify(
         exported,
         lambda smaller: judge(
-            "simplified", ("ONNX as exported", before), ("ONNX simplified", _run(smaller, probes)), logits=logits
+            "simplified",
+            ("ONNX as exported", before),
+            ("ONNX simplified", _run(smaller, probes)),
+            logits=logits,
+            tolerance=tolerances["simplified"],
         ),
     )
     check(result.model)

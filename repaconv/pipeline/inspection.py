@@ -31,18 +31,26 @@ def inspect(
     except Refused as error:
         return seen.model_copy(update={"reason": error.message})
     seen = seen.model_copy(
-        update={"method": method.name, "form": detection.form, "reason": detection.reason, "backbone": method.backbone}
+        update={
+            "method": method.name,
+            "form": detection.form,
+            "reason": detection.reason,
+            "confidence": detection.confidence,
+        }
     )
     try:
         form = method.read(found, settings or {})
     except Refused as error:
         return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
-    backbone = registry.load(registry.BACKBONES, method.backbone)
-    require_size(backbone, form.config, form.preprocessing.image_size, form.preprocessing.image_size)
-    shape = (form.config.in_channels, form.preprocessing.image_size, form.preprocessing.image_size)
+    backbone = registry.load(registry.BACKBONES, form.backbone)
+    size = backbone.image_size(form.config, form.preprocessing.image_size)
+    require_size(backbone, form.config, *size)
+    shape = (form.config.in_channels, *size)
     return seen.model_copy(
         update={
+            "backbone": form.backbone,
             "facts": form.facts,
+            "applied": (method.name, *form.applied),
             "training": cost_of(lambda: method.training(form), shape),
             "deploy": cost_of(lambda: backbone.deploy(form.config), shape),
         }

@@ -12,6 +12,7 @@ from repaconv.artefact import (
     BenchArtefact,
     ExportArtefact,
     FoldArtefact,
+    ImageSize,
     Link,
     Record,
     canonical_json,
@@ -25,6 +26,7 @@ from repaconv.pipeline.common import (
     DEPLOY,
     TRAINING,
     Progress,
+    as_image_size,
     load_target,
     made_by,
     silent,
@@ -54,7 +56,7 @@ def bench(
     against: str | Path | None = None,
     threads: int | None = None,
     batch: int | None = None,
-    image_size: int | None = None,
+    image_size: int | ImageSize | None = None,
     rounds: int | None = None,
     seed: int = 0,
     unverified: bool = False,
@@ -69,7 +71,7 @@ def bench(
         against: Another .onnx file. Without it a run is compared to its own training form, exported alike.
         threads: Of one inference; the target's when None.
         batch: Images a call; the target's when None.
-        image_size: Of the images; the model's when None.
+        image_size: Of the images, a square by one number; the model's when None.
         rounds: Measured rounds; the target's when None.
         seed: Of the images, the order and the bootstrap.
         unverified: Go on behind a failed verdict, and record it.
@@ -93,12 +95,12 @@ def bench(
     bare = model is not None and Path(model).suffix == ".onnx"
     run = None if bare else runs.find_run(Path(model) if model else None)
     subjects, overridden, logits, size, note = _subjects(run, model, against, unverified, progress)
-    size = image_size or size
+    size = as_image_size(image_size) or size
 
     with pinned(threads) as cores:
         sessions: dict[str, OrtSession] = {}
         for subject in subjects:
-            dims = {"batch": batch, "height": size, "width": size} if size else {"batch": batch}
+            dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
             sessions[subject.name] = engine.session(subject.path, threads=threads, dims=dims)
         first = sessions[subjects[0].name]
         shape = _image_shape(first.input_shape, batch, size, subjects[0].path)
@@ -125,7 +127,7 @@ def bench(
         target=device.name,
         runtime=f"{engine.name} {engine.version()}",
         batch=batch,
-        image_size=shape[1],
+        image_size=shape[1:],
         threads=threads,
         rounds=rounds,
         warmup_rounds=device.bench.warmup_rounds,
@@ -150,7 +152,7 @@ class _Subjects(NamedTuple):
     subjects: list[Subject]
     overridden: tuple[str, ...]
     logits: bool
-    size: int | None
+    size: ImageSize | None
     note: str
 
 
@@ -177,7 +179,7 @@ def _subjects(
         )
     overridden = runs.require_passed(exported, run.export_json, unverified=unverified)
     subjects = [Subject(DEPLOY, run.payload(exported.payload))]
-    size = folded.image_size if exported.image_size == "dynamic" else int(exported.image_size)
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     note = ""
     if not other:
         try:
@@ -210,16 +212,17 @@ def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact
         if same and sha256_of(run.training_onnx) == known.sha256:
             return run.training_onnx
     method, form, _ = training_form(folded, None)
-    size = folded.image_size if exported.image_size == "dynamic" else int(exported.image_size)
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     graph = proved_graph(
         TRAINING,
         method.training(form),
         form.tensors,
-        (form.config.in_channels, size, size),
+        (form.config.in_channels, *size),
         output=folded.output,
         opset=exported.opset,
         batch=None if exported.batch == "dynamic" else int(exported.batch),
         free_size=exported.image_size == "dynamic",
+        tolerances=folded.tolerances,
         progress=progress,
     )
     write_graph(graph.model, run.training_onnx)
@@ -239,7 +242,7 @@ def _existing(path: Path) -> Path:
 
 
 def _image_shape(
-    model_shape: tuple[int | str | None, ...], batch: int, size: int | None, path: Path
+    model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
 ) -> tuple[int, int, int]:
     """[C, H, W] of what the model takes.
 
@@ -252,7 +255,7 @@ def _image_shape(
             hint="bench measures image models.",
             code="bench.shape",
         )
-    wanted = (batch, model_shape[1], size or model_shape[2], size or model_shape[3])
+    wanted = (batch, model_shape[1], *(size or model_shape[2:]))
     if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
         raise UsageProblem(f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape")
     if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):

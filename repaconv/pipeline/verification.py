@@ -59,13 +59,13 @@ def verify(
 
     taken = runs.find_run(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
-    limits = _limits(rtol)
+    limits = _limits(folded, rtol)
     chosen, form, source = training_form(folded, checkpoint)
     channels = form.config.in_channels
     given = (
         data.npz_inputs(Path(inputs), channels)
         if inputs
-        else data.random_inputs((channels, folded.image_size, folded.image_size), count=images, seed=seed)
+        else data.random_inputs((channels, *folded.image_size), count=images, seed=seed)
     )
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
@@ -125,15 +125,13 @@ def verify(
     return with_files(artefact, took + ([Path(inputs)] if inputs else []), [target])
 
 
-def _limits(rtol: Mapping[str, float] | None) -> dict[str, float]:
-    from repaconv.proof.parity import TOLERANCES
-
+def _limits(folded: FoldArtefact, rtol: Mapping[str, float] | None) -> dict[str, float]:
     for name in rtol or {}:
-        if name not in TOLERANCES:
+        if name not in folded.tolerances:
             raise UsageProblem(
-                f"there is no link {name!r}.", hint=f"Links: {', '.join(TOLERANCES)}.", code="tolerance.unknown"
+                f"there is no link {name!r}.", hint=f"Links: {', '.join(folded.tolerances)}.", code="tolerance.unknown"
             )
-    return {**TOLERANCES, **(rtol or {})}
+    return {**folded.tolerances, **(rtol or {})}
 
 
 def _onnx_link(
@@ -142,7 +140,7 @@ def _onnx_link(
     """The exported graph under ONNX Runtime, or why it could not be run on these images."""
     label = "ONNX under ONNX Runtime"
     fixed_batch = exported.batch != "dynamic" and len(images) % int(exported.batch)
-    fixed_size = exported.image_size != "dynamic" and set(images.shape[2:]) != {exported.image_size}
+    fixed_size = exported.image_size != "dynamic" and images.shape[2:] != exported.image_size
     if fixed_batch or fixed_size:
         shape = f"batch {exported.batch}, image size {exported.image_size}"
         return Link(

@@ -28,14 +28,14 @@ TOLERANCES = {
 
 
 def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:
-    """Compare two outputs [N, K], row by row for direction and class, as a whole for size.
+    """Compare two outputs [N, ...], row by row for direction and class, as a whole for size.
 
     Raises:
         ValueError: If the shapes differ or there is no image.
     """
-    if candidate.shape != reference.shape or candidate.ndim != 2 or not len(candidate):
+    if candidate.shape != reference.shape or candidate.ndim < 2 or not len(candidate):
         raise ValueError(f"cannot compare outputs of shape {candidate.shape} and {reference.shape}")
-    a, b = candidate.astype(np.float64), reference.astype(np.float64)
+    a, b = (output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference))
     scale = float(np.abs(b).max(initial=0.0)) or 1.0
     with np.errstate(invalid="ignore", over="ignore"):
         difference = float(np.abs(a - b).max(initial=0.0))

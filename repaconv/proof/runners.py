@@ -25,12 +25,13 @@ def run_module(
         images: [N, C, H, W].
 
     Returns:
-        [N, K] in the precision asked for.
+        [N, ...] in the precision asked for.
     """
     import torch
 
     dtype = torch.float64 if double else torch.float32
-    module.load_state_dict({name: value.to(dtype) for name, value in tensors.items()}, strict=True, assign=True)
+    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+    module.load_state_dict(weights, strict=True, assign=True)
     module = module.to(dtype).eval()
     with torch.inference_mode():
         pieces = [module(torch.from_numpy(piece).to(dtype)) for piece in _pieces(images)]

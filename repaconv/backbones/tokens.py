@@ -1,0 +1,167 @@
+"""Parts of deploy blocks on tokens [B, N, d]: attention and feed-forward networks, with their specs.
+
+Norms here have no affine and scores no divisor: folding puts both into the linear layer beside them. A
+spec says all that a part's shape depends on and builds it; new kinds are added to the unions at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.parts import ActivationKind, activation
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Softmax attention.
+
+    Attributes:
+        heads: Number of heads H.
+        qk: Width of a head's queries and keys.
+        v: Width of a head's values.
+        key: ``linear``: keys are projected; ``input``: the tokens themselves are every head's keys (qk = d).
+    """
+
+    heads: int
+    qk: int
+    v: int
+    key: Literal["linear", "input"] = "linear"
+    kind: Literal["attention"] = "attention"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width."""
+        return Attention(width, self)
+
+
+class Attention(nn.Module):
+    """proj(softmax(q k^T) v); the divisor of the scores is in q. ``qkv`` rows: [q | k | v], head-major."""
+
+    def __init__(self, width: int, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        keys = spec.qk if spec.key == "linear" else 0
+        self.sizes = [spec.heads * spec.qk, spec.heads * keys, spec.heads * spec.v]
+        self.qkv = nn.Linear(width, sum(self.sizes))
+        self.proj = nn.Linear(spec.heads * spec.v, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        q, k, v = self.qkv(x).split(self.sizes, -1)
+        query, value = self._heads(q), self._heads(v)  # [B, H, N, .]
+        key = self._heads(k) if self.spec.key == "linear" else x.unsqueeze(1)
+        mixed = (query @ key.transpose(-2, -1)).softmax(-1) @ value
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.spec.heads, -1).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """fc2(act(fc1(x)))."""
+
+    hidden: int
+    act: ActivationKind = "GELU"
+    kind: Literal["mlp"] = "mlp"
+
+    def build(self, width: int) -> nn.Module:
+        """The module for tokens of this width."""
+        return Mlp(width, self)
+
+
+class Mlp(nn.Module):
+    """fc2(act(fc1(x))) on the last axis."""
+
+    def __init__(self, width: int, spec: MlpSpec) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, spec.hidden)
+        self.act = activation(spec.act)
+        self.fc2 = nn.Linear(spec.hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out
+
+
+@dataclass(frozen=True)
+class IdleMlpSpec:
+    """A feed-forward network with ``active`` activated channels; the rest and the shortcut are one matrix."""
+
+    active: int
+    act: ActivationKind = "GELU"
+    kind: Literal["idle-mlp"] = "idle-mlp"
+
+    def build(self, width: int) -> nn.Module:
+        """The module for tokens of this width."""
+        return IdleMlp(width, self)
+
+
+class IdleMlp(nn.Module):
+    """idle(x) + fc2(act(fc1(x))), the shortcut inside ``idle``; without activated channels idle(x) alone."""
+
+    def __init__(self, width: int, spec: IdleMlpSpec) -> None:
+        super().__init__()
+        self.idle = nn.Linear(width, width)
+        self.active = spec.active
+        if spec.active:
+            self.fc1 = nn.Linear(width, spec.active)
+            self.act = activation(spec.act)
+            self.fc2 = nn.Linear(spec.active, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d], shortcut included."""
+        out: Tensor = self.idle(x) + self.fc2(self.act(self.fc1(x))) if self.active else self.idle(x)
+        return out
+
+
+@dataclass(frozen=True)
+class NoNorm:
+    """No norm: a BatchNorm went whole into the linear layer behind it."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, width: int) -> nn.Module:
+        """The identity."""
+        return nn.Identity()
+
+
+@dataclass(frozen=True)
+class LayerNormSpec:
+    """LayerNorm over channels without affine, which the linear layer behind it has taken."""
+
+    eps: float
+    kind: Literal["layer"] = "layer"
+
+    def build(self, width: int) -> nn.Module:
+        """The module for tokens of this width."""
+        return nn.LayerNorm(width, self.eps, elementwise_affine=False)
+
+
+class TokenBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over the channels of tokens [B, N, d], with nn.BatchNorm1d's state dict; training forms only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        out: Tensor = super().forward(input.transpose(1, 2)).transpose(1, 2)
+        return out
+
+
+class LayerScale(nn.Module):
+    """x * gamma, under timm's and DINOv2's key; training forms only."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        return x * self.gamma
+
+
+NormSpec = LayerNormSpec | NoNorm

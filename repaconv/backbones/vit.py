@@ -1,0 +1,260 @@
+"""The plain vision transformer: patches, learned tokens before them, positions, blocks, norm, head.
+
+One skeleton serves every method and both forms, under timm's, DeiT's and DINOv2's key names:
+``patch_embed.proj``, ``cls_token``, ``dist_token``, ``register_tokens``, ``pos_embed``, ``norm_pre``,
+``blocks.<i>``, ``norm`` or ``fc_norm``, ``head``, ``head_dist``. A method gives the training blocks;
+without one the skeleton builds the deploy blocks that the config describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from repaconv.backbones.tokens import (
+    AttentionSpec,
+    IdleMlpSpec,
+    LayerNormSpec,
+    MlpSpec,
+    NoNorm,
+    NormSpec,
+    TokenBatchNorm,
+)
+
+MixerSpec = AttentionSpec
+FfnSpec = MlpSpec | IdleMlpSpec
+
+Tokens = Any
+"""What flows between blocks: tokens [B, N, d], or (tokens, sizes [B, N, 1]) where tokens are merged."""
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One deploy block: x += mixer(norm1(x)), x += ffn(norm2(x)); an idle-mlp holds its shortcut itself."""
+
+    mixer: MixerSpec
+    ffn: FfnSpec
+    norm1: NormSpec
+    norm2: NormSpec
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """The skeleton and its deploy blocks.
+
+    Attributes:
+        image_size: (height, width) in pixels; the positions are for this size alone.
+        patch: Side of a patch in pixels.
+        width: Channels d.
+        classes: Width of the head, 0 for features.
+        blocks: The deploy form's blocks.
+        tokens: Learned tokens before the patches that have a position (or could have), by key name.
+        registers: Learned tokens after those, without a position (DINOv2).
+        prefix_positions: Whether ``pos_embed`` has rows for ``tokens``.
+        pool: ``token``: the first token; ``distilled``: the mean of two heads on the first two tokens;
+            ``avg``: the mean over patches; ``none``: all patch tokens, [B, n, d].
+        pool_first: Whether the norm (``fc_norm``) comes behind the pooling.
+        norm, norm_eps: The final norm as trained.
+        pre_norm: Whether ``norm_pre`` stands before the blocks, with ``norm_eps``.
+        patch_bias: Whether the patch embedding has a bias.
+    """
+
+    image_size: tuple[int, int]
+    patch: int
+    width: int
+    classes: int
+    blocks: tuple[BlockSpec, ...]
+    in_channels: int = 3
+    tokens: tuple[Literal["cls_token", "dist_token"], ...] = ("cls_token",)
+    registers: int = 0
+    prefix_positions: bool = True
+    pool: Literal["token", "distilled", "avg", "none"] = "token"
+    pool_first: bool = False
+    norm: Literal["layer", "batch"] = "layer"
+    norm_eps: float = 1e-6
+    pre_norm: bool = False
+    patch_bias: bool = True
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches in (height, width)."""
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before the patches."""
+        return len(self.tokens) + self.registers
+
+    @property
+    def sequence(self) -> int:
+        """Number of tokens that enter the first block."""
+        return self.prefix + self.grid[0] * self.grid[1]
+
+
+BlockFactory = Callable[[ViTConfig, int], nn.Module]
+"""Builds one block: (config, index) -> `Tokens` -> `Tokens`."""
+
+
+class DeployBlock(nn.Module):
+    """The block that a `BlockSpec` describes."""
+
+    def __init__(self, config: ViTConfig, index: int) -> None:
+        super().__init__()
+        spec = config.blocks[index]
+        self.norm1 = spec.norm1.build(config.width)
+        self.attn = spec.mixer.build(config.width, config.grid)
+        self.norm2 = spec.norm2.build(config.width)
+        self.mlp = spec.ffn.build(config.width)
+        self.shortcut = not isinstance(spec.ffn, IdleMlpSpec)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        x = x + self.attn(self.norm1(x))
+        y: Tensor = self.mlp(self.norm2(x))
+        return x + y if self.shortcut else y
+
+
+class PatchEmbed(nn.Module):
+    """Patches as tokens, by a strided convolution under the name ``proj``."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(
+            config.in_channels, config.width, config.patch, stride=config.patch, bias=config.patch_bias
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, n, d]."""
+        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return out
+
+
+class ViT(nn.Module):
+    """Images [B, C, H, W] to logits [B, classes], or to features [B, d] or [B, n, d].
+
+    Args:
+        config: The skeleton.
+        block: Builds training blocks; the deploy blocks when None. In the deploy form a head has taken the
+            final norm's affine and, where two heads were averaged, is one over both tokens.
+    """
+
+    def __init__(self, config: ViTConfig, block: BlockFactory | None = None) -> None:
+        super().__init__()
+        self.config, self.deployed = config, block is None
+        width, count = config.width, config.grid[0] * config.grid[1]
+        self.patch_embed = PatchEmbed(config)
+        for name in config.tokens:
+            self.register_parameter(name, nn.Parameter(torch.zeros(1, 1, width)))
+        if config.registers:
+            self.register_tokens = nn.Parameter(torch.zeros(1, config.registers, width))
+        positions = count + (len(config.tokens) if config.prefix_positions else 0)
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, width))
+        if config.pre_norm:
+            self.norm_pre = nn.LayerNorm(width, config.norm_eps)
+        factory = block or DeployBlock
+        self.blocks = nn.ModuleList(factory(config, index) for index in range(len(config.blocks)))
+        self._build_tail(config)
+
+    def _build_tail(self, config: ViTConfig) -> None:
+        folded = self.deployed and config.classes > 0
+        if folded and config.norm == "batch":
+            norm: nn.Module = nn.Identity()
+        elif config.norm == "batch":
+            norm = TokenBatchNorm(config.width, config.norm_eps)
+        else:
+            norm = nn.LayerNorm(config.width, config.norm_eps, elementwise_affine=not folded)
+        self.add_module("fc_norm" if config.pool_first else "norm", norm)
+        if config.classes:
+            both = self.deployed and config.pool == "distilled"
+            self.head = nn.Linear((2 if both else 1) * config.width, config.classes)
+            if config.pool == "distilled" and not self.deployed:
+                self.head_dist = nn.Linear(config.width, config.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes] (or features)."""
+        tokens: Tokens = self._embed(x)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self._read_out(tokens[0] if isinstance(tokens, tuple) else tokens)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        patches = self.patch_embed(x)
+        batch = x.shape[0]
+        prefix = [getattr(self, name).expand(batch, -1, -1) for name in self.config.tokens]
+        if self.config.prefix_positions:
+            tokens = torch.cat([*prefix, patches], 1) + self.pos_embed if prefix else patches + self.pos_embed
+        else:
+            tokens = torch.cat([*prefix, patches + self.pos_embed], 1)
+        if self.config.registers:
+            named = len(self.config.tokens)
+            registers = self.get_parameter("register_tokens").expand(batch, -1, -1)
+            tokens = torch.cat([tokens[:, :named], registers, tokens[:, named:]], 1)
+        out: Tensor = self.norm_pre(tokens) if self.config.pre_norm else tokens
+        return out
+
+    def _read_out(self, tokens: Tensor) -> Tensor:
+        """Only the tokens that are read are normalised."""
+        config = self.config
+        if config.pool == "token":
+            pooled = self._normed(tokens[:, :1])[:, 0]
+        elif config.pool == "distilled":
+            pooled = self._normed(tokens[:, :2])
+        elif config.pool == "none":
+            return self._normed(tokens[:, config.prefix :])
+        elif config.pool_first:
+            pooled = self._normed(tokens[:, config.prefix :].mean(1, keepdim=True))[:, 0]
+        else:
+            pooled = self._normed(tokens[:, config.prefix :]).mean(1)
+        if not config.classes:
+            return pooled
+        if config.pool == "distilled":
+            if not self.deployed:
+                both: Tensor = (self.head(pooled[:, 0]) + self.head_dist(pooled[:, 1])) / 2
+                return both
+            pooled = pooled.flatten(1)
+        logits: Tensor = self.head(pooled)
+        return logits
+
+    def _normed(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.get_submodule("fc_norm" if self.config.pool_first else "norm")(tokens)
+        return out
+
+
+_CONFIG = TypeAdapter(ViTConfig)
+
+
+class ViTBackbone:
+    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+
+    name = "vit"
+    any_image_size = False
+
+    def to_json(self, config: ViTConfig) -> dict[str, Any]:
+        """The config as plain values."""
+        return asdict(config)
+
+    def from_json(self, plain: dict[str, Any]) -> ViTConfig:
+        """The inverse of `to_json`."""
+        return _CONFIG.validate_python(plain)
+
+    def image_size(self, config: ViTConfig, preferred: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) that the network takes."""
+        return config.image_size
+
+    def takes(self, config: ViTConfig, height: int, width: int) -> bool:
+        """Whether images of this size fit the positions."""
+        return (height, width) == config.image_size
+
+    def deploy(self, config: ViTConfig) -> nn.Module:
+        """The deploy form, weights not yet set."""
+        return ViT(config).eval()
+
+
+BACKBONE = ViTBackbone()
+
+__all__ = ["BACKBONE", "BlockSpec", "LayerNormSpec", "NoNorm", "ViT", "ViTConfig"]

@@ -21,7 +21,7 @@ def norm(x, gamma, beta, per_pixel, eps):
 
 
 def gelu(x):
-    return x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+    return x * 0.5 * (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2)))
 
 
 def riformer(weights, images, *, per_pixel=False, eps=1e-5):

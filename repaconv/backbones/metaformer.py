@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from repaconv.backbones.parts import ActivationKind, ConvMlp, Norm, NormKind, NormThenScale
+from repaconv.backbones.parts import ActivationKind, ConvMlp, IdleConvMlp, Norm, NormKind, NormThenScale
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class MetaFormerConfig:
         classes: Width of the head, 0 for pooled features.
         stem, down: (kernel, stride, padding) of the first and of the downsampling convolutions.
         eps: Of every norm.
+        pool: Side of the pooling window of a PoolFormer; None for blocks without a token mixer.
+        active: Of a PoolFormer, the activated channels of every block's feed-forward network, stage by stage;
+            the others and the shortcut are one matrix.
     """
 
     layers: tuple[int, ...]
@@ -39,16 +44,18 @@ class MetaFormerConfig:
     norm: NormKind = "GN"
     eps: float = 1e-5
     act: ActivationKind = "GELU"
+    pool: int | None = None
+    active: tuple[tuple[int, ...], ...] = ()
 
 
-BlockFactory = Callable[[MetaFormerConfig, int], nn.Module]
-"""Builds one block of a stage: (config, stage) -> [B, C, H, W] -> [B, C, H, W]."""
+BlockFactory = Callable[[MetaFormerConfig, int, int], nn.Module]
+"""Builds one block: (config, stage, index) -> [B, C, H, W] -> [B, C, H, W]."""
 
 
 class IdentityMixerBlock(nn.Module):
     """The deploy block: no token mixer, x += norm1(x) and x += mlp(norm2(x)), norm2 without affine."""
 
-    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+    def __init__(self, config: MetaFormerConfig, stage: int, index: int) -> None:
         super().__init__()
         width = config.widths[stage]
         self.norm1 = NormThenScale(config.norm, width, config.eps)
@@ -60,6 +67,38 @@ class IdentityMixerBlock(nn.Module):
         x = x + self.norm1(x)
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
+
+
+class PoolBlock(nn.Module):
+    """PoolFormer's deploy block: x += scale (pool(n) - n) with n = norm1(x) without affine, then the idle FFN.
+
+    The norm's shift is gone: average pooling keeps a constant, so pool(n) - n loses it.
+    """
+
+    def __init__(self, config: MetaFormerConfig, stage: int, index: int) -> None:
+        super().__init__()
+        assert config.pool is not None
+        width, active = config.widths[stage], config.active[stage][index]
+        self.norm1 = Norm(config.norm, width, config.eps, affine=False)
+        self.scale = nn.Parameter(torch.ones(width, 1, 1))
+        self.pool = pooling(config.pool)
+        self.mlp = (
+            IdleConvMlp(width, active, config.act)
+            if active < config.hidden[stage]
+            else ConvMlp(width, active, config.act)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        n = self.norm1(x)
+        x = x + self.scale * (self.pool(n) - n)
+        y: Tensor = self.mlp(x)
+        return y if isinstance(self.mlp, IdleConvMlp) else x + y
+
+
+def pooling(side: int) -> nn.Module:
+    """PoolFormer's pooling: a mean over the pixels of the window that lie in the image."""
+    return nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
 
 
 class PatchEmbed(nn.Module):
@@ -93,7 +132,7 @@ class MetaFormer(nn.Module):
         for stage, count in enumerate(config.layers):
             if stage:
                 network.append(PatchEmbed(config.widths[stage - 1], config.widths[stage], *config.down))
-            network.append(nn.Sequential(*(block(config, stage) for _ in range(count))))
+            network.append(nn.Sequential(*(block(config, stage, index) for index in range(count))))
         self.network = nn.ModuleList(network)
         self.norm = Norm(config.norm, config.widths[-1], config.eps, affine=final_affine)
         self.head = nn.Linear(config.widths[-1], config.classes) if config.classes else nn.Identity()
@@ -105,6 +144,9 @@ class MetaFormer(nn.Module):
             x = module(x)
         out: Tensor = self.head(self.norm(x).mean((2, 3)))
         return out
+
+
+_CONFIG = TypeAdapter(MetaFormerConfig)
 
 
 class MetaFormerBackbone:
@@ -119,8 +161,7 @@ class MetaFormerBackbone:
 
     def from_json(self, plain: dict[str, Any]) -> MetaFormerConfig:
         """The inverse of `to_json`."""
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
-        return MetaFormerConfig(**fields)
+        return _CONFIG.validate_python(plain)
 
     def image_size(self, config: MetaFormerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
         """(height, width) to work with: it takes any."""
@@ -134,7 +175,8 @@ class MetaFormerBackbone:
 
     def deploy(self, config: MetaFormerConfig) -> nn.Module:
         """The deploy form, weights not yet set."""
-        return MetaFormer(config, final_affine=config.classes == 0).eval()
+        block = IdentityMixerBlock if config.pool is None else PoolBlock
+        return MetaFormer(config, block, final_affine=config.classes == 0).eval()
 
 
 BACKBONE = MetaFormerBackbone()

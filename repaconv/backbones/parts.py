@@ -88,3 +88,21 @@ class ConvMlp(nn.Module):
         """[B, C, H, W] -> [B, C, H, W]."""
         out: Tensor = self.fc2(self.act(self.fc1(x)))
         return out
+
+
+class IdleConvMlp(nn.Module):
+    """idle(x) + fc2(act(fc1(x))) in 1x1 convolutions, the shortcut inside ``idle``, which may stand alone."""
+
+    def __init__(self, channels: int, active: int, act: ActivationKind) -> None:
+        super().__init__()
+        self.idle = nn.Conv2d(channels, channels, 1)
+        self.active = active
+        if active:
+            self.fc1 = nn.Conv2d(channels, active, 1)
+            self.act = activation(act)
+            self.fc2 = nn.Conv2d(active, channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W], shortcut included."""
+        out: Tensor = self.idle(x) + self.fc2(self.act(self.fc1(x))) if self.active else self.idle(x)
+        return out

@@ -143,13 +143,40 @@ class LayerNormSpec:
         return nn.LayerNorm(width, self.eps, elementwise_affine=False)
 
 
-class TokenBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the channels of tokens [B, N, d], with nn.BatchNorm1d's state dict; training forms only."""
+class TokenBatchNorm(nn.Module):
+    """BatchNorm in eval mode over the channels of tokens [B, N, d]; training forms only.
 
-    def forward(self, input: Tensor) -> Tensor:
+    It has nn.BatchNorm1d's keys but ``num_batches_tracked``, which evaluation does not read.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
-        out: Tensor = super().forward(input.transpose(1, 2)).transpose(1, 2)
-        return out
+        return self.normalise(x.transpose(1, 2)).transpose(1, 2)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """[B, d, ...] -> [B, d, ...]."""
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+
+class ImageBatchNorm(TokenBatchNorm):
+    """The same over the channels of [B, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        return self.normalise(x)
 
 
 class LayerScale(nn.Module):

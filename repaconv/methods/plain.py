@@ -52,8 +52,8 @@ def official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str,
         name = key
         for pattern, replacement in _SPELLINGS:
             name = pattern.sub(replacement, name)
-        if name in _UNUSED:
-            unused.append(key)
+        if name in _UNUSED or name.endswith("num_batches_tracked"):
+            unused += [key] if name in _UNUSED else []  # a BatchNorm's counter is nobody's surprise
             continue
         if name in tensors:
             raise Refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from repaconv.artefact import Fact, Preprocessing, parse_image_size
+from repaconv.artefact import Fact, ImageSize, Preprocessing, parse_image_size
 from repaconv.checkpoint import find_typed, read_mmconfig
 from repaconv.errors import Refused, UsageProblem
 
@@ -47,6 +47,13 @@ class Knobs:
         silent = f"default of the official code, which {source} leaves" if source else CODE_DEFAULT
         self.facts.append(Fact(name=name, value=value, source=silent if found is None else source))
         return value
+
+    def maybe(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:
+        """One value that may stay unknown: the user's, else the file's, else None and no fact."""
+        if name in self._left or found is not None:
+            return self.take(name, parse, found, found, source)
+        self._known.append(name)
+        return None
 
     def need(self, name: str, parse: Callable[[str], T], example: str, why: str) -> T:
         """One value that only the user can give.
@@ -114,10 +121,15 @@ def run_config(record: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def preprocessing_of(record: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs) -> Preprocessing:
+def preprocessing_of(
+    record: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs, fixed: ImageSize | None = None
+) -> Preprocessing:
     """Mean, std and sizes from mmengine's configuration or a trainer's args, else ImageNet's.
 
-    Takes the knob ``image_size``.
+    Takes the knob ``image_size``; with ``fixed``, the size that the network is for, no other is taken.
+
+    Raises:
+        Refused: If another size than ``fixed`` is asked for.
     """
     args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
     assert isinstance(args, Mapping)
@@ -125,7 +137,16 @@ def preprocessing_of(record: Mapping[str, Any], config: Mapping[str, Any], knobs
     if size is None:
         pipeline = config.get("test_pipeline")
         size, source = _number((find_typed(pipeline, "CenterCrop") or {}).get("crop_size")), "meta.cfg"
-    image_size = knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source)
+    if fixed is None:
+        image_size = knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source)
+    elif (asked := knobs.maybe("image_size", parse_image_size)) in (None, fixed):
+        image_size = fixed
+    else:
+        raise Refused(
+            f"this network is for images of {fixed[0]} x {fixed[1]} pixels, not of {asked}.",
+            hint="Leave --set image_size out.",
+            code="image-size",
+        )
     resize = find_typed(config.get("test_pipeline"), "ResizeEdge") or {}
     data = config.get("data_preprocessor")
     if isinstance(data, Mapping) and _triple(data.get("mean")) and _triple(data.get("std")):

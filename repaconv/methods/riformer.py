@@ -70,7 +70,9 @@ class AffineMixer(nn.Module):
 class RIFormerBlock(nn.Module):
     """The block as trained, or (``deployed``) as the official switch_to_deploy leaves it."""
 
-    def __init__(self, config: MetaFormerConfig, stage: int, *, layer_scale: bool, deployed: bool) -> None:
+    def __init__(
+        self, config: MetaFormerConfig, stage: int, index: int, *, layer_scale: bool, deployed: bool
+    ) -> None:
         super().__init__()
         width = config.widths[stage]
         norm = partial(Norm, config.norm, width, config.eps, affine=True)
@@ -360,8 +362,8 @@ def _folded_block(form: RIFormerForm, stage: int, name: str) -> FoldedPart:
         for kind, value in (("weight", _as_conv(affine)), ("bias", affine.bias))
     }
     width = form.config.widths[stage]
-    block = RIFormerBlock(form.config, stage, layer_scale=form.layer_scale, deployed=form.deployed)
-    error = relative_difference((block, trained), (IdentityMixerBlock(form.config, stage), folded), (2, width, 7, 5))
+    block = RIFormerBlock(form.config, stage, 0, layer_scale=form.layer_scale, deployed=form.deployed)
+    error = relative_difference((block, trained), (IdentityMixerBlock(form.config, stage, 0), folded), (2, width, 7, 5))
     scaled = ("layer_scale_1 -> norm1", "layer_scale_2 -> mlp.fc2") if form.layer_scale else ()
     mixer = () if form.deployed else ("token_mixer.affine - identity -> norm1",)
     return FoldedPart(

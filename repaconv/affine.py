@@ -98,6 +98,10 @@ class Affine:
         """Number of input channels."""
         return self.weight.shape[-1]
 
+    def _is_identity(self) -> bool:
+        """Whether composing with it changes nothing; it is then not multiplied out."""
+        return self.is_diagonal and bool((self.weight == 1).all()) and not bool(self.bias.any())
+
     def dense(self) -> Affine:
         """The same map with weight [out, in]."""
         return Affine(torch.diag(self.weight), self.bias) if self.is_diagonal else self
@@ -113,6 +117,10 @@ class Affine:
         """Compose: (self @ first)(x) = self(first(x))."""
         if self.in_width != first.out_width:
             raise ValueError(f"cannot compose: {first.out_width} channels into {self.in_width}")
+        if self._is_identity():
+            return first
+        if first._is_identity():
+            return self
         bias = self(first.bias)
         if self.is_diagonal:
             scale = self.weight if first.is_diagonal else self.weight[:, None]

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -321,6 +322,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
         EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
     """
     temporary: Path | None = None
+    created = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -341,6 +343,9 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty: somebody else is there already
+                for folder in created:
+                    folder.rmdir()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

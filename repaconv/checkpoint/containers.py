@@ -8,13 +8,16 @@ copy of the weights.
 from __future__ import annotations
 
 import json
+import mmap
 import pickle
 import struct
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -100,9 +103,25 @@ def _truncated(path: Path, detail: str) -> Refused:
     )
 
 
+_MAPPINGS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
+"""Live mappings by the address of their storage, which holds them."""
+
+
 def _mapped(path: Path) -> Tensor:
     """The file as uint8 [bytes], private: what is written to it never reaches the file."""
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    raw = torch.frombuffer(mapping, dtype=torch.uint8)
+    _MAPPINGS[raw.untyped_storage().data_ptr()] = mapping
+    return raw
+
+
+def drop_pages(tensors: Iterable[Tensor]) -> None:
+    """Give back the memory that reading mapped tensors took; reading them again brings it back from the file."""
+    for start in {tensor.untyped_storage().data_ptr() for tensor in tensors}:
+        mapping = _MAPPINGS.get(start)
+        if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _typed(raw: Tensor, dtype: torch.dtype) -> Tensor:

@@ -49,17 +49,26 @@ class Checkpoint:
     record: Mapping[str, Any]
 
 
-def read_checkpoint(path: str | Path, weights: str | None = None) -> Checkpoint:
+def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | None = None) -> Checkpoint:
     """Read a checkpoint without running anything in it.
 
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
         weights: Dotted place of the set to take, e.g. ``model_ema``; by rule when None.
+        sha256: The hash that the file must have, if any.
 
     Raises:
-        Refused: If the file is unsafe, broken, holds no weights, or several with no rule between them.
+        Refused: If the file is unsafe, broken, of another hash, holds no weights, or several with no rule
+            between them.
     """
     path = Path(path)
+    found_sha256 = sha256_of(path) if path.is_file() else ""
+    if sha256 is not None and found_sha256 != sha256:
+        raise Refused(
+            f"{path} is not the checkpoint that was folded: its hash is another.",
+            hint="Fold it again.",
+            code="checkpoint.changed",
+        )
     contents = open_container(path)
     sets = dict(_weight_sets(contents.value))
     place, reason = _choose(path, sets, weights, contents.placeholders)
@@ -69,7 +78,7 @@ def read_checkpoint(path: str | Path, weights: str | None = None) -> Checkpoint:
         path=path,
         origin=Origin(
             path=str(path.resolve()),
-            sha256=sha256_of(path),
+            sha256=found_sha256,
             bytes=path.stat().st_size,
             container=contents.container,
             weights=place,

@@ -90,6 +90,11 @@ def block_tensors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
+def in_float64(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Floating point tensors in float64, converted once; others (an index) as they are."""
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
 def depth_of(tensors: Mapping[str, Tensor]) -> int:
     """Number of blocks.
 

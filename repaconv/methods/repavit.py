@@ -39,7 +39,7 @@ from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.certificate import relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, TrainingForm
-from repaconv.methods.plain import block_tensors, named, official_names, weight_of
+from repaconv.methods.plain import block_tensors, in_float64, named, official_names, weight_of
 from repaconv.methods.reading import Knobs, preprocessing_of, small
 from repaconv.methods.repavit_activity import Ffn, active_channels, linear_layer, read_claim
 from repaconv.methods.repavit_examples import ARCHS, Example, example
@@ -221,11 +221,10 @@ class RePaViT:
         for index, ffn in enumerate(form.ffns):
             place = form.family.ffn.match(ffn.prefix)
             assert place is not None
-            block = block_tensors(form.tensors, place["block"])
+            block = in_float64(block_tensors(form.tensors, place["block"]))
             around, told, scale = form.skeleton.around(block, index)
-            a = form.active[index]
-            parts = fold_ffn(block_tensors(form.tensors, ffn.prefix), a, form.eps, scale)
-            inside = ffn.prefix.removeprefix(place["block"])
+            inside, a = ffn.prefix.removeprefix(place["block"]), form.active[index]
+            parts = fold_ffn(block_tensors(block, inside), a, form.eps, scale)
             bare = ("fc2",) if "idle" in parts else ()
             folded = {**around, **{f"{inside}{n}": w for n, w in _named(parts, bare, conv=form.family.conv).items()}}
             with torch.device("meta"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
-from repaconv.artefact import Artefact, FoldArtefact, ImageSize, sha256_of
+from repaconv.artefact import Artefact, FoldArtefact, ImageSize
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 
 if TYPE_CHECKING:
@@ -90,14 +90,9 @@ def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[
             hint="Say where it is now with --checkpoint.",
             code="checkpoint.missing",
         )
-    if sha256_of(path) != folded.origin.sha256:
-        raise Refused(
-            f"{path} is not the checkpoint that was folded: its hash is another.",
-            hint="Fold it again.",
-            code="checkpoint.changed",
-        )
+    found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
     method: Method = registry.load(registry.METHODS, folded.method)
-    return method, method.read(read_checkpoint(path, folded.origin.weights), folded.settings), path
+    return method, method.read(found, folded.settings), path
 
 
 def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import registry, runs
-from repaconv.artefact import FoldArtefact, TensorInfo, payload_of, write_artefact, write_with
+from repaconv.artefact import FoldArtefact, FoldStep, payload_of, write_artefact
 from repaconv.errors import GateFailed, Refused
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
+from repaconv.pipeline.weights import write_weights
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from repaconv.methods.contract import FoldedPart
 
 
 def fold(
@@ -42,10 +43,10 @@ def fold(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    from safetensors.torch import save_file
+    import torch
 
     from repaconv.backbones.cost import cost_of
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoint import drop_pages, read_checkpoint
     from repaconv.proof.parity import TOLERANCES
 
     found = read_checkpoint(checkpoint, weights)
@@ -63,23 +64,21 @@ def fold(
     tolerance = form.tolerances.get("fold", TOLERANCES["fold"])
     run = runs.prepare_run(Path(checkpoint), found.origin.sha256, Path(out) if out else None, force=force)
 
-    steps, tensors = [], {}
-    for part in chosen.fold(form):
-        tensors.update({name: _stored(value) for name, value in part.tensors.items()})
-        if part.step:
-            steps.append(part.step)
-            progress("fold", len(steps), 0)
-    for step in steps:
-        if not step.max_rel_error <= tolerance:
-            raise GateFailed(
-                f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, "
-                f"more than {tolerance:.0e}; nothing was written.",
-                hint="This is a defect of the method; please report it with `repaconv inspect`.",
-                code="fold.not-exact",
-            )
+    steps: list[FoldStep] = []
 
+    def judged() -> Iterator[FoldedPart]:
+        for part in chosen.fold(form):
+            if part.step:
+                _require_exact(part.step, tolerance)
+                steps.append(part.step)
+                progress("fold", len(steps), 0)
+            yield part
+            drop_pages(form.tensors.values())
+
+    with torch.device("meta"):
+        expected = backbone.deploy(form.config).state_dict()
+    tensors = write_weights(run.model, expected, judged())
     shape = (form.config.in_channels, *size)
-    write_with(run.model, lambda path: save_file(tensors, path))
     runs.clear_later_stages(run)
     artefact = FoldArtefact(
         made_by=made_by("torch", "safetensors"),
@@ -96,10 +95,7 @@ def fold(
         image_size=size,
         any_image_size=backbone.any_image_size,
         output="logits" if form.config.classes else "features",
-        tensors=tuple(
-            TensorInfo(name=name, shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."))
-            for name, value in sorted(tensors.items())
-        ),
+        tensors=tensors,
         training=cost_of(lambda: chosen.training(form), shape),
         deploy=cost_of(lambda: backbone.deploy(form.config), shape),
         tolerances={**TOLERANCES, **form.tolerances},
@@ -111,8 +107,11 @@ def fold(
     return with_files(artefact, [Path(checkpoint)], [run.model, run.fold_json])
 
 
-def _stored(value: Tensor) -> Tensor:
-    """float32 for numbers; what is not floating point (an index) as it is."""
-    import torch
-
-    return (value.to(torch.float32) if value.is_floating_point() else value).contiguous()
+def _require_exact(step: FoldStep, tolerance: float) -> None:
+    if not step.max_rel_error <= tolerance:
+        raise GateFailed(
+            f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
+            "nothing was written.",
+            hint="This is a defect of the method; please report it with `repaconv inspect`.",
+            code="fold.not-exact",
+        )

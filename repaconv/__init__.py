@@ -1,6 +1,6 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
-``inspect``, ``fold``, ``verify``, ``export`` and ``bench`` are the commands of the same names; they take
+``inspect``, ``fold``, ``verify``, ``export``, ``bench`` and ``table`` are the commands of the same names; they take
 the same arguments and return the artefacts that the commands write.
 """
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from repaconv.pipeline import export as export
     from repaconv.pipeline import fold as fold
     from repaconv.pipeline import inspect as inspect
+    from repaconv.pipeline import table as table
     from repaconv.pipeline import verify as verify
 
-__all__ = ["bench", "export", "fold", "inspect", "verify"]
+__all__ = ["bench", "export", "fold", "inspect", "table", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -116,10 +116,11 @@ class TensorInfo(Record):
 
 
 class Cost(Record):
-    """Parameters, and multiply-accumulates of one image."""
+    """Parameters, and multiply-accumulates of one image; ``layer_macs`` are those of layers with weights alone."""
 
     parameters: int
     macs: int
+    layer_macs: int
 
 
 class Metrics(Record):
@@ -185,6 +186,32 @@ class Inspection(Record):
     problems: tuple[str, ...] = ()
     training: Cost | None = None
     deploy: Cost | None = None
+
+
+class TableRow(Record):
+    """One model of a paper's table: the paper's figures as printed, and ours.
+
+    ``agrees`` is false where one of them differs by more than the printed precision; ``remark`` says why.
+    """
+
+    table: str
+    model: str
+    form: Literal["training", "deploy"]
+    cost: Cost
+    parameters: str
+    macs: str
+    counted: Literal["all", "layers"]
+    agrees: bool
+    remark: str
+
+
+class PaperTable(Record):
+    """The paper's models in our forms; the result of ``table``."""
+
+    schema_version: int = SCHEMA_VERSION
+    method: str
+    paper: str
+    rows: tuple[TableRow, ...]
 
 
 class FoldArtefact(Artefact):

@@ -9,12 +9,16 @@ from torch import nn
 
 from repaconv.artefact import Cost
 
+# addmm and mm are what nn.Linear becomes; bmm and the attention operators multiply activations.
+_OF_LAYERS = ("addmm", "mm", "convolution", "_convolution")
 
-def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, int, int]) -> Cost:
-    """Count for one image [C, H, W], on the meta device, so that size costs no memory.
+
+def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cost:
+    """Count for one input, e.g. an image [C, H, W], on the meta device, so that size costs no memory.
 
     MACs are those of convolutions and matrix products, as torch's FlopCounterMode counts them (2 FLOPs
-    each); norms, activations and sums are not counted.
+    each); norms, activations and sums are not counted. A layer's product is one with weights, not of two
+    activations as in attention's scores.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,4 +27,6 @@ def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, int, int]) -
         with FlopCounterMode(display=False) as counter:
             module(torch.empty(1, *input_shape))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    return Cost(parameters=parameters, macs=counter.get_total_flops() // 2)
+    by_operator = counter.get_flop_counts().get("Global", {})
+    layers = sum(flops for operator, flops in by_operator.items() if operator.__name__ in _OF_LAYERS)
+    return Cost(parameters=parameters, macs=counter.get_total_flops() // 2, layer_macs=layers // 2)

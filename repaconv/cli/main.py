@@ -163,6 +163,19 @@ def verify(
     )
 
 
+@app.command(epilog="Example: repaconv table repavit")
+def table(
+    method: Annotated[str, typer.Argument(help="Whose paper's tables.")],
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Count parameters and MACs of the paper's models in our forms, beside the paper's own figures."""
+    from repaconv.cli import render
+    from repaconv.pipeline import table as stage
+
+    finish("table", format, quiet, lambda progress: stage(method, progress=progress), render.paper_table)
+
+
 @app.command(epilog="Example: repaconv export --onnx")
 def export(
     run: RunArgument = None,

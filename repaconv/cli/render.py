@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         FoldArtefact,
         Inspection,
         Link,
+        PaperTable,
         Record,
         VerifyArtefact,
     )
@@ -178,6 +179,25 @@ def measuring(done: BenchArtefact) -> None:
         f"[dim]{_plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
         f"batch {done.batch}, {_size(done.image_size)} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
         f"of warm-up, load {done.machine.get('load_1min')}[/]"
+    )
+
+
+def paper_table(found: PaperTable) -> None:
+    """Our figures beside the paper's, with a mark where they differ by more than it prints."""
+    notes = list(dict.fromkeys(row.remark for row in found.rows if row.remark))
+    table = _table("table", "model", "form", "parameters", "paper", "MACs", "paper", "")
+    for row in found.rows:
+        ours = row.cost.layer_macs if row.counted == "layers" else row.cost.macs
+        mark = "" if row.agrees else f"[yellow]differs[/] ({notes.index(row.remark) + 1})"
+        counts = (f"{row.cost.parameters:,}", row.parameters, f"{ours:,}", row.macs)
+        table.add_row(row.table, _plain(row.model), row.form, *counts, mark)
+    out().print(table)
+    for number, note in enumerate(notes, 1):
+        out().print(f"({number}) {_plain(note)}")
+    differing = sum(not row.agrees for row in found.rows)
+    out().print(
+        f"{len(found.rows)} models of {_plain(found.paper)}: {len(found.rows) - differing} agree to the printed "
+        f"precision, {differing} differ"
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -58,11 +59,26 @@ class FoldedPart:
     step: FoldStep | None = None
 
 
+@dataclass(frozen=True)
+class Published:
+    """A model of the paper, to be built on the meta device, where size costs no memory.
+
+    Attributes:
+        training, deploy: Build its two forms.
+        input_shape: Of one input, without the batch.
+    """
+
+    training: Callable[[], nn.Module]
+    deploy: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]
+
+
 class Method(Protocol):
     """One paper's way from the training form to the deploy form."""
 
     name: str
     paper: str
+    figures: Path
     archs: tuple[str, ...]
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:
@@ -76,6 +92,9 @@ class Method(Protocol):
 
     def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
         """The deploy form's tensors, part by part, so that the whole is never held in float64."""
+
+    def published(self, arch: str) -> Published:
+        """The architecture of that name. The paper's own figures stand beside the method's file, in a .toml."""
 
     def example(self, arch: str, seed: int) -> dict[str, Tensor]:
         """A training-form state dict with seeded, non-trivial weights under official key names."""

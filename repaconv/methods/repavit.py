@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,11 +39,11 @@ from repaconv.backbones.tokens import ImageBatchNorm, TokenBatchNorm
 from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.certificate import relative_difference
-from repaconv.methods.contract import Detection, FoldedPart, TrainingForm
+from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import block_tensors, in_float64, named, official_names, weight_of
 from repaconv.methods.reading import Knobs, preprocessing_of, small
 from repaconv.methods.repavit_activity import Ffn, active_channels, linear_layer, read_claim
-from repaconv.methods.repavit_examples import ARCHS, Example, example
+from repaconv.methods.repavit_examples import ARCHS, Example, example, meta
 from repaconv.methods.repavit_families import FAMILIES, Family, Skeleton
 
 
@@ -114,6 +115,7 @@ class RePaViT:
 
     name = "repavit"
     paper = "Scaling Vision Transformers via Channel Idle (RePaViT), arXiv 2505.21847"
+    figures = Path(__file__).with_suffix(".toml")
     archs = tuple(ARCHS)
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:
@@ -240,6 +242,36 @@ class RePaViT:
                 ),
             )
         yield from form.skeleton.rest(form.config, form.tensors)
+
+    def published(self, arch: str) -> Published:
+        """See `repaconv.methods.contract.Method`."""
+        sizes = ARCHS[arch]
+        weights = dict(meta(sizes))
+        tensors = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
+        family, ffns = _read_ffns(tensors)
+        given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
+        given |= {"pool_size": str(sizes.extra)} if sizes.family == "poolformer" else {}
+        skeleton = family.read(tensors, ffns, Knobs(given), {"input_size": sizes.image_size})
+        active = tuple(sizes.active(sizes.widths.index(ffn.width)) if sizes.idle_ratio < 1 else 0 for ffn in ffns)
+        form = RePaViTForm(
+            backbone=family.backbone,
+            config=skeleton.config(active),
+            tensors=tensors,
+            names={},
+            facts=(),
+            preprocessing=preprocessing_of({}, {}, Knobs({})),
+            deployed=False,
+            family=family,
+            skeleton=skeleton,
+            ffns=ffns,
+            active=active,
+            eps=1e-5,
+        )
+        return Published(
+            training=lambda: self.training(form),
+            deploy=lambda: skeleton.deploy(form.config),
+            input_shape=(3, sizes.image_size, sizes.image_size),
+        )
 
     def example(self, arch: str | Example, seed: int) -> dict[str, Tensor]:
         """See `repaconv.methods.repavit_examples`."""

@@ -48,8 +48,15 @@ _PLAIN = {
     "deit-small": Example("plain", (12,), (384,), (6,)),
     "deit-base": Example("plain", (12,), (768,), (12,)),
     "vit-large": Example("plain", (24,), (1024,), (16,)),
-    "vit-huge": Example("plain", (32,), (1280,), (16,), patch=14),
-    "vit-base-32": Example("plain", (12,), (768,), (12,), patch=32),
+    "vit-huge": Example("plain", (32,), (1280,), (16,)),
+    "dino-small": Example("plain", (12,), (384,), (6,), classes=0),
+    "dino-base": Example("plain", (12,), (768,), (12,), classes=0),
+    # CLIP's image encoder ends in a projection to 512
+    "clip-b32": Example("plain", (12,), (768,), (12,), patch=32, classes=512),
+    "clip-b16": Example("plain", (12,), (768,), (12,), classes=512),
+    # LV-ViT with plain patches in place of its convolutional stem
+    "lv-vit-s": Example("plain", (16,), (384,), (6,), width_ratio=3),
+    "lv-vit-m": Example("plain", (20,), (512,), (8,), width_ratio=3),
     "swin-tiny": Example("swin", (2, 2, 6, 2), (96, 192, 384, 768), (3, 6, 12, 24), patch=4),
     "swin-small": Example("swin", (2, 2, 18, 2), (96, 192, 384, 768), (3, 6, 12, 24), patch=4),
     "swin-base": Example("swin", (2, 2, 18, 2), (128, 256, 512, 1024), (4, 8, 16, 32), patch=4),
@@ -77,7 +84,8 @@ ARCHS = {
 def shapes(example: Example) -> dict[str, tuple[int, ...]]:
     """The training form's state dict by official key names."""
     tail: dict[str, tuple[int, ...]] = {"norm.weight": (example.widths[-1],), "norm.bias": (example.widths[-1],)}
-    tail |= {"head.weight": (example.classes, example.widths[-1]), "head.bias": (example.classes,)}
+    if example.classes:
+        tail |= _linear("head", example.classes, example.widths[-1])
     return {
         **{"plain": _plain, "swin": _swin, "poolformer": _poolformer, "mixer": _mixer}[example.family](example),
         **tail,

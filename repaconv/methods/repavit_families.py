@@ -64,6 +64,9 @@ class Skeleton(Protocol):
     def training(self, config: Any, mlp: MlpFactory) -> nn.Module:
         """The network as trained."""
 
+    def deploy(self, config: Any) -> nn.Module:
+        """The network as folded."""
+
     def pair(self, config: Any, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         """Block i as trained and folded, and the shape of an input to prove it on."""
 
@@ -125,6 +128,9 @@ class PlainSkeleton:
 
     def training(self, config: ViTConfig, mlp: MlpFactory) -> nn.Module:
         return ViT(config, lambda config, index: self._block(config, index, mlp))
+
+    def deploy(self, config: ViTConfig) -> nn.Module:
+        return ViT(config)
 
     def pair(self, config: ViTConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         return self._block(config, index, mlp), DeployBlock(config, index), (2, min(config.sequence, 5), config.width)
@@ -209,6 +215,9 @@ class SwinSkeleton:
                 config, stage, index, mlp(first[stage] + index), shortcut=True, deployed=False
             ),
         )
+
+    def deploy(self, config: SwinConfig) -> nn.Module:
+        return Swin(config)
 
     def pair(self, config: SwinConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         stage, place = self._place(index)
@@ -358,6 +367,9 @@ class PoolFormerSkeleton:
 
         return MetaFormer(config, block, final_affine=True)
 
+    def deploy(self, config: MetaFormerConfig) -> nn.Module:
+        return MetaFormer(config, PoolBlock, final_affine=not config.classes)
+
     def pair(
         self, config: MetaFormerConfig, index: int, mlp: MlpFactory
     ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
@@ -447,6 +459,9 @@ class MixerSkeleton:
 
     def training(self, config: MixerConfig, mlp: MlpFactory) -> nn.Module:
         return Mixer(config, lambda config, index: MixerBlock(config, mlp(index), shortcut=True, deployed=False))
+
+    def deploy(self, config: MixerConfig) -> nn.Module:
+        return Mixer(config)
 
     def pair(self, config: MixerConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         trained = MixerBlock(config, mlp(index), shortcut=True, deployed=False)

@@ -25,6 +25,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from repaconv.backbones.parts import ConvMlp, Norm
 from repaconv.checkpoint import Checkpoint, find_typed, require_exact, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.certificate import max_rel_error, relative_difference
-from repaconv.methods.contract import Detection, FoldedPart, TrainingForm
+from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.reading import Knobs, natural, one_of, positive, preprocessing_of, run_config, small
 
 _WIDTHS = {"s": (64, 128, 320, 512), "m": (96, 192, 384, 768)}
@@ -70,9 +71,7 @@ class AffineMixer(nn.Module):
 class RIFormerBlock(nn.Module):
     """The block as trained, or (``deployed``) as the official switch_to_deploy leaves it."""
 
-    def __init__(
-        self, config: MetaFormerConfig, stage: int, index: int, *, layer_scale: bool, deployed: bool
-    ) -> None:
+    def __init__(self, config: MetaFormerConfig, stage: int, index: int, *, layer_scale: bool, deployed: bool) -> None:
         super().__init__()
         width = config.widths[stage]
         norm = partial(Norm, config.norm, width, config.eps, affine=True)
@@ -133,6 +132,7 @@ class RIFormer:
 
     name = "riformer"
     paper = "RIFormer: Keep Your Vision Backbone Effective But Removing Token Mixer, arXiv 2304.05659"
+    figures = Path(__file__).with_suffix(".toml")
     archs = tuple(ARCHS)
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:
@@ -199,6 +199,17 @@ class RIFormer:
             for index in range(count):
                 yield _folded_block(form, stage, f"network.{2 * stage}.{index}")
         yield _folded_head(form)
+
+    def published(self, arch: str) -> Published:
+        """See `repaconv.methods.contract.Method`."""
+        name, _, size = arch.partition("@")
+        config, side = ARCHS[name], int(size or 224)
+        block = partial(RIFormerBlock, layer_scale=True, deployed=False)
+        return Published(
+            training=lambda: MetaFormer(config, block, final_affine=True),
+            deploy=lambda: MetaFormer(config, final_affine=False),
+            input_shape=(3, side, side),
+        )
 
     def example(self, arch: str | MetaFormerConfig, seed: int) -> dict[str, Tensor]:
         """mmpretrain's key names; affines, LayerScales and biases far from the identity."""

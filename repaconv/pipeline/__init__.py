@@ -7,4 +7,5 @@ from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.folding import fold as fold
 from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
+from repaconv.pipeline.tables import table as table
 from repaconv.pipeline.verification import verify as verify

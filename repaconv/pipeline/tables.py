@@ -1,0 +1,90 @@
+"""table: the paper's models in our forms, their figures beside the paper's own."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry
+from repaconv.artefact import Cost, PaperTable, TableRow
+from repaconv.errors import Refused
+from repaconv.pipeline.common import Progress, silent
+
+if TYPE_CHECKING:
+    from repaconv.methods.contract import Method
+
+_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def table(method: str, *, progress: Progress = silent) -> PaperTable:
+    """Count parameters and MACs of every model in the paper's tables, built on the meta device.
+
+    Args:
+        method: Its registered name.
+        progress: See `Progress`.
+
+    Raises:
+        UsageProblem: If there is no such method.
+        Refused: If the method brings no figures of its paper.
+    """
+    known: Method = registry.load(registry.METHODS, method)
+    figures = _figures(known)
+    rows = []
+    for number, entry in enumerate(figures["row"]):
+        progress(f"{entry['model']}", number, len(figures["row"]))
+        rows.append(_row(known, {"counted": "all", "form": "deploy", **figures, **entry}))
+    return PaperTable(method=method, paper=known.paper, rows=tuple(rows))
+
+
+def _figures(method: Method) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    path = getattr(method, "figures", None)
+    if path is None or not path.is_file():
+        raise Refused(
+            f"the method {method.name} brings no figures of its paper.",
+            hint="They stand in a .toml beside its file.",
+            code="table.none",
+        )
+    with path.open("rb") as file:
+        figures: dict[str, Any] = tomllib.load(file)
+        return figures
+
+
+def _row(method: Method, entry: dict[str, Any]) -> TableRow:
+    from repaconv.backbones.cost import cost_of
+
+    published = method.published(entry["arch"])
+    build = published.training if entry["form"] == "training" else published.deploy
+    cost = cost_of(build, published.input_shape)
+    parameters, macs = entry.get("parameters", ""), entry.get("macs", "")
+    agrees = _agrees(parameters, cost.parameters) and _agrees(macs, counted(cost, entry["counted"]))
+    return TableRow(
+        table=entry["table"],
+        model=entry["model"],
+        form=entry["form"],
+        cost=cost,
+        parameters=parameters,
+        macs=macs,
+        counted=entry["counted"],
+        agrees=agrees,
+        remark="" if agrees else entry.get("remark", "not known why"),
+    )
+
+
+def counted(cost: Cost, what: str) -> int:
+    """The MACs that a paper counts: ``all``, or those of ``layers`` with weights alone."""
+    return cost.layer_macs if what == "layers" else cost.macs
+
+
+def _agrees(printed: str, ours: int) -> bool:
+    """Whether ours rounds to what is printed, e.g. ``4.4M``; a figure that is not printed cannot disagree."""
+    if not printed:
+        return True
+    digits, unit = printed[:-1], _UNITS[printed[-1]]
+    decimals = len(digits.partition(".")[2])
+    half = 0.5 * 10.0**-decimals
+    return abs(ours / unit - float(digits)) <= half * (1 + 1e-9)

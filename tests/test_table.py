@@ -1,0 +1,56 @@
+"""The papers' tables: our counts against the printed figures, and against counting by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import repaconv as rc
+from repaconv.errors import Refused, UsageProblem
+from repaconv.pipeline.tables import _agrees
+
+
+def test_printed_precision_decides():
+    assert _agrees("4.4M", 4_376_296)
+    assert not _agrees("4.4M", 4_450_001)
+    assert _agrees("12M", 11_900_808)
+    assert _agrees("595M", 594_600_000)
+    assert _agrees("", 7)
+
+
+def test_repavit():
+    rows = rc.table("repavit").rows
+    assert {row.table for row in rows} == {"1", "4", "8", "9"}
+    for row in rows:
+        printed = float(row.parameters[:-1]) * 1e6
+        if "LV-ViT" not in row.model:
+            assert abs(row.cost.parameters - printed) <= 0.06e6 + 1e-3 * printed, row
+        assert row.agrees or row.remark
+    tiny = next(row for row in rows if row.model == "RePa-DeiT-Tiny/0.50" and row.form == "deploy")
+    # by hand, C = 192, 12 blocks, 197 tokens: qkv, proj, idle, and fc1 and fc2 on A = 2C; 196 patches; the head
+    block = 197 * 192 * 192 * (3 + 1 + 1 + 2 + 2)
+    assert tiny.cost.layer_macs == 12 * block + 196 * 192 * 768 + 192 * 1000
+    assert tiny.cost.macs == tiny.cost.layer_macs + 12 * 2 * 197 * 197 * 192
+
+
+def test_riformer():
+    rows = rc.table("riformer").rows
+    assert len(rows) == 10
+    assert all(abs(row.cost.parameters / 1e6 - float(row.parameters[:-1])) <= 0.5 for row in rows)
+
+
+def test_on_the_command_line(repaconv, monkeypatch):
+    code, out, _ = repaconv("table", "riformer", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["data"]["rows"][0]["model"] == "RIFormer-S12"
+    code, out, _ = repaconv("table", "riformer")
+    assert "differs (1)" in out
+    assert repaconv("table", "nothing")[0] == 2
+    with pytest.raises(UsageProblem):
+        rc.table("nothing")
+    from repaconv.methods.riformer import METHOD
+
+    monkeypatch.setattr(type(METHOD), "figures", None)
+    with pytest.raises(Refused):
+        rc.table("riformer")

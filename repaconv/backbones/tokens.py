@@ -24,12 +24,14 @@ class AttentionSpec:
         qk: Width of a head's queries and keys.
         v: Width of a head's values.
         key: ``linear``: keys are projected; ``input``: the tokens themselves are every head's keys (qk = d).
+        value: The same for the values (v = d).
     """
 
     heads: int
     qk: int
     v: int
     key: Literal["linear", "input"] = "linear"
+    value: Literal["linear", "input"] = "linear"
     kind: Literal["attention"] = "attention"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
@@ -44,16 +46,17 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         keys = spec.qk if spec.key == "linear" else 0
-        self.sizes = [spec.heads * spec.qk, spec.heads * keys, spec.heads * spec.v]
+        values = spec.v if spec.value == "linear" else 0
+        self.sizes = [spec.heads * spec.qk, spec.heads * keys, spec.heads * values]
         self.qkv = nn.Linear(width, sum(self.sizes))
         self.proj = nn.Linear(spec.heads * spec.v, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
         q, k, v = self.qkv(x).split(self.sizes, -1)
-        query, value = self._heads(q), self._heads(v)  # [B, H, N, .]
-        key = self._heads(k) if self.spec.key == "linear" else x.unsqueeze(1)
-        mixed = (query @ key.transpose(-2, -1)).softmax(-1) @ value
+        key = self._heads(k) if self.spec.key == "linear" else x.unsqueeze(1)  # [B, H or 1, N, qk]
+        value = self._heads(v) if self.spec.value == "linear" else x.unsqueeze(1)
+        mixed = (self._heads(q) @ key.transpose(-2, -1)).softmax(-1) @ value
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -99,6 +99,9 @@ def fold(
     allow_deployed: Annotated[
         bool, typer.Option("--allow-deployed", help="Take a checkpoint in the official deploy form.")
     ] = False,
+    identify: Annotated[
+        Path | None, typer.Option("--identify", help="A recorded pair (.npz) that settles what the file does not tell.")
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -118,6 +121,7 @@ def fold(
             out=out,
             force=force,
             allow_deployed=allow_deployed,
+            identify=identify,
             progress=progress,
         ),
         render.folding,

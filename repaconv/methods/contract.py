@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -98,3 +98,17 @@ class Method(Protocol):
 
     def example(self, arch: str, seed: int) -> dict[str, Tensor]:
         """A training-form state dict with seeded, non-trivial weights under official key names."""
+
+
+@runtime_checkable
+class Identifies(Protocol):
+    """A method whose nets can hide how they were built, and that settles it by a recorded output."""
+
+    def identify(
+        self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
+    ) -> dict[str, str]:
+        """The settings to add to the user's.
+
+        Raises:
+            Refused: If the output settles nothing: no variant reproduces it, or several do.
+        """

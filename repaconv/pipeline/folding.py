@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import registry, runs
-from repaconv.artefact import FoldArtefact, FoldStep, payload_of, write_artefact
-from repaconv.errors import GateFailed, Refused
+from repaconv.artefact import Fact, FoldArtefact, FoldStep, payload_of, write_artefact
+from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
 
 if TYPE_CHECKING:
-    from repaconv.methods.contract import FoldedPart
+    from repaconv.checkpoint import Checkpoint
+    from repaconv.methods.contract import FoldedPart, Method
 
 
 def fold(
@@ -25,6 +26,7 @@ def fold(
     out: str | Path | None = None,
     force: bool = False,
     allow_deployed: bool = False,
+    identify: str | Path | None = None,
     progress: Progress = silent,
 ) -> FoldArtefact:
     """Fold a checkpoint into its deploy form and write ``model.safetensors`` and ``fold.json``.
@@ -37,6 +39,7 @@ def fold(
         out: The run's folder; ``repaconv-out/<stem>`` when None.
         force: Replace another checkpoint's run.
         allow_deployed: Take a checkpoint that is in the paper's deploy form and fold what that leaves.
+        identify: An .npz with ``input`` and the official output on it, which settles what the file does not tell.
         progress: See `Progress`.
 
     Raises:
@@ -57,7 +60,9 @@ def fold(
             hint="Fold the checkpoint as trained, or give --allow-deployed to fold what the official code leaves.",
             code="method.deployed",
         )
-    form = chosen.read(found, settings or {})
+    identified = _identified(chosen, found, settings or {}, Path(identify)) if identify else {}
+    settings = {**(settings or {}), **identified}
+    form = chosen.read(found, settings)
     backbone = registry.load(registry.BACKBONES, form.backbone)
     size = backbone.image_size(form.config, form.preprocessing.image_size)
     require_size(backbone, form.config, *size)
@@ -86,11 +91,11 @@ def fold(
         origin=found.origin,
         method=chosen.name,
         applied=(chosen.name, *form.applied),
-        settings=dict(settings or {}),
+        settings=settings,
         backbone=form.backbone,
         config=backbone.to_json(form.config),
         form="default",
-        facts=form.facts,
+        facts=_with_sources(form.facts, identified, identify),
         preprocessing=form.preprocessing,
         image_size=size,
         any_image_size=backbone.any_image_size,
@@ -115,3 +120,31 @@ def _require_exact(step: FoldStep, tolerance: float) -> None:
             hint="This is a defect of the method; please report it with `repaconv inspect`.",
             code="fold.not-exact",
         )
+
+
+def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], pair: Path) -> dict[str, str]:
+    """What a recorded input and output settle.
+
+    Raises:
+        UsageProblem: If the method has nothing to settle this way, or the file holds no output.
+    """
+    import torch
+
+    from repaconv.methods.contract import Identifies
+    from repaconv.proof.data import npz_inputs
+
+    given = npz_inputs(pair)
+    if not isinstance(method, Identifies) or given.recorded is None:
+        lacking = f"{pair} holds no recorded output" if given.recorded is None else f"{method.name} identifies nothing"
+        raise UsageProblem(
+            f"--identify: {lacking}.",
+            hint="Give what the file does not tell with --set name=value.",
+            code="usage.identify",
+        )
+    return method.identify(found, settings, torch.from_numpy(given.images), torch.from_numpy(given.recorded))
+
+
+def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: str | Path | None) -> tuple[Fact, ...]:
+    """Facts that the recorded pair settled say so."""
+    source = f"identified by {Path(pair).name}: the only variant with that output" if pair else ""
+    return tuple(f.model_copy(update={"source": source}) if f.name in identified else f for f in facts)

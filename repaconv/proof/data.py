@@ -30,11 +30,11 @@ def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inpu
     return Inputs(f"{count} random images, seed {seed}", images)
 
 
-def npz_inputs(path: Path, channels: int) -> Inputs:
+def npz_inputs(path: Path, channels: int | None = None) -> Inputs:
     """``input`` (or the only array of four dimensions) of an .npz, and an official output if there is one.
 
     Raises:
-        Refused: If the file is no .npz of numbers or holds no images with ``channels`` channels.
+        Refused: If the file is no .npz of numbers or holds no images with ``channels`` channels, where that is given.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -47,11 +47,12 @@ def npz_inputs(path: Path, channels: int) -> Inputs:
         ) from error
     images = [name for name, array in arrays.items() if array.ndim == 4]
     name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
-    if not name or arrays[name].ndim != 4 or arrays[name].shape[1] != channels or not len(arrays[name]):
+    wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
+    if wrong or channels not in (None, arrays[name].shape[1]):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise Refused(
             f"{path} holds no images for this network ({shapes or 'nothing'}).",
-            hint=f"It needs an array 'input' of shape [N, {channels}, H, W].",
+            hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
             code="inputs.shape",
         )
     recorded = next((key for key in RECORDED if key in arrays), "")

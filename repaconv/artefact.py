@@ -191,7 +191,8 @@ class Inspection(Record):
 class TableRow(Record):
     """One model of a paper's table: the paper's figures as printed, and ours.
 
-    ``agrees`` is false where one of them differs by more than the printed precision; ``remark`` says why.
+    ``macs`` is in ``unit``: some papers print two FLOPs a MAC. ``agrees`` is false where a figure differs by more
+    than the printed precision; ``remark`` says why.
     """
 
     table: str
@@ -201,6 +202,7 @@ class TableRow(Record):
     parameters: str
     macs: str
     counted: Literal["all", "layers"]
+    unit: Literal["MACs", "FLOPs"]
     agrees: bool
     remark: str
 

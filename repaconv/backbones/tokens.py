@@ -93,6 +93,32 @@ class Mlp(nn.Module):
 
 
 @dataclass(frozen=True)
+class SwiGluSpec:
+    """w3(silu(a) * b) with a, b the halves of w12(x), as in DINOv2's giant."""
+
+    hidden: int
+    kind: Literal["swiglu"] = "swiglu"
+
+    def build(self, width: int) -> nn.Module:
+        """The module for tokens of this width."""
+        return SwiGlu(width, self)
+
+
+class SwiGlu(nn.Module):
+    """w3(silu(a) * b) with a, b the halves of w12(x), on the last axis."""
+
+    def __init__(self, width: int, spec: SwiGluSpec) -> None:
+        super().__init__()
+        self.w12, self.w3 = nn.Linear(width, 2 * spec.hidden), nn.Linear(spec.hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        a, b = self.w12(x).chunk(2, -1)
+        out: Tensor = self.w3(nn.functional.silu(a) * b)
+        return out
+
+
+@dataclass(frozen=True)
 class IdleMlpSpec:
     """A feed-forward network with ``active`` activated channels; the rest and the shortcut are one matrix."""
 
@@ -136,14 +162,15 @@ class NoNorm:
 
 @dataclass(frozen=True)
 class LayerNormSpec:
-    """LayerNorm over channels without affine, which the linear layer behind it has taken."""
+    """LayerNorm over channels; without affine where the linear layer behind it has taken that."""
 
     eps: float
+    affine: bool = False
     kind: Literal["layer"] = "layer"
 
     def build(self, width: int) -> nn.Module:
         """The module for tokens of this width."""
-        return nn.LayerNorm(width, self.eps, elementwise_affine=False)
+        return nn.LayerNorm(width, self.eps, elementwise_affine=self.affine)
 
 
 class TokenBatchNorm(nn.Module):

@@ -16,6 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from repaconv.backbones.convmixers import ConvMixerSpec
 from repaconv.backbones.tokens import (
     AttentionSpec,
     IdleMlpSpec,
@@ -23,11 +24,12 @@ from repaconv.backbones.tokens import (
     MlpSpec,
     NoNorm,
     NormSpec,
+    SwiGluSpec,
     TokenBatchNorm,
 )
 
-MixerSpec = AttentionSpec
-FfnSpec = MlpSpec | IdleMlpSpec
+MixerSpec = AttentionSpec | ConvMixerSpec
+FfnSpec = MlpSpec | SwiGluSpec | IdleMlpSpec
 
 Tokens = Any
 """What flows between blocks: tokens [B, N, d], or (tokens, sizes [B, N, 1]) where tokens are merged."""

@@ -185,9 +185,9 @@ def measuring(done: BenchArtefact) -> None:
 def paper_table(found: PaperTable) -> None:
     """Our figures beside the paper's, with a mark where they differ by more than it prints."""
     notes = list(dict.fromkeys(row.remark for row in found.rows if row.remark))
-    table = _table("table", "model", "form", "parameters", "paper", "MACs", "paper", "")
+    table = _table("table", "model", "form", "parameters", "paper", found.rows[0].unit, "paper", "")
     for row in found.rows:
-        ours = row.cost.layer_macs if row.counted == "layers" else row.cost.macs
+        ours = (row.cost.layer_macs if row.counted == "layers" else row.cost.macs) * (2 if row.unit == "FLOPs" else 1)
         mark = "" if row.agrees else f"[yellow]differs[/] ({notes.index(row.remark) + 1})"
         counts = (f"{row.cost.parameters:,}", row.parameters, f"{ours:,}", row.macs)
         table.add_row(row.table, _plain(row.model), row.form, *counts, mark)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.affine import Affine
-from repaconv.artefact import Fact, FoldStep
+from repaconv.artefact import Fact, FoldStep, ImageSize, parse_image_size
 from repaconv.backbones.parts import activation
 from repaconv.backbones.tokens import LayerNormSpec, LayerScale, NoNorm, NormSpec, TokenBatchNorm
 from repaconv.backbones.vit import ViT, ViTConfig
@@ -25,6 +25,7 @@ from repaconv.checkpoint import Checkpoint
 from repaconv.errors import Refused
 from repaconv.methods.certificate import relative_difference
 from repaconv.methods.contract import FoldedPart
+from repaconv.methods.positions import WAYS, resample
 from repaconv.methods.reading import Knobs, one_of, positive, small
 
 NormKind = Literal["layer", "batch"]
@@ -115,9 +116,18 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def read_skeleton(
-    tensors: dict[str, Tensor], knobs: Knobs, said: Mapping[str, Any], where: str, *, norm_eps: float = 1e-6
+    tensors: dict[str, Tensor],
+    knobs: Knobs,
+    said: Mapping[str, Any],
+    where: str,
+    *,
+    norm_eps: float = 1e-6,
+    resize: str | None = "antialias",
 ) -> dict[str, Any]:
     """All of a `ViTConfig` but its blocks, from keys and shapes; takes the knobs ``pool`` and ``norm_eps``.
+
+    Also ``image_size``: where another than the trained one is asked for, ``pos_embed`` is resampled in ``tensors``,
+    in the way that the knob ``pos_resize`` names.
 
     Args:
         tensors: By official names.
@@ -125,6 +135,7 @@ def read_skeleton(
         said: What the file says of its architecture: ``img_size``, ``global_pool``, ``norm_eps``, if anything.
         where: Where it says so.
         norm_eps: The final norm's default.
+        resize: The default way to resample positions (`repaconv.methods.positions`); None where no other size will do.
 
     Raises:
         Refused: If the shapes are not those of a vision transformer.
@@ -133,7 +144,12 @@ def read_skeleton(
     width, channels, patch = kernel.shape[0], kernel.shape[1], kernel.shape[2]
     tokens = tuple(name for name in ("cls_token", "dist_token") if name in tensors)
     registers = tensors["register_tokens"].shape[1] if "register_tokens" in tensors else 0
+    if (trained := knobs.maybe("trained_size", parse_image_size)) is not None:
+        said, where = {**said, "img_size": trained}, "--set trained_size"
     image_size, prefix_positions = _grid(tensors, patch, len(tokens), said, where)
+    if resize is not None:
+        kept = len(tokens) if prefix_positions else 0
+        image_size = _resized(tensors, knobs, image_size, patch, kept, resize)
     final = "fc_norm" if "fc_norm.weight" in tensors else "norm"
     classes = weight_of(tensors, "head.weight", 2).shape[0] if "head.weight" in tensors else 0
     if "head_dist.weight" in tensors and len(tokens) == 2:
@@ -192,9 +208,35 @@ def _grid(
             return (side * patch, side * patch), taken > 0
     raise Refused(
         f"pos_embed has {rows} rows, which with {prefix} tokens before the patches is no square grid.",
-        hint="Give the size that it was trained at with --set image_size=HEIGHTxWIDTH.",
+        hint="Give the size that it was trained at with --set trained_size=HEIGHTxWIDTH.",
         code="vit.image-size",
     )
+
+
+def _resized(
+    tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, kept: int, default_way: str
+) -> ImageSize:
+    """The asked size, for which ``pos_embed`` is resampled where it is another than the trained one.
+
+    Raises:
+        Refused: If the patches do not divide it.
+    """
+    asked = knobs.maybe("image_size", parse_image_size)
+    if asked is None or asked == trained:
+        return trained
+    if asked[0] % patch or asked[1] % patch:
+        raise Refused(
+            f"images of {asked[0]} x {asked[1]} pixels are no whole number of patches of {patch}.",
+            hint="Give a size whose sides are multiples of the patch.",
+            code="vit.image-size",
+        )
+    way = knobs.take("pos_resize", one_of(*WAYS), default_way, default_way, "the way of the model's own code")
+    grids = [(size[0] // patch, size[1] // patch) for size in (trained, asked)]
+    knobs.facts.append(
+        Fact(name="pos_embed", value=f"{grids[0]} to {grids[1]} patches", source="resampled for --set image_size")
+    )
+    tensors["pos_embed"] = resample(tensors["pos_embed"], kept, grids[0], grids[1], way)
+    return asked
 
 
 # What every method of the papers was published with; Huge is the one whose heads are 80 wide.

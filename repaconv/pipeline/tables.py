@@ -32,7 +32,7 @@ def table(method: str, *, progress: Progress = silent) -> PaperTable:
     rows = []
     for number, entry in enumerate(figures["row"]):
         progress(f"{entry['model']}", number, len(figures["row"]))
-        rows.append(_row(known, {"counted": "all", "form": "deploy", **figures, **entry}))
+        rows.append(_row(known, {"counted": "all", "unit": "MACs", "form": "deploy", **figures, **entry}))
     return PaperTable(method=method, paper=known.paper, rows=tuple(rows))
 
 
@@ -61,7 +61,7 @@ def _row(method: Method, entry: dict[str, Any]) -> TableRow:
     build = published.training if entry["form"] == "training" else published.deploy
     cost = cost_of(build, published.input_shape)
     parameters, macs = entry.get("parameters", ""), entry.get("macs", "")
-    agrees = _agrees(parameters, cost.parameters) and _agrees(macs, counted(cost, entry["counted"]))
+    agrees = _agrees(parameters, cost.parameters) and _agrees(macs, counted(cost, entry["counted"], entry["unit"]))
     return TableRow(
         table=entry["table"],
         model=entry["model"],
@@ -70,14 +70,15 @@ def _row(method: Method, entry: dict[str, Any]) -> TableRow:
         parameters=parameters,
         macs=macs,
         counted=entry["counted"],
+        unit=entry["unit"],
         agrees=agrees,
         remark="" if agrees else entry.get("remark", "not known why"),
     )
 
 
-def counted(cost: Cost, what: str) -> int:
-    """The MACs that a paper counts: ``all``, or those of ``layers`` with weights alone."""
-    return cost.layer_macs if what == "layers" else cost.macs
+def counted(cost: Cost, what: str, unit: str) -> int:
+    """What a paper counts: ``all`` products or those of ``layers`` with weights alone, in MACs or FLOPs."""
+    return (cost.layer_macs if what == "layers" else cost.macs) * (2 if unit == "FLOPs" else 1)
 
 
 def _agrees(printed: str, ours: int) -> bool:

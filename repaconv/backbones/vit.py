@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.backbones.convmixers import ConvMixerSpec
+from repaconv.backbones.merging import MergeSpec, MergingBlock
 from repaconv.backbones.tokens import (
     AttentionSpec,
     IdleMlpSpec,
@@ -43,6 +44,7 @@ class BlockSpec:
     ffn: FfnSpec
     norm1: NormSpec
     norm2: NormSpec
+    merge: MergeSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,17 @@ class DeployBlock(nn.Module):
         return x + y if self.shortcut else y
 
 
+def deploy_block(config: ViTConfig, index: int) -> nn.Module:
+    """The module of one `BlockSpec`."""
+    spec = config.blocks[index]
+    if spec.merge is None:
+        return DeployBlock(config, index)
+    assert isinstance(spec.mixer, AttentionSpec)
+    assert isinstance(spec.ffn, MlpSpec)
+    norm1, norm2 = spec.norm1.build(config.width), spec.norm2.build(config.width)
+    return MergingBlock(config.width, norm1, spec.mixer, norm2, spec.ffn, spec.merge)
+
+
 class PatchEmbed(nn.Module):
     """Patches as tokens, by a strided convolution under the name ``proj``."""
 
@@ -158,7 +171,7 @@ class ViT(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, width))
         if config.pre_norm:
             self.norm_pre = nn.LayerNorm(width, config.norm_eps)
-        factory = block or DeployBlock
+        factory = block or deploy_block
         self.blocks = nn.ModuleList(factory(config, index) for index in range(len(config.blocks)))
         self._build_tail(config)
 

@@ -48,11 +48,13 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     Raises:
         Refused: If none is, or several are, or the one asked for is not.
     """
+    from repaconv.methods.lora import require_base
+
     names = list(registry.registered(registry.METHODS)) if wanted == "auto" else [wanted]
     found: list[tuple[Method, Detection]] = []
     for name in names:
         try:
-            method: Method = registry.load(registry.METHODS, name)
+            method: Method = with_adapters(registry.load(registry.METHODS, name))
         except EnvironmentProblem:
             if wanted == "auto":  # a broken plug-in is not this checkpoint's fault
                 continue
@@ -68,11 +70,19 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
             hint="Choose one with --method.",
             code="method.ambiguous",
         )
+    require_base(checkpoint)
     raise Refused(
         f"{checkpoint.path} has no keys of {wanted if wanted != 'auto' else 'any method that is known here'}.",
         hint=f"Known methods: {', '.join(registry.registered(registry.METHODS))}. See `repaconv inspect`.",
         code="method.mismatch",
     )
+
+
+def with_adapters(method: Method) -> Method:
+    """The method, which then also takes LoRA on any linear layer."""
+    from repaconv.methods.lora import WithAdapters
+
+    return WithAdapters(method)
 
 
 def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Method, TrainingForm, Path]:
@@ -91,7 +101,7 @@ def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[
             code="checkpoint.missing",
         )
     found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
-    method: Method = registry.load(registry.METHODS, folded.method)
+    method = with_adapters(registry.load(registry.METHODS, folded.method))
     return method, method.read(found, folded.settings), path
 
 

@@ -1,0 +1,149 @@
+"""Blocks that merge tokens (ToMe, PYRA) between attention and FFN, in deploy form.
+
+Every step is a plain operator that all parsers take: slices, products, TopK, row gathers and one-hot products. No
+ScatterElements, which some parsers refuse and some ignore. The order of the tokens is that of the official code:
+class token, distillation token where there is one, the even tokens that stay, ascending, then the odd ones; the next
+block's split depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.tokens import AttentionSpec, MlpSpec
+
+Sized = tuple[Tensor, Tensor | None]
+"""Tokens [B, N, d] and how many original ones each stands for, [B, N, 1]; None while nothing was merged."""
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """What a block does about merging.
+
+    Attributes:
+        r: Tokens that go.
+        sized: Whether earlier blocks merged, so that tokens have sizes.
+        distilled: Whether a distillation token is protected beside the class token.
+        modulated: Whether the tokens that go are modulated before (PYRA).
+    """
+
+    r: int
+    sized: bool
+    distilled: bool
+    modulated: bool
+    kind: Literal["merge"] = "merge"
+
+
+class Modulation(nn.Module):
+    """PYRA's generators, its norm's affine inside: s + s dD dr with dD = 2 sigmoid(u), dr = tanh(v)."""
+
+    def __init__(self, r: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, 1e-5, elementwise_affine=False)
+        self.rows = nn.Parameter(torch.zeros(1, r))  # W_r^T, by rank of the pair
+        self.scale = nn.Parameter(torch.ones(width))  # gamma
+        self.shift = nn.Parameter(torch.zeros(width))  # beta sum(W_r)
+        self.channels = nn.Linear(width, 1)  # gamma W_D / 2 and beta W_D / 2
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Pairs [B, r, d], by descending similarity -> [B, r, d]."""
+        n = self.norm(source + target)
+        by_channel = 2 * torch.sigmoid(self.scale * (self.rows @ n) + self.shift)  # [B, 1, d]
+        by_row = torch.tanh(self.channels(n))  # [B, r, 1]
+        return source + source * by_channel * by_row
+
+
+class Merge(nn.Module):
+    """r even tokens into the odd ones that they resemble most."""
+
+    def __init__(self, spec: MergeSpec, width: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.modulation = Modulation(spec.r, width) if spec.modulated else None
+
+    def forward(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
+        """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens."""
+        r, dist = self.spec.r, int(self.spec.distilled)
+        metric = metric / (metric * metric).sum(-1, keepdim=True).sqrt()
+        # the class token is even 0, a distillation token odd 0: neither is merged or merged into
+        scores = metric[:, 2::2] @ metric[:, 1 + 2 * dist :: 2].transpose(1, 2)
+        best, partner = scores.amax(-1), scores.argmax(-1) + dist
+        source = _largest(best, r)  # [B, r], by rank
+        count = best.shape[1]
+        merged = (source.unsqueeze(2) == torch.arange(count, device=x.device)).to(x.dtype).sum(1)
+        target = partner.gather(1, source)
+        z = x if size is None else x * size
+        size = torch.ones_like(x[:, :, :1]) if size is None else size
+        parts = torch.cat([z, size], -1)
+        even, odd = parts[:, 2::2], parts[:, 1::2]
+        going, into = _rows(even, source), _rows(odd, target)
+        if self.modulation is not None:
+            tokens = self.modulation(going[..., :-1], into[..., :-1])
+            going = torch.cat([tokens, going[..., -1:]], -1)
+        onto = (target.unsqueeze(1) == torch.arange(odd.shape[1], device=x.device).unsqueeze(1)).to(x.dtype)
+        odd = odd + onto @ going
+        kept = [parts[:, :1], odd[:, :dist]]
+        if count > r:
+            place = torch.arange(count, device=x.device) + count * merged  # no two alike
+            kept.append(_rows(even, place.topk(count - r, 1, largest=False, sorted=True).indices))
+        parts = torch.cat([*kept, odd[:, dist:]], 1)
+        size = parts[..., -1:]
+        return parts[..., :-1] / size, size
+
+
+def _largest(x: Tensor, r: int) -> Tensor:
+    """Indices [B, r] of the largest of x [B, N], descending, of equals the first first: as ONNX's TopK has it.
+
+    torch's own topk leaves the order of equals open; the exporter turns it into TopK and knows no stable sort.
+    """
+    if torch.compiler.is_exporting():
+        return x.topk(r, 1, largest=True, sorted=True).indices
+    return x.sort(dim=1, descending=True, stable=True).indices[:, :r]
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, N, d], index [B, r] -> [B, r, d]."""
+    return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.shape[2]))
+
+
+class KeyedAttention(nn.Module):
+    """Attention that weighs keys by their size and hands out the mean over heads of its keys."""
+
+    def __init__(self, width: int, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.heads = spec.heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x [B, N, d], size [B, N, 1] -> [B, N, d] and keys [B, N, dh]."""
+        q, k, v = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-2, -1)
+        if size is not None:
+            scores = scores + size.log().transpose(1, 2).unsqueeze(1)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.proj(mixed), k.mean(1)
+
+
+class MergingBlock(nn.Module):
+    """x += attn(norm1(x)); merge; x += mlp(norm2(x))."""
+
+    def __init__(
+        self, width: int, norm1: nn.Module, mixer: AttentionSpec, norm2: nn.Module, mlp: MlpSpec, merge: MergeSpec
+    ) -> None:
+        super().__init__()
+        self.norm1, self.attn = norm1, KeyedAttention(width, mixer)
+        self.merge = Merge(merge, width) if merge.r else None
+        self.norm2, self.mlp = norm2, mlp.build(width)
+
+    def forward(self, state: Tensor | Sized) -> Sized:
+        """Tokens, or tokens and sizes, to tokens and sizes."""
+        x, size = state if isinstance(state, tuple) else (state, None)
+        mixed, keys = self.attn(self.norm1(x), size)
+        x = x + mixed
+        if self.merge is not None:
+            x, size = self.merge(x, size, keys)
+        return x + self.mlp(self.norm2(x)), size

@@ -1,15 +1,18 @@
-"""Checkpoints of our own making, for the demo, for tests and for the conformance of plug-ins."""
+"""Checkpoints of our own making, for the demo and for tests, and what a plug-in's method must hold."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import registry
 from repaconv.artefact import write_with
-from repaconv.errors import UsageProblem
+from repaconv.errors import Refused, UsageProblem
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from repaconv.methods.contract import Method
 
 
@@ -19,12 +22,80 @@ def write_example(method: str, arch: str, path: Path, seed: int) -> None:
     Raises:
         UsageProblem: If the method has no such architecture.
     """
-    import torch
-
     known: Method = registry.load(registry.METHODS, method)
     if arch not in known.archs:
         raise UsageProblem(
             f"{method} has no architecture {arch!r}.", hint=f"Known: {', '.join(known.archs)}.", code="demo.arch"
         )
-    content = {"meta": {"epoch": 0, "made_by": "repaconv"}, "state_dict": known.example(arch, seed)}
+    _write(known.example(arch, seed), path)
+
+
+def check_method(
+    name: str,
+    arch: str,
+    folder: Path,
+    *,
+    settings: Mapping[str, str] | None = None,
+    meta: Mapping[str, object] | None = None,
+) -> None:
+    """The conformance kit: hold a registered method to its contract, on its own example of that architecture.
+
+    It is detected and understood; it folds exactly, the whole net and every row of its certificate; the folded model
+    is as stored and as ONNX what was trained; equal input gives equal bytes; a key too many or too few and a NaN are
+    refused.
+
+    Args:
+        name: As registered.
+        arch: One of the method's ``archs``; a small one.
+        folder: For what is written.
+        settings: What the example does not tell.
+        meta: What stands in the file beside the weights, if the method needs it.
+
+    Raises:
+        AssertionError: Saying what does not hold.
+    """
+    import torch
+
+    from repaconv.pipeline import export, fold, inspect, verify
+
+    method: Method = registry.load(registry.METHODS, name)
+    weights = method.example(arch, seed=1)
+    path, run, given = folder / "example.pth", folder / "run", dict(settings or {})
+    _write(weights, path, meta)
+
+    seen = inspect(path, settings=given)
+    assert seen.method == name, f"its own example is detected as {seen.method}: {seen.reason}"
+    assert not seen.problems, f"its own example is not understood: {seen.problems}"
+    folded = fold(path, method=name, settings=given, out=run, force=True)
+    assert folded.certificate, "the certificate has no row"
+    export(run)
+    verified = verify(run)
+    failed = [link for link in verified.links if link.verdict != "passed"]
+    assert not failed, f"not proved: {failed}"
+    before = (run / "model.safetensors").read_bytes()
+    fold(path, method=name, settings=given, out=run, force=True)
+    assert (run / "model.safetensors").read_bytes() == before, "the same checkpoint gives other bytes"
+
+    # an index or a counter may be left unread, a floating point weight may not
+    read = [key for key, tensor in sorted(weights.items()) if tensor.is_floating_point() and tensor.ndim > 1]
+    broken: dict[str, dict[str, Tensor]] = {
+        "a key too many": {**weights, "left.over.weight": torch.ones(2, 2)},
+        "a key too few": {key: tensor for key, tensor in weights.items() if key != read[-1]},
+        "a NaN": {**weights, read[0]: torch.full_like(weights[read[0]], torch.nan)},
+    }
+    for what, changed in broken.items():
+        _write(changed, path, meta)
+        try:
+            fold(path, method=name, settings=given, out=folder / "broken")
+        except Refused:
+            pass
+        else:
+            raise AssertionError(f"{what} is not refused")
+        assert not (folder / "broken").exists(), f"something was written in spite of {what}"
+
+
+def _write(weights: Mapping[str, Tensor], path: Path, meta: Mapping[str, object] | None = None) -> None:
+    import torch
+
+    content = {"meta": dict(meta or {"epoch": 0, "made_by": "repaconv"}), "state_dict": dict(weights)}
     write_with(path, lambda temporary: torch.save(content, temporary))

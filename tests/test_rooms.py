@@ -25,8 +25,8 @@ LEVELS = {
     "targets": 3,
     "measure": 3,
     "pipeline": 4,
-    "testing": 4,
-    "cli": 5,
+    "testing": 5,
+    "cli": 6,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
 from repaconv.artefact import Fact, FoldArtefact, FoldStep, payload_of, write_artefact
@@ -13,11 +13,63 @@ from repaconv.pipeline.common import Progress, choose_method, made_by, require_s
 from repaconv.pipeline.weights import write_weights
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from repaconv.checkpoint import Checkpoint
     from repaconv.methods.contract import FoldedPart, Method
 
+_OF_FILES = ("settings", "weights", "out", "force", "allow_deployed", "identify", "progress")
 
+
+@overload
+def fold(checkpoint: nn.Module, *, method: str = "auto", **hyper: Any) -> nn.Module: ...
+
+
+@overload
 def fold(
+    checkpoint: str | Path,
+    *,
+    method: str = "auto",
+    settings: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    allow_deployed: bool = False,
+    identify: str | Path | None = None,
+    progress: Progress = silent,
+    **hyper: Any,
+) -> FoldArtefact: ...
+
+
+def fold(checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any) -> FoldArtefact | nn.Module:
+    """Fold a checkpoint, or a live module of the user's own.
+
+    Args:
+        checkpoint: A file, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); or a
+            ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.pipeline.live.fold_live`).
+        method: Its method, or ``auto``.
+        arguments: Those of `fold_file`; all others are settings by name, e.g. ``num_heads=3``.
+
+    Raises:
+        Refused: If it cannot be folded whole.
+        GateFailed: If a fold is not exact; nothing is written then.
+    """
+    known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
+    settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
+    if isinstance(checkpoint, (str, Path)):
+        return fold_file(checkpoint, method=method, settings=settings, **known)
+    from repaconv.pipeline.live import fold_live
+
+    if known:
+        raise UsageProblem(
+            f"{', '.join(known)} is for checkpoint files, and this is a live module.",
+            hint="fold(module, method=..., name=value) takes settings alone.",
+            code="usage.live",
+        )
+    return fold_live(checkpoint, method, settings)
+
+
+def fold_file(
     checkpoint: str | Path,
     *,
     method: str = "auto",
@@ -148,3 +200,8 @@ def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: 
     """Facts that the recorded pair settled say so."""
     source = f"identified by {Path(pair).name}: the only variant with that output" if pair else ""
     return tuple(f.model_copy(update={"source": source}) if f.name in identified else f for f in facts)
+
+
+def _as_text(value: Any) -> str:
+    """A setting from Python as the command line would write it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

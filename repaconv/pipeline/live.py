@@ -1,0 +1,172 @@
+"""fold for a live nn.Module: the whole network where a method knows it, else whatever in it folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry
+from repaconv.artefact import FoldStep, Origin
+from repaconv.errors import Refused, RepaconvError, UsageProblem
+from repaconv.pipeline.common import choose_method
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from repaconv.checkpoint import Checkpoint
+
+WHOLE = 1e-9
+"""Up to this difference in float64 a net's deploy form is the net: the user's own code may round elsewhere."""
+
+
+def fold_live(module: nn.Module, method: str, settings: Mapping[str, str]) -> nn.Module:
+    """A folded copy of the module in eval mode, its certificate in the attribute ``fold_certificate``.
+
+    Where a method knows the whole network by its state dict, and its deploy form gives the module's own output, that
+    is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module.
+
+    Args:
+        module: Not changed; on any device, of any float type, which the result has too.
+        method: Its method, or ``auto``.
+        settings: What the module does not tell.
+
+    Raises:
+        Refused: If nothing in it folds.
+    """
+    from repaconv.methods.live import fold_parts
+
+    try:
+        return _whole(module, method, settings)
+    except RepaconvError as error:
+        why = error
+    ratio = settings.get("idle_ratio")
+    folded, steps = fold_parts(module, method, None if ratio is None else float(ratio))
+    if not steps:
+        if isinstance(why, Refused) and why.code not in ("method.mismatch", "live.other"):
+            raise why
+        raise Refused(
+            f"nothing in this {type(module).__name__} folds: {why.message}",
+            hint="Known parts: channel-idle FFNs, affine token mixers, LoRA, LayerScale and BatchNorm before a linear.",
+            code="live.nothing",
+        ) from why
+    unused = [name for name in settings if name != "idle_ratio"]
+    if unused:
+        raise UsageProblem(
+            f"{', '.join(unused)} is of no use here: the module as a whole is not known ({why.message}), and parts of "
+            "it prove themselves.",
+            hint="Leave it out.",
+            code="setting.unknown",
+        )
+    return _told(folded, steps)
+
+
+def _whole(module: nn.Module, method: str, settings: Mapping[str, str]) -> nn.Module:
+    import torch
+
+    from repaconv.proof.data import random_inputs
+
+    checkpoint = _as_checkpoint(module)
+    chosen, detection = choose_method(checkpoint, method)
+    if detection.form == "deploy":
+        raise Refused("it is in deploy form already.", hint="Fold the module as trained.", code="method.deployed")
+    form = chosen.read(checkpoint, _completed(module, chosen, checkpoint, settings))
+    backbone = registry.load(registry.BACKBONES, form.backbone)
+    tensors: dict[str, Tensor] = {}
+    steps: list[FoldStep] = []
+    for part in chosen.fold(form):
+        tensors.update(part.tensors)
+        steps += [part.step] if part.step else []
+    deploy = backbone.deploy(form.config).double()
+    deploy.load_state_dict(tensors, strict=True)
+    size = backbone.image_size(form.config, form.preprocessing.image_size)
+    images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
+    first = next(module.parameters())
+    error = _difference(module, deploy, images)
+    steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
+    return _told(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
+
+
+def _difference(module: nn.Module, deploy: nn.Module, images: Any) -> float:
+    """How far the deploy form is from what the user's own class computes.
+
+    Raises:
+        Refused: If it is too far: the keys are the same, the network is another.
+    """
+    import copy
+
+    import torch
+
+    from repaconv.methods.certificate import max_rel_error
+
+    own = copy.deepcopy(module).double().cpu().eval()
+    with torch.no_grad():
+        try:
+            expected = own(images)
+        except Exception as error:  # the user's code may raise anything
+            raise Refused(
+                f"the module does not run on images {list(images.shape)}: {error}", code="live.other"
+            ) from error
+        found = deploy(images)
+    if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
+        raise Refused("its output is not that of the network that its keys are of.", code="live.other")
+    difference = max_rel_error(found, expected)
+    if not difference <= WHOLE:
+        raise Refused(
+            f"its keys are those of a known network, but it computes another: the outputs differ by {difference:.1e}.",
+            hint="If a value is not the usual one (heads, eps), give it: repaconv.fold(model, num_heads=...).",
+            code="live.other",
+        )
+    return difference
+
+
+def _as_checkpoint(module: nn.Module) -> Checkpoint:
+    from repaconv.checkpoint import Checkpoint
+
+    tensors = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+    origin = Origin(
+        path=type(module).__name__, sha256="", bytes=0, container="live module", weights=".", weights_reason="live"
+    )
+    return Checkpoint(Path(type(module).__name__), origin, (), (), tensors, {name: name for name in tensors}, {})
+
+
+def _completed(module: nn.Module, method: Any, checkpoint: Checkpoint, settings: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings, and what the module's attributes say and the method wants to know."""
+    hints = {**_hints(module), **settings}
+    while True:
+        try:
+            method.read(checkpoint, hints)
+            return hints
+        except UsageProblem as error:
+            unwanted = next((name for name in hints if name not in settings and f"'{name}'" in error.message), None)
+            if error.code != "setting.unknown" or unwanted is None:
+                raise
+            del hints[unwanted]
+
+
+def _hints(module: nn.Module) -> dict[str, str]:
+    """Values that no state dict tells, from the attributes that vision transformers usually have."""
+    hints: dict[str, str] = {}
+    for name, part in module.named_modules():
+        heads = getattr(part, "num_heads", None)
+        if isinstance(heads, int) and not isinstance(heads, bool):
+            hints.setdefault("num_heads", str(heads))
+        eps, last = getattr(part, "eps", None), name.rpartition(".")[2]
+        if isinstance(eps, float) and name in ("norm", "fc_norm"):
+            hints.setdefault("norm_eps", str(eps))
+        if isinstance(eps, float) and name.endswith("attn.norm"):
+            hints.setdefault("attn_eps", str(eps))
+        if isinstance(eps, float) and last == "norm2" and hasattr(part, "running_mean"):
+            hints.setdefault("bn_eps", str(eps))
+        if isinstance(side := getattr(getattr(part, "pool", None), "kernel_size", None), int):
+            hints.setdefault("pool_size", str(side))
+        scaling, rank = getattr(part, "scaling", None), getattr(part, "r", None)
+        if isinstance(scaling, dict) and isinstance(rank, dict) and set(scaling) == set(rank) and scaling:
+            first = next(iter(scaling))
+            hints.setdefault("lora_alpha", str(float(scaling[first]) * rank[first]))
+    return hints
+
+
+def _told(module: nn.Module, steps: tuple[FoldStep, ...]) -> nn.Module:
+    module.fold_certificate = steps  # type: ignore[assignment]
+    return module

@@ -1,0 +1,96 @@
+"""Plug-ins: our own methods hold the contract, and so does a third party's that pip installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from repaconv.methods.nondeep import example_meta
+from repaconv.testing import check_method
+
+HERE = Path(__file__).parent
+OWN = [
+    ("repavit", "tiny", {"num_heads": "3"}, None),
+    ("repavit", "tiny-swin", {}, None),
+    ("repavit", "tiny-poolformer", {"pool_size": "3"}, None),
+    ("repavit", "tiny-mixer", {}, None),
+    ("nondeep", "tiny", {}, example_meta()),
+    ("dwconv", "tiny", {"num_heads": "3"}, None),
+    ("pyra", "tiny", {"num_heads": "3"}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "arch", "settings", "meta"), OWN, ids=[f"{n}-{a}" for n, a, *_ in OWN])
+def test_our_own_methods_hold_the_contract(name, arch, settings, meta, tmp_path):
+    check_method(name, arch, tmp_path, settings=settings, meta=meta)
+
+
+@pytest.fixture
+def installed(tmp_path) -> dict[str, str]:
+    """An environment in which pip has installed the toy as a package of its own."""
+    wheel = tmp_path / "toy_plugin-1.0-py3-none-any.whl"
+    points = "[repaconv.methods]\ntoy = toy_plugin:METHOD\n[repaconv.backbones]\ntoy = toy_plugin:BACKBONE\n"
+    info = {
+        "METADATA": "Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "entry_points.txt": points,
+    }
+    names = ["toy_plugin.py", *(f"toy_plugin-1.0.dist-info/{name}" for name in (*info, "RECORD"))]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(HERE / "toy_plugin.py", "toy_plugin.py")
+        for name, text in info.items():
+            archive.writestr(f"toy_plugin-1.0.dist-info/{name}", text)
+        archive.writestr("toy_plugin-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in names))
+    target = tmp_path / "site"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+        str(wheel),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return {**os.environ, "PYTHONPATH": str(target)}
+
+
+def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
+    code = (
+        "from pathlib import Path; from repaconv.testing import check_method; check_method('toy', 'small', Path('.'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=installed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    write = "from pathlib import Path; from repaconv.testing import write_example; "
+    write += "write_example('toy', 'small', Path('toy.pth'), 2)"
+    subprocess.run([sys.executable, "-c", write], env=installed, check=True)
+    cli = [sys.executable, "-m", "repaconv"]
+    fold = subprocess.run([*cli, "fold", "toy.pth", "--format", "json"], env=installed, capture_output=True, text=True)
+    assert json.loads(fold.stdout)["data"]["method"] == "toy"
+    doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
+    assert "toy_plugin:METHOD" in doctor.stdout
+
+
+def test_a_broken_plugin_is_a_row_and_no_crash(installed):
+    site = Path(installed["PYTHONPATH"])
+    (site / "toy_plugin.py").write_text("raise RuntimeError('half installed')\n")
+    cli = [sys.executable, "-m", "repaconv"]
+    doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
+    assert "half installed" in doctor.stdout
+    assert "Traceback" not in doctor.stderr
+    write = "from pathlib import Path; from repaconv.testing import write_example; "
+    write += "write_example('repavit', 'tiny', Path('r.pth'), 2)"
+    subprocess.run([sys.executable, "-c", write], env=installed, check=True)
+    fold = subprocess.run(
+        [*cli, "fold", "r.pth", "--set", "num_heads=3"], env=installed, capture_output=True, text=True
+    )
+    assert fold.returncode == 0, fold.stderr

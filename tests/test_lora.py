@@ -163,3 +163,58 @@ def test_what_is_no_whole_adapter_is_refused(change, code):
     with pytest.raises(Refused) as caught:
         rc.fold(save(file), settings={**HEADS, "lora_alpha": "3"})
     assert caught.value.code == code
+
+
+def test_official_and_peft_beside_each_other_keep_their_own_scales():
+    weights = plain(11)
+    official, others = factors(weights, ["blocks.0.attn.qkv"]), factors(weights, ["blocks.1.mlp.fc1"])
+    a, b = official["blocks.0.attn.qkv"]
+    file = {**peft(weights, others), "base_model.model.blocks.0.attn.LoRA_a.weight": a}
+    file["base_model.model.blocks.0.attn.LoRA_b.weight"] = b
+    output, _ = logits(save(file), settings={**HEADS, "lora_alpha": "6"})
+    both = merged(merged(weights, official, 1.0), others, 2.0)
+    zero = factors(weights, ["head"])
+    file = loralib(both, {"head": (zero["head"][0], 0 * zero["head"][1])})
+    expected, _ = logits(save(file), settings={**HEADS, "lora_alpha": "3"})
+    assert abs(output - expected).max() <= 1e-12 * abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        ({"lora_alpha": 8, "r": 3, "alpha_pattern": {"mlp.fc1": 32}}, "lora.kind"),
+        ({"lora_alpha": 8, "r": 3, "use_dora": True}, "lora.kind"),
+        ({"lora_alpha": 8, "r": 16}, "lora.config"),
+    ],
+)
+def test_a_configuration_with_more_than_one_scale_or_of_others_is_refused(config, code, tmp_path):
+    weights = plain(12)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(Refused) as caught:
+        rc.fold(save(peft(weights, factors(weights, LAYERS))), settings=HEADS)
+    assert caught.value.code == code
+
+
+def test_two_adapters_of_one_layer_and_whole_numbers_are_refused():
+    weights = plain(13)
+    adapters = factors(weights, ["blocks.0.attn.qkv"])
+    a, b = adapters["blocks.0.attn.qkv"]
+    for changed, code in (
+        ({"blocks.0.attn.LoRA_a.weight": a, "blocks.0.attn.LoRA_b.weight": b}, "lora.ambiguous"),
+        ({"blocks.0.attn.qkv.lora_A": a.to(torch.int64)}, "checkpoint.dtype"),
+    ):
+        with pytest.raises(Refused) as caught:
+            rc.fold(save({**loralib(weights, adapters), **changed}), settings={**HEADS, "lora_alpha": "3"})
+        assert caught.value.code == code
+
+
+def test_only_a_method_that_identifies_is_seen_to():
+    import inspect
+
+    from repaconv import registry
+    from repaconv.pipeline.common import with_adapters
+
+    for name, does in (("nondeep", True), ("pyra", False)):
+        wrapped = with_adapters(registry.load(registry.METHODS, name))
+        # what isinstance(..., Identifies) looks at from Python 3.12 on
+        assert (inspect.getattr_static(wrapped, "identify", None) is not None) is does

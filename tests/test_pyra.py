@@ -240,3 +240,21 @@ def test_what_does_not_fold_is_refused(change, settings, code):
     with pytest.raises(Refused) as caught:
         rc.fold(save(weights), settings=settings)
     assert caught.value.code == code
+
+
+def test_merging_in_a_plain_net_when_it_is_asked_for():
+    weights = {n: w for n, w in METHOD.example("tiny", seed=12).items() if "pyra" not in n}
+    assert rc.inspect(save(weights)).method is None
+    with pytest.raises(Refused) as caught:
+        rc.fold("c.pth", method="pyra", settings=SETTINGS)
+    assert caught.value.code == "method.mismatch"
+    rc.fold("c.pth", method="pyra", settings={**SETTINGS, "schedule": "4,2,1"}, force=True)
+    np.savez("r.npz", input=IMAGES, output_fp64=net(weights, (4, 2, 1)))
+    found = {link.name: link.metrics.max_rel_error for link in rc.verify(inputs="r.npz").links}
+    assert max(found["recorded"], found["fold"]) <= 1e-12
+
+
+def test_another_eps_of_pyras_norm_reaches_the_deploy_form():
+    folded = rc.fold(save(METHOD.example("tiny", seed=13)), settings={**SETTINGS, "pyra_eps": "0.1"})
+    assert max(step.max_rel_error for step in folded.certificate) <= 1e-12
+    assert {link.name: link.metrics.max_rel_error for link in rc.verify().links}["fold"] <= 1e-12

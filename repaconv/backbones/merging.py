@@ -29,21 +29,23 @@ class MergeSpec:
         sized: Whether earlier blocks merged, so that tokens have sizes.
         distilled: Whether a distillation token is protected beside the class token.
         modulated: Whether the tokens that go are modulated before (PYRA).
+        eps: Of the modulation's norm.
     """
 
     r: int
     sized: bool
     distilled: bool
     modulated: bool
+    eps: float = 1e-5
     kind: Literal["merge"] = "merge"
 
 
 class Modulation(nn.Module):
     """PYRA's generators, its norm's affine inside: s + s dD dr with dD = 2 sigmoid(u), dr = tanh(v)."""
 
-    def __init__(self, r: int, width: int) -> None:
+    def __init__(self, r: int, width: int, eps: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width, 1e-5, elementwise_affine=False)
+        self.norm = nn.LayerNorm(width, eps, elementwise_affine=False)
         self.rows = nn.Parameter(torch.zeros(1, r))  # W_r^T, by rank of the pair
         self.scale = nn.Parameter(torch.ones(width))  # gamma
         self.shift = nn.Parameter(torch.zeros(width))  # beta sum(W_r)
@@ -63,7 +65,7 @@ class Merge(nn.Module):
     def __init__(self, spec: MergeSpec, width: int) -> None:
         super().__init__()
         self.spec = spec
-        self.modulation = Modulation(spec.r, width) if spec.modulated else None
+        self.modulation = Modulation(spec.r, width, spec.eps) if spec.modulated else None
 
     def forward(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
         """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens."""

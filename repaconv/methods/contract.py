@@ -18,11 +18,12 @@ class Detection:
     """That a checkpoint is of a method, in which form, and the keys that prove it.
 
     ``certain``: only this method has such keys. ``possible``: another method with keys of its own comes first.
+    ``asked``: only where the user names the method.
     """
 
     form: Literal["training", "deploy"]
     reason: str
-    confidence: Literal["certain", "possible"] = "certain"
+    confidence: Literal["certain", "possible", "asked"] = "certain"
 
 
 @dataclass(frozen=True)

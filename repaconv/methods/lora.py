@@ -24,7 +24,7 @@ from repaconv.artefact import Fact, FoldStep
 from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.certificate import relative_difference
-from repaconv.methods.contract import Detection, FoldedPart, Method, TrainingForm
+from repaconv.methods.contract import Detection, FoldedPart, Identifies, Method, TrainingForm
 from repaconv.methods.reading import Knobs, one_of
 
 OURS = ("lora_alpha", "lora_rslora")
@@ -102,8 +102,7 @@ class WithAdapters:
         knobs = Knobs({name: settings[name] for name in OURS if name in settings})
         adapters = _read_adapters(checkpoint, knobs)
         base = _without_adapters(checkpoint)
-        merged = {adapter.weight: adapter.merged(base.tensors[adapter.weight]) for adapter in adapters}
-        beneath = replace(base, tensors={**base.tensors, **merged})
+        beneath = _merged(base, adapters)
         inner = self._method.read(beneath, {name: v for name, v in settings.items() if name not in OURS})
         knobs.done()
         own_names = {file_name: name for name, file_name in inner.names.items()}
@@ -168,6 +167,24 @@ class WithAdapters:
         yield from self._method.fold(form.inner)
 
 
+class IdentifiesWithAdapters(WithAdapters):
+    """The same for a method that settles by a recorded output what its nets hide; an attribute that is only handed
+    through would not be seen by ``isinstance(method, Identifies)`` from Python 3.12 on."""
+
+    def identify(
+        self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
+    ) -> dict[str, str]:
+        """What the method settles on the merged weights."""
+        if _adapter_names(checkpoint):
+            knobs = Knobs({name: settings[name] for name in OURS if name in settings})
+            adapters = _read_adapters(checkpoint, knobs)
+            knobs.done()
+            checkpoint = _merged(_without_adapters(checkpoint), adapters)
+            settings = {name: value for name, value in settings.items() if name not in OURS}
+        assert isinstance(self._method, Identifies)
+        return self._method.identify(checkpoint, settings, images, recorded)
+
+
 def require_base(checkpoint: Checkpoint) -> None:
     """Refuse a file that holds adapters alone, as PEFT saves them.
 
@@ -216,6 +233,11 @@ def _without_adapters(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=tensors, names=names, record={**checkpoint.record, "lora_layers": layers})
 
 
+def _merged(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
+    weights = {adapter.weight: adapter.merged(base.tensors[adapter.weight]) for adapter in adapters}
+    return replace(base, tensors={**base.tensors, **weights})
+
+
 def _read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
     base, found = _without_adapters(checkpoint), _adapter_names(checkpoint)
     for name in checkpoint.tensors:
@@ -233,18 +255,25 @@ def _read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
             code="lora.ambiguous",
         )
     pairs: dict[str, dict[str, Tensor]] = {}
+    official = {_weight_name(match) for match in found.values() if match["factor"] in "ab"}
     for name, match in found.items():
-        pairs.setdefault(_weight_name(match), {})[match["factor"].lower()] = checkpoint.tensors[name]
-    official = any(match["factor"] in "ab" for match in found.values())
-    ranks = {len(pair["a"]) for pair in pairs.values() if "a" in pair and pair["a"].ndim == 2}
-    scale_by_rank = _scales(checkpoint, knobs, ranks) if not official else dict.fromkeys(ranks, 1.0)
+        pair, factor = pairs.setdefault(_weight_name(match), {}), match["factor"].lower()
+        if factor in pair:
+            raise Refused(
+                f"{_weight_name(match)} has several adapters; {checkpoint.names[name]} is of the second.",
+                hint="Save it with the one that is to be merged.",
+                code="lora.ambiguous",
+            )
+        pair[factor] = checkpoint.tensors[name]
+    others = {len(p["a"]) for weight, p in pairs.items() if weight not in official and "a" in p and p["a"].ndim == 2}
+    scales = _scales(checkpoint, knobs, others) if others else {}
     if official:
         knobs.facts.append(Fact(name="lora_scale", value=1.0, source="LoRA_a, LoRA_b: the official code has no other"))
-    return [_adapter(weight, pair, base, scale_by_rank) for weight, pair in pairs.items()]
+    return [_adapter(weight, pair, base, None if weight in official else scales) for weight, pair in pairs.items()]
 
 
-def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: Mapping[int, float]) -> Adapter:
-    """One adapter whose parts belong together.
+def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: Mapping[int, float] | None) -> Adapter:
+    """One adapter whose parts belong together; ``scales`` by rank, None for the official code's, which has none.
 
     Raises:
         Refused: If they do not.
@@ -265,20 +294,52 @@ def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: 
             hint="LoRA of rank r on a linear layer has A [r, in] and B [out, r].",
             code="lora.shape",
         )
-    return Adapter(weight, a, b, scales[len(a)])
+    if not all(tensor.is_floating_point() for tensor in (a, b, w)):
+        raise Refused(
+            f"{layer} or its adapter does not hold floating point numbers.",
+            hint="Fold the float checkpoint and quantise afterwards.",
+            code="checkpoint.dtype",
+        )
+    return Adapter(weight, a, b, 1.0 if scales is None else scales[len(a)])
 
 
 def _scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int]) -> dict[int, float]:
     """alpha / r for every rank, or alpha / sqrt(r); from --set, the file, or PEFT's configuration beside it."""
     config, where = _config(checkpoint)
+    _require_uniform(config, where, ranks)
     said = config.get("lora_alpha")
     if isinstance(said, (int, float)) and not isinstance(said, bool):
-        alpha = knobs.take("lora_alpha", float, float(said), float(said), where)
+        alpha = knobs.take("lora_alpha", _finite, float(said), float(said), where)
     else:
-        alpha = knobs.need("lora_alpha", float, "16", "no tensor tells the alpha that LoRA's scale alpha / r needs")
+        alpha = knobs.need("lora_alpha", _finite, "16", "no tensor tells the alpha that LoRA's scale alpha / r needs")
     stabilised = "yes" if config.get("use_rslora") else "no"
     rslora = knobs.take("lora_rslora", one_of("yes", "no"), stabilised, stabilised if config else None, where)
     return {rank: alpha / (math.sqrt(rank) if rslora == "yes" else rank) for rank in ranks}
+
+
+def _require_uniform(config: Mapping[str, Any], where: str, ranks: set[int]) -> None:
+    """Refuse a configuration by which alpha / r is not what was trained, or which is not of this file."""
+    rank, pattern = config.get("r"), config.get("rank_pattern")
+    if config.get("alpha_pattern") or config.get("use_dora"):
+        raise Refused(
+            f"{where} has {'use_dora' if config.get('use_dora') else 'an alpha_pattern'}: its adapters are not W + "
+            "B A alpha / r with one alpha.",
+            hint="Merge them with the library that made them (merge_and_unload), and fold the merged checkpoint.",
+            code="lora.kind",
+        )
+    if isinstance(rank, int) and not pattern and ranks - {rank}:
+        raise Refused(
+            f"{where} says rank {rank}, the adapters have {', '.join(map(str, sorted(ranks)))}.",
+            hint="The configuration is of other adapters; put the right one beside the file.",
+            code="lora.config",
+        )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
 
 
 def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:

@@ -55,11 +55,19 @@ from repaconv.methods.plain import (
     scale_affine,
     weight_of,
 )
-from repaconv.methods.pyra_schedules import parse_schedule, scheduled
+from repaconv.methods.pyra_schedules import TABLE_PATCHES, parse_schedule, scheduled
 from repaconv.methods.reading import Knobs, preprocessing_of, small
 
 MERGED_TOLERANCE = {"stored": 1e-4, "onnx": 1e-4, "simplified": 1e-4, "agreement": 1e-4}
 """Float32 rounding passes through a normalisation and a choice in every merging block."""
+
+
+_PAPERS = {
+    "vit-base": (768, 12, 12, 224, 16),
+    "vit-large": (1024, 16, 24, 224, 16),
+    "deit-base": (768, 12, 12, 224, 16),
+}
+"""Width, heads, depth, image side, patch."""
 
 
 class KeyedAttention(nn.Module):
@@ -188,7 +196,7 @@ class Pyra:
     name = "pyra"
     paper = "PYRA: Parallel Yielding Re-Activation for Training-Inference Efficient Task Adaptation, arXiv 2403.09192"
     figures = Path(__file__).with_suffix(".toml")
-    archs = ("vit-base", "vit-base/low", "vit-base/high", "vit-large", "vit-large/low", "vit-large/high", "tiny")
+    archs = (*(f"{size}{rate}" for size in _PAPERS for rate in ("", "/low", "/high")), "tiny")
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:
         """pyra_a is this method's alone; a plain ViT with LoRA or a trainer's token_merging may be its."""
@@ -204,7 +212,7 @@ class Pyra:
             return Detection("training", f"LoRA on {layers} layers of a plain ViT", "possible")
         if plain and _args(checkpoint).get("token_merging") is True:
             return Detection("training", "args.token_merging on a plain ViT", "possible")
-        return None
+        return Detection("training", "a plain ViT, for --set schedule", "asked") if plain else None
 
     def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> PyraForm:
         """See `repaconv.methods.contract.Method`.
@@ -215,10 +223,10 @@ class Pyra:
             UsageProblem: If a setting is unknown or malformed.
         """
         detection = self.detect(checkpoint)
-        if detection is None:
+        if detection is None or (detection.confidence == "asked" and "schedule" not in settings):
             raise Refused(
                 f"{checkpoint.path} has neither pyra_a nor LoRA on a plain vision transformer.",
-                hint="Without --method the method is detected.",
+                hint="To merge tokens in a plain one, give --set schedule=...; else leave --method out.",
                 code="method.mismatch",
             )
         _require_foldable(checkpoint)
@@ -237,7 +245,7 @@ class Pyra:
         scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
         form = PyraForm(
             backbone="vit",
-            config=_config(sizes, heads, blocks),
+            config=_config(sizes, heads, blocks, eps),
             tensors=tensors,
             names=names,
             facts=(*knobs.facts, *unused),
@@ -392,11 +400,11 @@ def _read_schedule(
     elif asked is not None:
         schedule, source = asked, "--set"
     elif args.get("token_merging") is True:
-        table = scheduled(str(args.get("merging_schedule")), shape)
+        table = scheduled(str(args.get("merging_schedule")), shape) if patches == TABLE_PATCHES else None
         if table is None:
             raise Refused(
                 f"args say that tokens were merged by the schedule {args.get('merging_schedule')!r}, which is a list "
-                f"in the code alone; there is none for width {shape[0]} and depth {depth}.",
+                f"in the code alone; there is none for width {shape[0]}, depth {depth} and {patches} patches.",
                 hint="Give it as --set schedule=16,16,... (tokens that go, block by block).",
                 code="setting.needed",
             )
@@ -422,7 +430,8 @@ def _read_schedule(
             )
         left -= r
     knobs.facts = [fact for fact in knobs.facts if fact.name != "schedule"]
-    knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source))
+    against = "args.token_merging is off" if source == "--set" and args.get("token_merging") is False else ""
+    knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
     return schedule
 
 
@@ -434,13 +443,13 @@ def _read_block(tensors: Mapping[str, Tensor], index: int, eps: float, r: int) -
     return MergingTraits(traits, hidden, "attn.qkv.bias" in block, r, modulated)
 
 
-def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, ...]) -> ViTConfig:
+def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, ...], eps: float) -> ViTConfig:
     """The deploy form: the last block's merging is dead, since class and distillation token are never merged."""
     head, distilled = sizes["width"] // heads, len(sizes.get("tokens", ("cls_token",))) == 2
     specs, sized = [], False
     for index, block in enumerate(blocks):
         r = block.r if index < len(blocks) - 1 else 0
-        merge = MergeSpec(r, sized, distilled, block.modulated and r > 0) if r or sized else None
+        merge = MergeSpec(r, sized, distilled, block.modulated and r > 0, eps) if r or sized else None
         norm1, norm2 = block.traits.norm1.spec, block.traits.norm2.spec
         specs.append(BlockSpec(AttentionSpec(heads, head, head), MlpSpec(block.hidden), norm1, norm2, merge))
         sized = sized or r > 0
@@ -453,20 +462,28 @@ def _r(block: BlockSpec) -> int:
 
 # --- the paper's models and an example --------------------------------------------------------------------------
 
-_SIZES = {"vit-base": (768, 12, 12, 224, 16), "vit-large": (1024, 16, 24, 224, 16), "tiny": (24, 3, 3, 32, 8)}
+_SIZES = {**_PAPERS, "tiny": (24, 3, 3, 32, 8)}
 
 
 def _published_form(arch: str) -> PyraForm:
     name, _, rate = arch.partition("/")
     width, heads, depth, side, patch = _SIZES[name]
-    schedule = (4, 3, 2) if name == "tiny" else scheduled(rate, (width, depth, False)) or (0,) * depth
+    distilled = name.startswith("deit")
+    schedule = (4, 3, 2) if name == "tiny" else scheduled(rate, (width, depth, distilled)) or (0,) * depth
     norm = NormTraits("layer", 1e-6)
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
     blocks = tuple(MergingTraits(traits, 4 * width, True, r, r > 0) for r in schedule)
-    sizes = {"image_size": (side, side), "patch": patch, "width": width, "classes": 5 if name == "tiny" else 100}
+    sizes: dict[str, Any] = {
+        "image_size": (side, side),
+        "patch": patch,
+        "width": width,
+        "classes": 5 if name == "tiny" else 100,
+    }
+    if distilled:
+        sizes |= {"tokens": ("cls_token", "dist_token"), "pool": "distilled"}
     return PyraForm(
         backbone="vit",
-        config=_config(sizes, heads, blocks),
+        config=_config(sizes, heads, blocks, 1e-5),
         tensors={},
         names={},
         facts=(),

@@ -10,7 +10,8 @@ Shape = tuple[int, int, bool]
 _HIGH_12 = (40, 34, 30, 24, 18, 14, 10, 8, 4, 4, 3, 3)
 _HIGH_24 = (20, 19, 18, 17, 15, 13, 13, 12, 10, 9, 8, 6, 6, 4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1)
 
-# The official code's, for 196 patches. Its low ones end where no more tokens can go; the paper says 16 and 8
+TABLE_PATCHES = 196
+# The official code's, for that many patches. Its low ones end where no more tokens can go; the paper says 16 and 8
 # throughout. The high ones are Table 13.
 TABLES: dict[tuple[str, Shape], tuple[int, ...]] = {
     ("low", (768, 12, False)): (16,) * 11 + (10,),

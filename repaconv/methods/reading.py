@@ -74,7 +74,7 @@ class Knobs:
         for name in self._left:
             raise UsageProblem(
                 f"there is no setting {name!r} for this method.",
-                hint=f"Known: {', '.join(self._known)}.",
+                hint=f"Known: {', '.join(self._known)}." if self._known else "It takes none here.",
                 code="setting.unknown",
             )
 

@@ -59,7 +59,7 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
             if wanted == "auto":  # a broken plug-in is not this checkpoint's fault
                 continue
             raise
-        if (detection := method.detect(checkpoint)) is not None:
+        if (detection := method.detect(checkpoint)) and (detection.confidence != "asked" or wanted != "auto"):
             found.append((method, detection))
     found = [pair for pair in found if pair[1].confidence == "certain"] or found
     if len(found) == 1:
@@ -80,9 +80,10 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
 
 def with_adapters(method: Method) -> Method:
     """The method, which then also takes LoRA on any linear layer."""
-    from repaconv.methods.lora import WithAdapters
+    from repaconv.methods.contract import Identifies
+    from repaconv.methods.lora import IdentifiesWithAdapters, WithAdapters
 
-    return WithAdapters(method)
+    return IdentifiesWithAdapters(method) if isinstance(method, Identifies) else WithAdapters(method)
 
 
 def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Method, TrainingForm, Path]:

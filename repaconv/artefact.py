@@ -168,6 +168,14 @@ class Artefact(Record):
     wrote: tuple[str, ...] = Field(default=(), exclude=True)
 
 
+class BlockCost(Record):
+    """What one block costs in both forms."""
+
+    name: str
+    training: Cost
+    deploy: Cost
+
+
 class Inspection(Record):
     """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded."""
 
@@ -186,6 +194,7 @@ class Inspection(Record):
     problems: tuple[str, ...] = ()
     training: Cost | None = None
     deploy: Cost | None = None
+    blocks: tuple[BlockCost, ...] = ()
 
 
 class TableRow(Record):

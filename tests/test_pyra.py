@@ -148,6 +148,15 @@ def test_every_schedule_folds(schedule, distil):
     assert not any(operator.startswith("Scatter") for operator in exported.operators)
 
 
+def test_the_last_block_costs_less_not_more():
+    """Dropping the dead merging alone would leave more tokens to its MLP."""
+    rc.fold(save(METHOD.example("tiny", seed=3)), settings=SETTINGS)
+    blocks = rc.inspect("c.pth", settings=SETTINGS).blocks
+    assert blocks[-1].deploy.macs < 0.6 * blocks[-1].training.macs
+    # in the others a one-hot product stands for the scatter, which no counter counts
+    assert all(block.deploy.macs <= 1.05 * block.training.macs for block in blocks)
+
+
 def test_merging_without_pyra_is_declared_never_guessed():
     weights = {n: w for n, w in METHOD.example("tiny", seed=6).items() if "pyra" not in n}
     for index in range(3):

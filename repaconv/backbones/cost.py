@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,27 @@ def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cos
         module = build().eval()
         with FlopCounterMode(display=False) as counter:
             module(torch.empty(1, *input_shape))
+    return _counted(counter, module, "Global")
+
+
+def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, Cost]:
+    """The same for every block alone: the numbered modules that hold a feed-forward network (``mlp``)."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"), torch.no_grad():
+        module = build().eval()
+        with FlopCounterMode(display=False) as counter:
+            module(torch.empty(1, *input_shape))
+    root = type(module).__name__
+    return {
+        name: _counted(counter, part, f"{root}.{name}")
+        for name, part in module.named_modules()
+        if name.rpartition(".")[2].isdigit() and any(child.startswith("mlp") for child, _ in part.named_children())
+    }
+
+
+def _counted(counter: Any, module: nn.Module, place: str) -> Cost:
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    by_operator = counter.get_flop_counts().get("Global", {})
+    by_operator = counter.get_flop_counts().get(place, {})
     layers = sum(flops for operator, flops in by_operator.items() if operator.__name__ in _OF_LAYERS)
-    return Cost(parameters=parameters, macs=counter.get_total_flops() // 2, layer_macs=layers // 2)
+    return Cost(parameters=parameters, macs=sum(by_operator.values()) // 2, layer_macs=layers // 2)

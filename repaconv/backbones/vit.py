@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repaconv.backbones.convmixers import ConvMixerSpec
 from repaconv.backbones.merging import MergeSpec, MergingBlock
+from repaconv.backbones.readout import ReadOutBlock
 from repaconv.backbones.tokens import (
     AttentionSpec,
     IdleMlpSpec,
@@ -38,13 +39,17 @@ Tokens = Any
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One deploy block: x += mixer(norm1(x)), x += ffn(norm2(x)); an idle-mlp holds its shortcut itself."""
+    """One deploy block: x += mixer(norm1(x)), x += ffn(norm2(x)); an idle-mlp holds its shortcut itself.
+
+    ``merge`` is what it does about merging tokens, ``reads`` the number of tokens that are read behind it, 0 for all.
+    """
 
     mixer: MixerSpec
     ffn: FfnSpec
     norm1: NormSpec
     norm2: NormSpec
     merge: MergeSpec | None = None
+    reads: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,11 +131,13 @@ class DeployBlock(nn.Module):
 def deploy_block(config: ViTConfig, index: int) -> nn.Module:
     """The module of one `BlockSpec`."""
     spec = config.blocks[index]
-    if spec.merge is None:
+    if spec.merge is None and not spec.reads:
         return DeployBlock(config, index)
     assert isinstance(spec.mixer, AttentionSpec)
     assert isinstance(spec.ffn, MlpSpec)
     norm1, norm2 = spec.norm1.build(config.width), spec.norm2.build(config.width)
+    if spec.merge is None:
+        return ReadOutBlock(config.width, norm1, spec.mixer, norm2, spec.ffn, spec.reads)
     return MergingBlock(config.width, norm1, spec.mixer, norm2, spec.ffn, spec.merge)
 
 

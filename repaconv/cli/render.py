@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from repaconv.artefact import (
         BenchArtefact,
+        BlockCost,
         Cost,
         ExportArtefact,
         FoldArtefact,
@@ -114,7 +115,11 @@ def inspection(seen: Inspection) -> None:
         table.add_row("prefixes taken off", ", ".join(origin.stripped), "keys")
     for name in seen.placeholders:
         table.add_row("not built", name, "a global of the pickle; nothing was run")
-    table.add_row("method", seen.method or "unknown", seen.reason)
+    table.add_row(
+        "method", seen.method or "unknown", f"{seen.confidence}: {seen.reason}" if seen.method else seen.reason
+    )
+    if len(seen.applied) > 1:
+        table.add_row("folds", ", ".join(seen.applied), "keys")
     if seen.form:
         table.add_row("form", seen.form, "keys")
     if seen.backbone:
@@ -124,6 +129,8 @@ def inspection(seen: Inspection) -> None:
         table.add_row(fact.name, _value(fact.value), f"{fact.source}{against}")
     out().print(table)
     if seen.training and seen.deploy:
+        if seen.blocks:
+            out().print(_blocks(seen.blocks))
         out().print(_costs(seen.training, seen.deploy))
     for problem in seen.problems:
         out().print(f"[bold red]cannot be folded:[/] {_plain(problem)}")
@@ -229,6 +236,16 @@ def _numbers(metrics: Any) -> tuple[str, str, str, str]:
     if metrics.top1_smallest_margin is not None:
         top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
     return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", f"{metrics.cosine:.9f}", top1
+
+
+def _blocks(blocks: Iterable[BlockCost]) -> Table:
+    table = _table("block", "parameters", "deploy form", "MACs", "deploy form", "saved")
+    for block in blocks:
+        before, after = block.training, block.deploy
+        counts = (before.parameters, after.parameters, before.macs, after.macs)
+        saved = f"{1 - after.macs / before.macs:.1%}" if before.macs else ""
+        table.add_row(_plain(block.name), *(f"{count:,}" for count in counts), saved)
+    return table
 
 
 def _costs(training: Cost, deploy: Cost) -> Table:

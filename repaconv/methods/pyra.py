@@ -10,8 +10,9 @@ The block as the official code has it, which is the specification (keys k with L
 
 What folds, exactly: LoRA into qkv (`repaconv.methods.lora`); the scores' divisor into q alone, since the merging reads
 k; norm1's affine into qkv, norm2's into fc1, the final norm's into the head, the two heads of a distilled net into one;
-LN's affine into both generators, and 2 sigmoid(u) - 1 = tanh(u / 2) with the half into W_D. The last block's merging is
-dead where the class token is read, and goes. What does not: the choice of tokens, sizes, dD and dr depend on the input.
+LN's affine into both generators, and 2 sigmoid(u) - 1 = tanh(u / 2) with the half into W_D. Where the class token is
+read, the last block's merging is dead, and so is all that it does for other tokens but their keys and values. What
+does not: the choice of tokens, sizes, dD and dr depend on the input.
 
 Where the paper and its code differ, the code is what was trained: it merges behind the attention, splits alternately,
 compares keys, and averages by size. Dropping k's bias, which plain attention allows, changes the choice.
@@ -162,6 +163,15 @@ def fold_modulation(block: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def _split_queries(folded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """attn.qkv as attn.q and attn.kv."""
+    split = {name: w for name, w in folded.items() if not name.startswith("attn.qkv.")}
+    for kind in ("weight", "bias"):
+        rows = folded[f"attn.qkv.{kind}"]
+        split[f"attn.q.{kind}"], split[f"attn.kv.{kind}"] = rows[: len(rows) // 3], rows[len(rows) // 3 :]
+    return split
+
+
 # --- the net --------------------------------------------------------------------------------------------
 
 
@@ -284,6 +294,9 @@ class Pyra:
                 }
             )
             told, left = ["1 / sqrt(dh) -> q"], list(traits.left())
+            if form.config.blocks[index].reads:
+                told.append("queries, proj and mlp -> the tokens that are read")
+                folded = _split_queries(folded)
             if merge and merge.r:
                 left.append(
                     f"the choice of {merge.r} tokens of {tokens}, their order and sizes: they depend on the input"
@@ -292,7 +305,7 @@ class Pyra:
                 folded |= {f"merge.modulation.{name}": w for name, w in fold_modulation(block).items()}
                 told.append("pyra_norm's affine -> both generators; 2 sigmoid(u) - 1 -> tanh(u / 2)")
             if part.r and not (merge and merge.r):
-                told.append("the merging -> nothing: behind it only the untouched tokens are read")
+                told.append("the merging -> nothing: the tokens that are read are never merged")
             tokens -= part.r
             yield _proved(form, index, folded, block, tuple(told), tuple(left))
         yield fold_tail(form.config, form.tensors)
@@ -321,12 +334,15 @@ def _proved(
     told: tuple[str, ...],
     left: tuple[str, ...],
 ) -> FoldedPart:
-    """The block's part, proved on random tokens that all have size 1, as in the first block.
+    """The block's part, proved on random tokens of various sizes.
 
-    A block whose merging is dead is compared on the tokens that are read: those before the patches.
+    A block that only reads is compared on the tokens that are read.
     """
     tokens = form.config.sequence - sum(part.r for part in form.blocks[:index])
-    read = form.config.prefix if form.blocks[index].r and not _r(form.config.blocks[index]) else None
+    sized = any(part.r for part in form.blocks[:index])
+    read = form.config.blocks[index].reads or None
+
+    sizes = 1 + torch.arange(tokens, dtype=torch.float64)[None, :, None].expand(2, -1, -1) % 5
 
     class Alone(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -334,7 +350,7 @@ def _proved(
             self.inner = inner
 
         def forward(self, x: Tensor) -> Tensor:
-            out = self.inner((x, torch.ones_like(x[..., :1])) if form.config.blocks[index].merge else x)
+            out = self.inner((x, sizes[:, : x.shape[1]]) if sized else x)
             tokens: Tensor = out[0] if isinstance(out, tuple) else out
             return tokens[:, :read]
 
@@ -444,20 +460,23 @@ def _read_block(tensors: Mapping[str, Tensor], index: int, eps: float, r: int) -
 
 
 def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, ...], eps: float) -> ViTConfig:
-    """The deploy form: the last block's merging is dead, since class and distillation token are never merged."""
+    """The deploy form; the last block only reads, where class and distillation token are all that is read."""
     head, distilled = sizes["width"] // heads, len(sizes.get("tokens", ("cls_token",))) == 2
     specs, sized = [], False
+    last = len(blocks) - 1 if sizes.get("pool", "token") in ("token", "distilled") else len(blocks)
     for index, block in enumerate(blocks):
-        r = block.r if index < len(blocks) - 1 else 0
-        merge = MergeSpec(r, sized, distilled, block.modulated and r > 0, eps) if r or sized else None
-        norm1, norm2 = block.traits.norm1.spec, block.traits.norm2.spec
-        specs.append(BlockSpec(AttentionSpec(heads, head, head), MlpSpec(block.hidden), norm1, norm2, merge))
+        r = block.r if index < last else 0
+        merge = (
+            MergeSpec(r, sized, distilled, block.modulated and r > 0, eps) if index < last and (r or sized) else None
+        )
+        norm1, norm2, reads = (
+            block.traits.norm1.spec,
+            block.traits.norm2.spec,
+            (2 if distilled else 1) * (index == last),
+        )
+        specs.append(BlockSpec(AttentionSpec(heads, head, head), MlpSpec(block.hidden), norm1, norm2, merge, reads))
         sized = sized or r > 0
     return ViTConfig(**sizes, blocks=tuple(specs))
-
-
-def _r(block: BlockSpec) -> int:
-    return block.merge.r if block.merge else 0
 
 
 # --- the paper's models and an example --------------------------------------------------------------------------

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from repaconv import registry
-from repaconv.artefact import Inspection
+from repaconv.artefact import BlockCost, Inspection
 from repaconv.errors import Refused
 from repaconv.pipeline.common import choose_method, require_size
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def inspect(
@@ -19,7 +23,7 @@ def inspect(
     Raises:
         Refused: If the file is unsafe, broken or holds no weights.
     """
-    from repaconv.backbones.cost import cost_of
+    from repaconv.backbones.cost import cost_of, costs_by_block
     from repaconv.checkpoint import read_checkpoint
 
     found = read_checkpoint(checkpoint, weights)
@@ -46,12 +50,26 @@ def inspect(
     size = backbone.image_size(form.config, form.preprocessing.image_size)
     require_size(backbone, form.config, *size)
     shape = (form.config.in_channels, *size)
+
+    def training() -> nn.Module:
+        return method.training(form)
+
+    def deploy() -> nn.Module:
+        module: nn.Module = backbone.deploy(form.config)
+        return module
+
+    before, after = costs_by_block(training, shape), costs_by_block(deploy, shape)
     return seen.model_copy(
         update={
             "backbone": form.backbone,
             "facts": form.facts,
             "applied": (method.name, *form.applied),
-            "training": cost_of(lambda: method.training(form), shape),
-            "deploy": cost_of(lambda: backbone.deploy(form.config), shape),
+            "training": cost_of(training, shape),
+            "deploy": cost_of(deploy, shape),
+            "blocks": tuple(
+                BlockCost(name=name, training=cost, deploy=after[name])
+                for name, cost in before.items()
+                if name in after
+            ),
         }
     )

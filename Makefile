@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench-forms clean
+.PHONY: demo test lint bench-forms bench-fold clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -17,6 +17,9 @@ lint: .venv/installed-dev
 
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json
+
+bench-fold: .venv/installed
+	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -37,8 +37,8 @@ from repaconv.proof.data import random_inputs
 class AffineInNorm(IdentityMixerBlock):
     """The deploy block with the affine inside the norm."""
 
-    def __init__(self, config, stage):
-        super().__init__(config, stage)
+    def __init__(self, config, stage, index):
+        super().__init__(config, stage, index)
         self.norm1 = Norm(config.norm, config.widths[stage], config.eps, affine=True)
 
 

@@ -339,11 +339,11 @@ def canonical_json(value: Record | dict[str, Any]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+    """Hex digest of a file, read in pieces: large ones, since other threads hold the interpreter between them."""
+    digest, buffer = hashlib.sha256(), bytearray(1 << 24)
+    with path.open("rb", buffering=0) as file:
+        while read := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:read])
     return digest.hexdigest()
 
 

@@ -167,11 +167,11 @@ def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
     found = read_checkpoint("a.pth")
     assert found.origin.weights == "state_dict"
     assert "moving average already" in found.origin.weights_reason
-    assert found.origin.stripped == ("module", "_orig_mod")
-    assert found.tensors.keys() == tiny_weights.keys()
+    assert found.origin.stripped == ("module", "_orig_mod", "backbone")
+    assert found.tensors.keys() == {name.removeprefix("backbone.") for name in tiny_weights}
     assert {s.path for s in found.sets} == {"state_dict", "ema_state_dict"}
     other = read_checkpoint("a.pth", "ema_state_dict")
-    assert other.tensors.keys() == tiny_weights.keys()
+    assert other.tensors.keys() == found.tensors.keys()
     assert torch.equal(other.tensors["head.fc.bias"], average["head.fc.bias"])
     refused("a.pth", "checkpoint.weights", weights="model")
     torch.save({"first": tiny_weights, "second": average}, "b.pth")
@@ -247,3 +247,17 @@ def test_mm_configuration_is_read_and_not_run():
         "d": {"k": True, "e": "f"},
     }
     assert read_mmconfig("not python (") == {}
+
+
+def test_a_backbone_inside_a_larger_module_is_found(tmp_path):
+    from repaconv.methods.repavit import METHOD as REPAVIT
+
+    weights = REPAVIT.example("tiny", seed=1)
+    wrapped = {name if name.startswith("head") else f"model.encoder.{name}": w for name, w in weights.items()}
+    torch.save({"state_dict": wrapped}, tmp_path / "wrapped.pth")
+    found = read_checkpoint(tmp_path / "wrapped.pth")
+    assert set(found.tensors) == set(weights)
+    assert found.origin.stripped == ("model.encoder",)
+    two = {f"{net}.{name}": w for net in ("teacher", "pupil") for name, w in weights.items()}
+    torch.save({"state_dict": two}, tmp_path / "two.pth")
+    assert set(read_checkpoint(tmp_path / "two.pth").tensors) == set(two)

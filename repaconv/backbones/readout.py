@@ -9,7 +9,7 @@ from repaconv.backbones.tokens import AttentionSpec, MlpSpec
 
 
 class ReadOutAttention(nn.Module):
-    """Attention for the first ``reads`` tokens over all; the divisor of the scores is in ``q``, ``kv`` rows: [k | v]."""
+    """Attention for the first ``reads`` tokens over all; the scores' divisor is in ``q``. ``kv`` rows: [k | v]."""
 
     def __init__(self, width: int, spec: AttentionSpec, reads: int) -> None:
         super().__init__()

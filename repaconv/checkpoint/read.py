@@ -55,20 +55,12 @@ def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | 
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
         weights: Dotted place of the set to take, e.g. ``model_ema``; by rule when None.
-        sha256: The hash that the file must have, if any.
+        sha256: The file's hash, where it is known already.
 
     Raises:
-        Refused: If the file is unsafe, broken, of another hash, holds no weights, or several with no rule
-            between them.
+        Refused: If the file is unsafe, broken, holds no weights, or several sets with no rule between them.
     """
     path = Path(path)
-    found_sha256 = sha256_of(path) if path.is_file() else ""
-    if sha256 is not None and found_sha256 != sha256:
-        raise Refused(
-            f"{path} is not the checkpoint that was folded: its hash is another.",
-            hint="Fold it again.",
-            code="checkpoint.changed",
-        )
     contents = open_container(path)
     sets = dict(_weight_sets(contents.value))
     place, reason = _choose(path, sets, weights, contents.placeholders)
@@ -78,7 +70,7 @@ def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | 
         path=path,
         origin=Origin(
             path=str(path.resolve()),
-            sha256=found_sha256,
+            sha256=sha256 or sha256_of(path),
             bytes=path.stat().st_size,
             container=contents.container,
             weights=place,
@@ -179,10 +171,23 @@ def _strip_wrappers(names: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     while shorts and all(len(short) > 1 and short[0] == shorts[0][0] for short in shorts) and shorts[0][0] in HOLDERS:
         stripped.append(shorts[0][0])
         shorts = [short[1:] for short in shorts]
+    shorts, holder = _strip_holder(shorts)
+    stripped += holder
     result = {".".join(short): name for short, name in zip(shorts, names, strict=True)}
     if len(result) < len(names):  # two names became one: the wrappers' words are this net's own
         return {name: name for name in names}, ()
     return result, tuple(dict.fromkeys(stripped))
+
+
+def _strip_holder(names: list[list[str]]) -> tuple[list[list[str]], list[str]]:
+    """A backbone inside a larger module: what stands before its patch embedding goes, wherever it stands."""
+    stems = [
+        name[:-3] for name in names if name[-3:] in (["patch_embed", "proj", "weight"], ["stem", "proj", "weight"])
+    ]
+    if len(stems) != 1 or not stems[0]:
+        return names, []
+    count = len(stems[0])
+    return [name[count:] if name[:count] == stems[0] else name for name in names], [".".join(stems[0])]
 
 
 def _record(value: Any, taken: set[str]) -> dict[str, Any]:

@@ -290,9 +290,11 @@ class NonDeep:
                 hint="Finish the training at lambda = 1; no net below it folds.",
                 code="nondeep.lambda",
             )
-        return form
+        specs = tuple(self._fold_block(form, index)[0] for index in range(len(form.blocks)))
+        return replace(form, config=replace(form.config, blocks=specs))
 
     def _read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> NonDeepForm:
+        """All but the forms that the fold will choose."""
         detection = self.detect(checkpoint)
         if detection is None or detection.form == "deploy":
             raise Refused(
@@ -339,8 +341,7 @@ class NonDeep:
         with torch.device("meta"):
             expected = self.training(form).state_dict()
         require_exact(expected, tensors, names)
-        specs = tuple(self._fold_block(form, index)[0] for index in range(len(blocks)))
-        return replace(form, config=replace(bare, blocks=specs))
+        return form
 
     def _error_of_joining(self, form: NonDeepForm) -> float:
         """What treating lambda as 1 would do to the output, relative to its largest value, on one random image."""
@@ -381,7 +382,7 @@ class NonDeep:
         tried: list[tuple[float, dict[str, str]]] = []
         for values in product(*unknown.values()):
             candidate = dict(zip(unknown, values, strict=True))
-            form = self.read(checkpoint, {**settings, **candidate})
+            form = self._read(checkpoint, {**settings, **candidate})
             with torch.no_grad():
                 output = loaded(self.training(form), form.tensors)(images.double())
             if output.shape != recorded.shape:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
-from repaconv.artefact import Artefact, FoldArtefact, ImageSize
+from repaconv.artefact import Artefact, FoldArtefact, ImageSize, sha256_of
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[
             f"the run's checkpoint {path} is not there.",
             hint="Say where it is now with --checkpoint.",
             code="checkpoint.missing",
+        )
+    if sha256_of(path) != folded.origin.sha256:
+        raise Refused(
+            f"{path} is not the checkpoint that was folded: its hash is another.",
+            hint="Fold it again.",
+            code="checkpoint.changed",
         )
     found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
     method = with_adapters(registry.load(registry.METHODS, folded.method))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
-from repaconv.artefact import Fact, FoldArtefact, FoldStep, payload_of, write_artefact
+from repaconv.artefact import Fact, FoldArtefact, FoldStep, payload_of, sha256_of, write_artefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
@@ -98,13 +100,15 @@ def fold_file(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
+    Thread(target=_import_torch, daemon=True).start()  # takes seconds; meanwhile the file is hashed
+    sha256 = sha256_of(Path(checkpoint)) if Path(checkpoint).is_file() else None
     import torch
 
     from repaconv.backbones.cost import cost_of
     from repaconv.checkpoint import drop_pages, read_checkpoint
     from repaconv.proof.parity import TOLERANCES
 
-    found = read_checkpoint(checkpoint, weights)
+    found = read_checkpoint(checkpoint, weights, sha256)
     chosen, detection = choose_method(found, method)
     if detection.form == "deploy" and not allow_deployed:
         raise Refused(
@@ -137,6 +141,10 @@ def fold_file(
     tensors = write_weights(run.model, expected, judged())
     shape = (form.config.in_channels, *size)
     runs.clear_later_stages(run)
+    with ThreadPoolExecutor(1) as pool:
+        payload = pool.submit(payload_of, run.model, run.folder)  # hashed while the costs are counted
+        training = cost_of(lambda: chosen.training(form), shape)
+        deploy = cost_of(lambda: backbone.deploy(form.config), shape)
     artefact = FoldArtefact(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
@@ -153,15 +161,21 @@ def fold_file(
         any_image_size=backbone.any_image_size,
         output="logits" if form.config.classes else "features",
         tensors=tensors,
-        training=cost_of(lambda: chosen.training(form), shape),
-        deploy=cost_of(lambda: backbone.deploy(form.config), shape),
+        training=training,
+        deploy=deploy,
         tolerances={**TOLERANCES, **form.tolerances},
         certificate=tuple(steps),
-        payload=payload_of(run.model, run.folder),
+        payload=payload.result(),
     )
     write_artefact(run.fold_json, artefact)
     runs.remember(run)
     return with_files(artefact, [Path(checkpoint)], [run.model, run.fold_json])
+
+
+def _import_torch() -> None:
+    import torch
+
+    torch.empty(1, device="meta").mul(2)  # the first operation on meta imports much
 
 
 def _require_exact(step: FoldStep, tolerance: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,15 +51,25 @@ def write_weights(path: Path, expected: Mapping[str, Tensor], parts: Iterable[Fo
 
     def writer(temporary: Path) -> None:
         left = set(expected)
-        with temporary.open("wb") as file:
+
+        def write(part: FoldedPart) -> None:
+            for name, value in part.tensors.items():
+                if name not in left or value.shape != expected[name].shape:
+                    raise _not_the_deploy_form(f"{name} {list(value.shape)}")
+                left.remove(name)
+                file.seek(8 + len(text) + offsets[name])
+                file.write(value.detach().to(expected[name].dtype).contiguous().numpy().data)
+
+        # one part is written while the next is computed
+        with temporary.open("wb") as file, ThreadPoolExecutor(1) as pool:
             file.write(len(text).to_bytes(8, "little") + text)
+            written: Future[None] | None = None
             for part in parts:
-                for name, value in part.tensors.items():
-                    if name not in left or value.shape != expected[name].shape:
-                        raise _not_the_deploy_form(f"{name} {list(value.shape)}")
-                    left.remove(name)
-                    file.seek(8 + len(text) + offsets[name])
-                    file.write(value.detach().to(expected[name].dtype).contiguous().numpy().data)
+                if written:
+                    written.result()
+                written = pool.submit(write, part)
+            if written:
+                written.result()
             file.truncate(8 + len(text) + end)
         if left:
             raise _not_the_deploy_form(f"no {min(left)}")

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from repaconv.errors import EnvironmentProblem, Refused
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Verdict = Literal["passed", "failed", "not verified"]
 
@@ -126,30 +126,94 @@ class Cost(Record):
 class Metrics(Record):
     """How two outputs of shape [N, K] differ.
 
-    ``max_rel_error`` is max|a - b| / max|b|, ``cosine`` the smallest over the images. ``top1_*`` are
-    absent for outputs that are not logits. A flip's margin is the reference's lead of its first class
-    over the one that the candidate chose, relative to max|b|.
+    ``max_rel_error`` is max|a - b| / max|b|, ``mean_abs_error`` over all numbers, ``cosine`` the smallest over the
+    images. For logits: ``kl_divergence`` KL(softmax b || softmax a) in nats, its mean over the images;
+    ``top1_agreement``; ``top1_flips`` counts other first classes, ``top1_flips_that_matter`` those where the
+    reference's lead over the class chosen instead is more than the noise, and ``examples`` lists the first of them,
+    by image and lead. Leads and margins are relative to max|b|. ``undecided`` counts images left out, where rounding
+    decides which tokens merge.
     """
 
     images: int
     max_abs_error: float
     max_rel_error: float
+    mean_abs_error: float
     cosine: float
+    kl_divergence: float | None = None
     top1_agreement: float | None = None
     top1_smallest_margin: float | None = None
-    top1_flips: tuple[tuple[int, float], ...] = ()
+    top1_flips: int = 0
+    top1_flips_that_matter: int = 0
+    examples: tuple[tuple[int, float], ...] = ()
+    undecided: int = 0
+
+
+class Tolerance(Record):
+    """What a link allows; None is not judged.
+
+    An ``exact`` link passes where max_rel_error <= rtol or max_abs_error <= atol. A ``lossy`` one is never held to
+    those: it passes by cosine, by the share of images whose first class did not change by more than ``noise``, and
+    by the loss of accuracy where there are labels.
+    """
+
+    kind: Literal["exact", "lossy"]
+    rtol: float | None = None
+    atol: float | None = None
+    cosine: float | None = None
+    agreement: float | None = None
+    accuracy_loss: float | None = None
+    noise: float = 0.0
+
+
+class Accuracy(Record):
+    """Top-1 accuracy of both ends on the same labelled images.
+
+    ``difference`` is candidate minus reference with its 95% interval (paired, Agresti and Min 2005), ``p_value`` that
+    of McNemar's exact test on the images that one end alone gets right.
+    """
+
+    images: int
+    reference: float
+    candidate: float
+    only_reference: int
+    only_candidate: int
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+class Drift(Record):
+    """The difference of both ends at one place on the way: max|a - b| / max|b|, and the same of root mean squares."""
+
+    place: str
+    max_rel_error: float
+    rms_rel_error: float
+
+
+class Location(Record):
+    """Where two ends part: the first ``module``, in the user's names, and what was compared up to there.
+
+    ``module`` is empty where nothing can be said; ``reason`` says why, or what the name rests on.
+    """
+
+    module: str
+    reason: str
+    drift: tuple[Drift, ...] = ()
 
 
 class Link(Record):
-    """One step of the chain of proof: two ends, a tolerance on ``max_rel_error``, a verdict."""
+    """One step of the chain of proof: two ends, what is allowed between them, a verdict."""
 
     name: str
     reference: str
     candidate: str
-    tolerance: float | None
+    tolerance: Tolerance | None
     metrics: Metrics | None
     verdict: Verdict
     note: str = ""
+    accuracy: Accuracy | None = None
+    location: Location | None = None
 
 
 class Artefact(Record):
@@ -254,22 +318,38 @@ class FoldArtefact(Artefact):
 
 
 class VerifyArtefact(Artefact):
-    """The links that were run over one set of inputs; ``for_scale`` is measured and not judged."""
+    """The links of the chain over one set of inputs; ``for_scale`` is measured and not judged.
+
+    ``required`` are the links that must have been run.
+    """
 
     stage: str = "verify"
     policy: str
     inputs: str
     input_shape: tuple[int, ...]
     model_sha256: str
+    required: tuple[str, ...] = ()
+    labels: str = ""
     links: tuple[Link, ...]
     for_scale: dict[str, Metrics]
 
 
 class ExportArtefact(Artefact):
-    """The ONNX graph and the links that lead to it."""
+    """The ONNX graph and the links that lead to it.
+
+    ``preprocessing`` says that the graph takes pixels and normalises them itself. ``islands`` are the nodes of a
+    float16 graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are
+    not of its precision, ``calibration`` what int8 ranges were measured on. The verdict is that of the graph that was
+    written: a simplifier's that was thrown away is a failed link and no failed export.
+    """
 
     stage: str = "export"
     target: str
+    precision: str = "fp32"
+    preprocessing: bool = False
+    islands: tuple[str, ...] = ()
+    in_float: tuple[str, ...] = ()
+    calibration: str = ""
     opset: int
     batch: int | Literal["dynamic"]
     image_size: ImageSize | Literal["dynamic"]
@@ -280,6 +360,68 @@ class ExportArtefact(Artefact):
     model_sha256: str
     links: tuple[Link, ...]
     payload: Payload
+
+
+class Check(Record):
+    """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
+
+    ``line`` is that of the recipe which asked for it, ``module`` where it fails, if that is known.
+    """
+
+    stage: str
+    name: str
+    verdict: Literal["passed", "failed", "not verified", "inconclusive", "error"]
+    message: str
+    line: int
+    module: str = ""
+    code: str = ""
+    hint: str = ""
+
+
+class GatedRecipe(Record):
+    """What the gate found for one recipe."""
+
+    recipe: str
+    run: str
+    exit_code: int
+    checks: tuple[Check, ...]
+
+
+class GateReport(Record):
+    """All recipes of one call; the result of ``gate``. ``exit_code`` is that of the worst."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "gate"
+    exit_code: int
+    recipes: tuple[GatedRecipe, ...]
+
+
+class Baseline(Record):
+    """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick."""
+
+    sha256: str
+    p50_ms: float
+    subject_ms: tuple[float, ...]
+    yardstick_ms: tuple[float, ...]
+    machine: dict[str, Any]
+
+
+class Baselines(Record):
+    """A committed file of them, by machine, then by recipe and protocol."""
+
+    schema_version: int = SCHEMA_VERSION
+    machines: dict[str, dict[str, Baseline]] = Field(default={})
+
+
+class Regression(Record):
+    """How many times as long as the baseline it takes, both relative to the yardstick, with a bootstrap interval."""
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    allowed: float
+    verdict: Literal["passed", "failed", "inconclusive"]
 
 
 class Latency(Record):

@@ -22,9 +22,17 @@ class RepaconvError(Exception):
 
 
 class GateFailed(RepaconvError):
-    """A proof or a measurement did not meet its bound (exit 1)."""
+    """A proof or a measurement did not meet its bound (exit 1).
+
+    Args:
+        module: Where it failed, if that is known.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", code: str, module: str = "") -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.module = module
 
 
 class UsageProblem(RepaconvError):

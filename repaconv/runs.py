@@ -12,8 +12,9 @@ from repaconv.errors import GateFailed, Refused, UsageProblem
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
 # What a run folder may hold; a second fold of the same checkpoint removes these and nothing else.
-LATER_STAGES = ("verify.json", "model.onnx", "export.json")
+LATER_STAGES = ("verify.json", "drift-*.svg", "model*.onnx", "export*.json")
 BENCH = "bench"
+PRECISIONS = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,17 @@ class Run:
         """The links that were verified."""
         return self.folder / "verify.json"
 
-    @property
-    def export_json(self) -> Path:
-        """Describes the ONNX model."""
-        return self.folder / "export.json"
+    def export_json(self, precision: str = "fp32") -> Path:
+        """Describes the ONNX model of that precision."""
+        return self.folder / ("export.json" if precision == "fp32" else f"export.{precision}.json")
 
-    @property
-    def onnx(self) -> Path:
+    def onnx(self, precision: str = "fp32") -> Path:
         """Where the ONNX model goes unless the user says otherwise."""
-        return self.folder / "model.onnx"
+        return self.folder / ("model.onnx" if precision == "fp32" else f"model.{precision}.onnx")
+
+    def drift_svg(self, link: str) -> Path:
+        """The curve of a link's drift."""
+        return self.folder / f"drift-{link}.svg"
 
     def bench_json(self, target: str) -> Path:
         """The measurement on one target."""
@@ -106,8 +109,9 @@ def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool)
 
 def clear_later_stages(run: Run) -> None:
     """Remove what was made from an earlier fold."""
-    for name in LATER_STAGES:
-        (run.folder / name).unlink(missing_ok=True)
+    for pattern in LATER_STAGES:
+        for path in run.folder.glob(pattern):
+            path.unlink(missing_ok=True)
     shutil.rmtree(run.folder / BENCH, ignore_errors=True)
 
 

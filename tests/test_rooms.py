@@ -17,6 +17,8 @@ LEVELS = {
     "affine": 1,
     "checkpoint": 1,
     "runs": 1,
+    "toml": 1,
+    "recipe": 2,
     "backbones": 2,
     "methods": 3,
     "proof": 3,

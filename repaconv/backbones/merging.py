@@ -70,9 +70,7 @@ class Merge(nn.Module):
     def forward(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
         """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens."""
         r, dist = self.spec.r, int(self.spec.distilled)
-        metric = metric / (metric * metric).sum(-1, keepdim=True).sqrt()
-        # the class token is even 0, a distillation token odd 0: neither is merged or merged into
-        scores = metric[:, 2::2] @ metric[:, 1 + 2 * dist :: 2].transpose(1, 2)
+        scores = self._scores(metric)
         best, partner = scores.amax(-1), scores.argmax(-1) + dist
         source = _largest(best, r)  # [B, r], by rank
         count = best.shape[1]
@@ -95,6 +93,23 @@ class Merge(nn.Module):
         parts = torch.cat([*kept, odd[:, dist:]], 1)
         size = parts[..., -1:]
         return parts[..., :-1] / size, size
+
+    def _scores(self, metric: Tensor) -> Tensor:
+        """Cosines [B, even, odd]. The class token is even 0, a distillation token odd 0: neither has a part in it."""
+        metric = metric / (metric * metric).sum(-1, keepdim=True).sqrt()
+        return metric[:, 2::2] @ metric[:, 1 + 2 * int(self.spec.distilled) :: 2].transpose(1, 2)
+
+    def decision_margin(self, _x: Tensor, _size: Tensor | None, metric: Tensor) -> Tensor:
+        """The smallest lead [B] by which a merge was decided: of a partner, of a rank, of the last that goes."""
+        r, scores = self.spec.r, self._scores(metric)
+        best, order = scores.amax(-1).sort(dim=1, descending=True)
+        leads = [best[:, :r] - best[:, 1 : r + 1]] if best.shape[1] > r else [best[:, : r - 1] - best[:, 1:r]]
+        if not self.spec.modulated:  # without modulation the rank within those that go does not count
+            leads = [lead[:, -1:] for lead in leads if best.shape[1] > r]
+        if scores.shape[2] > 1:
+            two = scores.gather(1, order[:, :r, None].expand(-1, -1, scores.shape[2])).topk(2, dim=2).values
+            leads.append(two[..., 0] - two[..., 1])
+        return torch.cat([torch.ones_like(best[:, :1]), *leads], 1).amin(1)
 
 
 def _largest(x: Tensor, r: int) -> Tensor:

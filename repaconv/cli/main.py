@@ -35,6 +35,16 @@ class Format(str, Enum):
     json = "json"
 
 
+class GateFormat(str, Enum):
+    """How the gate's results are printed."""
+
+    text = "text"
+    json = "json"
+    junit = "junit"
+    github = "github"
+    markdown = "markdown"
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="How results are printed to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
@@ -44,6 +54,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the file does not tell.")
 ]
 Unverified = Annotated[bool, typer.Option("--unverified", help="Go on behind a failed verdict, and record it.")]
+Images = Annotated[Path | None, typer.Option("--images", help="A folder of images, or of one folder a class.")]
 Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
 
 
@@ -136,11 +147,28 @@ def verify(
         Path | None, typer.Option("--inputs", help=".npz with 'input' [N, C, H, W] and the official output, if any.")
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Where the checkpoint is now.")] = None,
-    images: Annotated[int, typer.Option("--images-count", min=1, help="Random images, without --inputs.")] = 4,
+    images: Images = None,
+    classes: Annotated[
+        Path | None, typer.Option("--classes", help="Class names, one a line, where the folders' order is another.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="How many random images (4), or images of the folder (all).")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random images.")] = 0,
     rtol: Annotated[
         list[str] | None, typer.Option("--rtol", metavar="LINK:VALUE", help="A link's tolerance, e.g. onnx:1e-6.")
     ] = None,
+    atol: Annotated[
+        list[str] | None, typer.Option("--atol", metavar="LINK:VALUE", help="An absolute one; either suffices.")
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option("--require", metavar="LINK", help="Fail if this link cannot be run, e.g. engine."),
+    ] = None,
+    engine: Annotated[
+        Path | None, typer.Option("--engine", help="An engine built from the ONNX model; it is loaded and run.")
+    ] = None,
+    drift: Annotated[bool, typer.Option("--drift", help="Follow the drift through links that pass, too.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; verify.json of the run.")] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -149,7 +177,10 @@ def verify(
     from repaconv.cli import render
     from repaconv.pipeline import verify as stage
 
-    limits = {name: number(value, "--rtol") for name, value in pairs(rtol, "--rtol", ":").items()}
+    relative, absolute = (
+        {name: number(value, option) for name, value in pairs(given, option, ":").items()}
+        for given, option in ((rtol, "--rtol"), (atol, "--atol"))
+    )
     finish(
         "verify",
         format,
@@ -159,8 +190,14 @@ def verify(
             inputs=inputs,
             checkpoint=checkpoint,
             images=images,
+            classes=classes,
+            count=count,
             seed=seed,
-            rtol=limits,
+            rtol=relative,
+            atol=absolute,
+            require=require or (),
+            engine=engine,
+            drift=drift,
             out=out,
             progress=progress,
         ),
@@ -189,10 +226,19 @@ def export(
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The same as --onnx PATH.")] = None,
     target: Target = "x86-64",
+    precision: Annotated[
+        str, typer.Option("--precision", help="fp32, fp16 or int8; the latter two are lossy.")
+    ] = "fp32",
     batch: Annotated[str, typer.Option("--batch", metavar="dynamic|N", help="Images a call.")] = "dynamic",
     image_size: Annotated[
         str | None, typer.Option("--image-size", help="Fix them: N or HEIGHTxWIDTH; free if the network allows it.")
     ] = None,
+    simplify: Annotated[bool, typer.Option(help="Run onnxsim, and keep its graph if it computes the same.")] = True,
+    with_preprocessing: Annotated[
+        bool, typer.Option("--with-preprocessing", help="Take pixels (uint8, NHWC, RGB); normalise in the graph.")
+    ] = False,
+    inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz of images to measure fp16 and int8 on.")] = None,
+    images: Images = None,
     unverified: Unverified = False,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -212,8 +258,13 @@ def export(
             run,
             onnx=onnx or out,
             target=target,
+            precision=precision,
             batch=fixed,
             image_size=size(image_size),
+            simplify=simplify,
+            with_preprocessing=with_preprocessing,
+            inputs=inputs,
+            images=images,
             unverified=unverified,
             progress=progress,
         ),
@@ -261,6 +312,33 @@ def bench(
         ),
         render.measuring,
     )
+
+
+@app.command(epilog="Example: repaconv gate recipes/*.toml --format junit > gate.xml")
+def gate(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="TOML files.")],
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the latencies as the new baseline instead of judging them.")
+    ] = False,
+    format: Annotated[
+        GateFormat, typer.Option("--format", help="How results are printed to stdout.")
+    ] = GateFormat.text,
+    quiet: Quiet = False,
+) -> None:
+    """Fold, export, verify and bench what recipes name, and judge all of it, for CI. Exit 0, or that of the worst."""
+    from repaconv.cli import render, reports
+    from repaconv.pipeline import gate as stage
+
+    with render.progress(quiet=quiet or format is not GateFormat.text) as progress:
+        done = stage(recipes, update_baseline=update_baseline, progress=progress)
+    if format is GateFormat.json:
+        render.envelope("gate", done.exit_code, render.plain_data(done))
+    elif format is GateFormat.text:
+        render.gating(done)
+    else:
+        written = {GateFormat.junit: reports.junit, GateFormat.github: reports.github}.get(format, reports.markdown)
+        sys.stdout.write(written(done))
+    raise typer.Exit(done.exit_code)
 
 
 @app.command(epilog="Example: repaconv targets")
@@ -397,7 +475,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = _report(_usage(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    if own_process:
+    if own_process and "onnxsim" not in sys.modules:  # which complains where its objects are not freed
         gc.freeze()  # leaving would search all that torch imported for garbage, for most of a second
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
         Cost,
         ExportArtefact,
         FoldArtefact,
+        GateReport,
         Inspection,
         Link,
         PaperTable,
         Record,
+        Tolerance,
         VerifyArtefact,
     )
 
@@ -150,17 +152,28 @@ def folding(done: FoldArtefact) -> None:
 
 
 def verification(done: VerifyArtefact) -> None:
-    """Every link with its verdict."""
+    """Every link with its verdict, what labels say, and where a link fails."""
     out().print(_links(done.links, for_scale=done.for_scale))
-    out().print(f"{_verdict(done.verdict)} on {done.inputs}, policy {done.policy}")
+    _print_accuracies(done.links)
+    _print_locations(done.links)
+    if done.labels and not any(link.accuracy for link in done.links):
+        out().print(_plain(done.labels))
+    out().print(f"{_verdict(done.verdict)} on {_plain(done.inputs)}, policy {done.policy}")
 
 
 def exporting(done: ExportArtefact) -> None:
     """The graph and its links."""
     out().print(_links(done.links))
+    _print_locations(done.links)
+    if done.precision != "fp32":
+        out().print(f"[yellow]lossy[/]: {done.precision}, ranges measured on {_plain(done.calibration)}")
+        for what, names in (("in float32 for their range", done.islands), ("not in " + done.precision, done.in_float)):
+            if names:
+                out().print(f"{len(names)} nodes {what}: {_plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}, image size {_size(done.image_size)}"
-    out().print(f"{_verdict(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}")
+    pixels = ", takes pixels" if done.preprocessing else ""
+    out().print(f"{_verdict(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
 
 
 def measuring(done: BenchArtefact) -> None:
@@ -187,6 +200,20 @@ def measuring(done: BenchArtefact) -> None:
         f"batch {done.batch}, {_size(done.image_size)} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
         f"of warm-up, load {done.machine.get('load_1min')}[/]"
     )
+
+
+def gating(done: GateReport) -> None:
+    """Every check of every recipe, and the exit code."""
+    from repaconv.cli.reports import sentence
+
+    for recipe in done.recipes:
+        table = _table("stage", "check", "verdict", "")
+        for check in recipe.checks:
+            table.add_row(check.stage, check.name, _verdict(check.verdict), _plain(sentence(check)))
+        out().print(f"[bold]{_plain(recipe.recipe)}[/]")
+        out().print(table)
+    verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
+    out().print(f"{_verdict(verdict)}: {len(done.recipes)} recipe{'s' if len(done.recipes) > 1 else ''}")
 
 
 def paper_table(found: PaperTable) -> None:
@@ -220,7 +247,7 @@ def _links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Ta
     table = _table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
     for link in links:
         numbers = _numbers(link.metrics)
-        allowed = f"{link.tolerance:.0e}" if link.tolerance is not None else ""
+        allowed = _allowed(link.tolerance)
         verdict = _verdict(link.verdict) + (f" ({_plain(link.note)})" if link.note else "")
         table.add_row(link.name, _plain(link.candidate), _plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in (for_scale or {}).items():
@@ -229,12 +256,43 @@ def _links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Ta
     return table
 
 
+def _allowed(tolerance: Tolerance | None) -> str:
+    if tolerance is None:
+        return ""
+    if tolerance.kind == "exact":
+        limits = ((tolerance.rtol, "rel"), (tolerance.atol, "abs"))
+        return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
+    agreement = "" if tolerance.agreement is None else f", agreement {tolerance.agreement:.0%}"
+    return f"lossy: cosine {tolerance.cosine}{agreement}"
+
+
+def _print_accuracies(links: Iterable[Link]) -> None:
+    for link in links:
+        if found := link.accuracy:
+            out().print(
+                f"{link.name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; "
+                f"difference {found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}; right alone "
+                f"{found.only_reference} and {found.only_candidate}, McNemar p = {found.p_value:.2g})"
+            )
+
+
+def _print_locations(links: Iterable[Link]) -> None:
+    for link in links:
+        if link.location and link.verdict == "failed":
+            where = link.location.module or "not located"
+            out().print(f"[bold red]{link.name}[/] parts at [bold]{_plain(where)}[/]: {_plain(link.location.reason)}")
+
+
 def _numbers(metrics: Any) -> tuple[str, str, str, str]:
     if metrics is None:
         return "", "", "", ""
     top1 = "" if metrics.top1_agreement is None else f"{metrics.top1_agreement:.1%}"
-    if metrics.top1_smallest_margin is not None:
+    if metrics.top1_flips:
+        top1 += f" ({metrics.top1_flips} flips, {metrics.top1_flips_that_matter} beyond noise)"
+    elif metrics.top1_smallest_margin is not None:
         top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
+    if metrics.undecided:
+        top1 += f" ({metrics.undecided} undecided)"
     return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", f"{metrics.cosine:.9f}", top1
 
 

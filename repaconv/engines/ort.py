@@ -39,6 +39,11 @@ class OrtSession:
         output: NDArray[np.floating] = self._session.run(None, {self.input.name: images})[0]
         return output
 
+    def values(self, images: NDArray[np.float32]) -> dict[str, NDArray[np.floating]]:
+        """Images [N, C, H, W] to all outputs by name."""
+        names = [output.name for output in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(names, {self.input.name: images}), strict=True))
+
     @property
     def input_shape(self) -> tuple[int | str | None, ...]:
         """Of the first input; names stand for dimensions that are free."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repaconv.artefact import Link
+from repaconv.exporters.to_onnx import restore_names
 
 if TYPE_CHECKING:
     import onnx
@@ -23,7 +24,7 @@ class Simplified:
 
 
 def simplify(model: onnx.ModelProto, compare: Callable[[onnx.ModelProto], Link]) -> Simplified:
-    """Simplify and compare.
+    """Simplify and compare. A graph that computes something else is thrown away; its link says failed.
 
     Args:
         model: The exported graph.
@@ -34,16 +35,18 @@ def simplify(model: onnx.ModelProto, compare: Callable[[onnx.ModelProto], Link])
 
         name = f"onnxsim {onnxsim.__version__}"
         smaller, _ = onnxsim.simplify(model)
+        restore_names(smaller, model)
         link = compare(smaller)
     except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
-        return Simplified(model, False, "none", _not_done(f"onnxsim failed: {str(error).splitlines()[0]}"))
+        return Simplified(model, False, "none", not_done(f"onnxsim failed: {str(error).splitlines()[0]}"))
     if link.verdict != "passed":
         note = "its graph was thrown away, the one before it is what was written"
-        return Simplified(model, False, name, link.model_copy(update={"verdict": "not verified", "note": note}))
+        return Simplified(model, False, name, link.model_copy(update={"note": note}))
     return Simplified(smaller, True, name, link)
 
 
-def _not_done(note: str) -> Link:
+def not_done(note: str) -> Link:
+    """The link of a graph that was not simplified."""
     return Link(
         name="simplified",
         reference="ONNX as exported",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ def fingerprint(cores: tuple[int, ...]) -> dict[str, Any]:
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
     }
+
+
+def machine_key(machine: Mapping[str, Any]) -> str:
+    """What must be the same for two latencies to be compared: processor, cores, memory, kind of system."""
+    system = str(machine.get("system")).split(" ")
+    return f"{machine.get('cpu')}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
 
 
 def _cpu_model() -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Latency, Ratio
+from repaconv.artefact import Latency, Ratio, Regression
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
@@ -47,6 +47,42 @@ def ratio(subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: N
         p10=_rounded(p10),
         p90=_rounded(p90),
         verdict="faster" if low > 1 else "slower" if high < 1 else "no difference shown",
+    )
+
+
+def regression(
+    now: tuple[NDArray[np.float64], NDArray[np.float64]],
+    then: tuple[NDArray[np.float64], NDArray[np.float64]],
+    allowed: float,
+    seed: int = 0,
+) -> Regression:
+    """How many times as long a model takes as it did, each time relative to the yardstick that ran beside it.
+
+    Args:
+        now: Milliseconds of the model and of its yardstick, round by round.
+        then: The same of the baseline.
+        allowed: 0.05 lets it take 5% longer.
+        seed: Of the bootstrap.
+
+    Returns:
+        Failed if the whole interval lies beyond what is allowed, passed if none of it does, else inconclusive.
+    """
+    random = np.random.default_rng(seed)
+
+    def medians(pair: tuple[NDArray[np.float64], NDArray[np.float64]]) -> tuple[float, NDArray[np.float64]]:
+        relative = pair[0] / pair[1]
+        drawn = relative[random.integers(0, len(relative), (RESAMPLES, len(relative)))]
+        return float(np.median(relative)), np.median(drawn, axis=1)
+
+    (present, presents), (past, pasts) = medians(now), medians(then)
+    low, high = np.quantile(presents / pasts, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Regression(
+        ratio=_rounded(present / past),
+        low=_rounded(low),
+        high=_rounded(high),
+        confidence=CONFIDENCE,
+        allowed=allowed,
+        verdict="failed" if low > 1 + allowed else "passed" if high <= 1 + allowed else "inconclusive",
     )
 
 

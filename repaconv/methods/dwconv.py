@@ -60,7 +60,8 @@ from repaconv.methods.plain import (
     scale_affine,
     weight_of,
 )
-from repaconv.methods.reading import Knobs, natural, one_of, preprocessing_of
+from repaconv.methods.preprocessing import preprocessing_of
+from repaconv.methods.reading import Knobs, natural, one_of
 
 FORMAT = "dwconv-v1"
 SEPARABLE = 1e-6

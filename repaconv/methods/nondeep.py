@@ -61,7 +61,8 @@ from repaconv.methods.plain import (
     scale_affine,
     weight_of,
 )
-from repaconv.methods.reading import Knobs, one_of, positive, preprocessing_of, small
+from repaconv.methods.preprocessing import preprocessing_of
+from repaconv.methods.reading import Knobs, one_of, positive, small
 
 FORMAT = "nondeep-branches-v1"
 

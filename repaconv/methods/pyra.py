@@ -56,10 +56,13 @@ from repaconv.methods.plain import (
     scale_affine,
     weight_of,
 )
+from repaconv.methods.preprocessing import preprocessing_of
 from repaconv.methods.pyra_schedules import TABLE_PATCHES, parse_schedule, scheduled
-from repaconv.methods.reading import Knobs, preprocessing_of, small
+from repaconv.methods.reading import Knobs, small
 
-MERGED_TOLERANCE = {"stored": 1e-4, "onnx": 1e-4, "simplified": 1e-4, "agreement": 1e-4}
+MERGED_TOLERANCE = dict.fromkeys(
+    ("stored", "exported", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
+)
 """Float32 rounding passes through a normalisation and a choice in every merging block."""
 
 

@@ -1,12 +1,12 @@
-"""What methods read beside the tensors: the user's settings, the run's configuration, the preprocessing."""
+"""What methods read beside the tensors: the user's settings and the run's configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from repaconv.artefact import Fact, ImageSize, Preprocessing, parse_image_size
-from repaconv.checkpoint import find_typed, read_mmconfig
+from repaconv.artefact import Fact
+from repaconv.checkpoint import read_mmconfig
 from repaconv.errors import Refused, UsageProblem
 
 T = TypeVar("T")
@@ -119,59 +119,3 @@ def run_config(record: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(place, Mapping) and isinstance(text := place.get("cfg") or place.get("config"), str):
             return read_mmconfig(text)
     return {}
-
-
-def preprocessing_of(
-    record: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs, fixed: ImageSize | None = None
-) -> Preprocessing:
-    """Mean, std and sizes from mmengine's configuration or a trainer's args, else ImageNet's.
-
-    Takes the knob ``image_size``; with ``fixed``, the size that the network is for, no other is taken.
-
-    Raises:
-        Refused: If another size than ``fixed`` is asked for.
-    """
-    args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
-    assert isinstance(args, Mapping)
-    size, source = _number(args.get("img_size") or args.get("input_size")), "args"
-    if size is None:
-        pipeline = config.get("test_pipeline")
-        size, source = _number((find_typed(pipeline, "CenterCrop") or {}).get("crop_size")), "meta.cfg"
-    if fixed is None:
-        image_size = knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source)
-    elif (asked := knobs.maybe("image_size", parse_image_size)) in (None, fixed):
-        image_size = fixed
-    else:
-        raise Refused(
-            f"this network is for images of {fixed[0]} x {fixed[1]} pixels, not of {asked}.",
-            hint="Leave --set image_size out.",
-            code="image-size",
-        )
-    resize = find_typed(config.get("test_pipeline"), "ResizeEdge") or {}
-    data = config.get("data_preprocessor")
-    if isinstance(data, Mapping) and _triple(data.get("mean")) and _triple(data.get("std")):
-        return Preprocessing(
-            mean=tuple(data["mean"]),
-            std=tuple(data["std"]),
-            channel_order="RGB" if data.get("to_rgb") else "BGR",
-            image_size=image_size,
-            resize_edge=_number(resize.get("scale")),
-            interpolation=str(resize.get("interpolation", "bilinear")),
-            source="meta.cfg",
-        )
-    return Preprocessing(
-        mean=(123.675, 116.28, 103.53),
-        std=(58.395, 57.12, 57.375),
-        image_size=image_size,
-        source="ImageNet's, as in the official configuration; the file does not tell",
-    )
-
-
-def _triple(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(entry, (int, float)) for entry in value)
-
-
-def _number(value: Any) -> int | None:
-    if isinstance(value, list):  # timm's input_size is [C, H, W]
-        value = value[-1] if value else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -41,7 +41,8 @@ from repaconv.errors import Refused
 from repaconv.methods.certificate import relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import block_tensors, in_float64, named, official_names, weight_of
-from repaconv.methods.reading import Knobs, preprocessing_of, small
+from repaconv.methods.preprocessing import preprocessing_of
+from repaconv.methods.reading import Knobs, small
 from repaconv.methods.repavit_activity import Ffn, active_channels, linear_layer, read_claim
 from repaconv.methods.repavit_examples import ARCHS, Example, example, meta
 from repaconv.methods.repavit_families import FAMILIES, Family, Skeleton

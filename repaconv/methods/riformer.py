@@ -39,7 +39,8 @@ from repaconv.checkpoint import Checkpoint, find_typed, require_exact, require_s
 from repaconv.errors import Refused
 from repaconv.methods.certificate import max_rel_error, relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
-from repaconv.methods.reading import Knobs, natural, one_of, positive, preprocessing_of, run_config, small
+from repaconv.methods.preprocessing import preprocessing_of
+from repaconv.methods.reading import Knobs, natural, one_of, positive, run_config, small
 
 _WIDTHS = {"s": (64, 128, 320, 512), "m": (96, 192, 384, 768)}
 ARCHS = {

@@ -5,6 +5,7 @@ Every stage returns its artefact and says nothing; ``progress`` is told how far 
 
 from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.folding import fold as fold
+from repaconv.pipeline.gating import gate as gate
 from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
 from repaconv.pipeline.tables import table as table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -120,16 +121,16 @@ def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:
     return tensors
 
 
-def run_onnx(model: Path | bytes, images: NDArray[np.float32], at_once: int | None = None) -> NDArray[np.floating]:
-    """Images [N, C, H, W] through ONNX Runtime, ``at_once`` of them a call."""
-    import numpy as np
+def run_onnx(model: Path | bytes, images: NDArray[np.float32]) -> NDArray[np.floating]:
+    """Images [N, C, H, W] through ONNX Runtime."""
+    output: NDArray[np.floating] = load_onnx(model).run(images)
+    return output
 
-    session = registry.load(registry.ENGINES, "onnxruntime").session(model, threads=1)
-    step = at_once or len(images)
-    outputs: NDArray[np.floating] = np.concatenate(
-        [session.run(images[start : start + step]) for start in range(0, len(images), step)]
-    )
-    return outputs
+
+def load_onnx(model: Path | bytes) -> Any:
+    """An ONNX Runtime session on all cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return registry.load(registry.ENGINES, "onnxruntime").session(model, threads=cores or 1)
 
 
 def require_size(backbone: Any, config: Any, height: int, width: int) -> None:

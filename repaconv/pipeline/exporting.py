@@ -1,23 +1,27 @@
-"""export: the folded model as ONNX, proved against it."""
+"""export: the folded model as ONNX, proved against it, in float32 or typed lower."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefact import (
     ExportArtefact,
     FoldArtefact,
     ImageSize,
+    Link,
     VerifyArtefact,
     payload_of,
     read_artefact,
     write_artefact,
 )
+from repaconv.errors import UsageProblem
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
     as_image_size,
+    load_onnx,
     load_target,
     made_by,
     require_size,
@@ -26,6 +30,14 @@ from repaconv.pipeline.common import (
     with_files,
 )
 from repaconv.pipeline.graphs import proved_graph, write_graph
+from repaconv.pipeline.inputs import choose_inputs
+
+if TYPE_CHECKING:
+    import onnx as onnx_package
+
+    from repaconv.proof.data import Inputs
+
+CALIBRATION_IMAGES = 32
 
 
 def export(
@@ -33,19 +45,29 @@ def export(
     *,
     onnx: str | Path | None = None,
     target: str = "x86-64",
+    precision: str = "fp32",
     batch: int | None = None,
     image_size: int | ImageSize | None = None,
+    simplify: bool = True,
+    with_preprocessing: bool = False,
+    inputs: str | Path | None = None,
+    images: str | Path | None = None,
     unverified: bool = False,
     progress: Progress = silent,
 ) -> ExportArtefact:
-    """Export the folded model to ONNX, simplify it, and prove both graphs under ONNX Runtime.
+    """Export the folded model to ONNX, simplify it, type it, and prove every step under ONNX Runtime.
 
     Args:
         run: The run's folder; the newest when None.
-        onnx: The file to write; ``model.onnx`` in the run's folder when None.
+        onnx: The file to write; ``model.onnx``, ``model.fp16.onnx`` or ``model.int8.onnx`` of the run when None.
         target: Whose opset is written: a name, or the path of a .toml.
+        precision: ``fp32``, ``fp16`` or ``int8``; the latter two are lossy and are made from the float32 graph.
         batch: A fixed batch; free when None.
         image_size: A fixed size, a square by one number; where the backbone takes any, free when None.
+        simplify: Run onnxsim, and keep its graph if it computes the same.
+        with_preprocessing: Let the graph take pixels (uint8, [B, H, W, C], RGB) and normalise them itself.
+        inputs: An .npz of images to measure ranges on, for fp16 and int8.
+        images: A folder of them instead. Without either, random images are taken, and the artefact says so.
         unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
 
@@ -57,8 +79,14 @@ def export(
         Refused: If the folded model is gone or changed.
         UsageProblem: If there is no run, or the network does not take that image size.
     """
-    from repaconv.exporters.to_onnx import add_metadata, operators_of
+    from repaconv.exporters.precision import in_float
+    from repaconv.exporters.preprocessing import with_preprocessing as with_pixels
+    from repaconv.exporters.to_onnx import add_metadata, check, operators_of
 
+    if precision not in runs.PRECISIONS:
+        raise UsageProblem(
+            f"there is no precision {precision!r}.", hint=f"Known: {', '.join(runs.PRECISIONS)}.", code="precision"
+        )
     taken = runs.find_run(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
     overridden = _overridden(taken, folded, unverified=unverified)
@@ -68,6 +96,9 @@ def export(
     size = as_image_size(image_size) or folded.image_size
     require_size(backbone, config, *size)
     free_size = folded.any_image_size and image_size is None
+    given = None
+    if precision != "fp32":
+        given = choose_inputs(folded, config, inputs=inputs, images=images, count=CALIBRATION_IMAGES, seed=1, size=size)
     graph = proved_graph(
         DEPLOY,
         backbone.deploy(config),
@@ -78,40 +109,103 @@ def export(
         batch=batch,
         free_size=free_size,
         tolerances=folded.tolerances,
+        simplified=simplify,
         progress=progress,
     )
+    typed = (
+        _Typed(graph.model) if given is None else _typed(graph.model, precision, given, batch, folded, config, progress)
+    )
+    model = with_pixels(typed.model, folded.preprocessing) if with_preprocessing else typed.model
+    check(model)
+    exported_link = graph.links[0]
     add_metadata(
-        graph.model,
+        model,
         {
             "repaconv.method": folded.method,
             "repaconv.version": made_by()["repaconv"],
             "repaconv.source_sha256": folded.origin.sha256,
             "repaconv.model_sha256": folded.payload.sha256,
+            "repaconv.precision": precision,
+            "repaconv.lossy": "yes" if typed.links else "no",
             "repaconv.preprocessing": folded.preprocessing.model_dump_json(),
-            "repaconv.tolerance": f"{graph.links[0].tolerance:g} relative to the largest output",
+            "repaconv.preprocessing_in_graph": "yes" if with_preprocessing else "no",
+            "repaconv.tolerance": f"{exported_link.tolerance.rtol if exported_link.tolerance else 0:g} relative to the "
+            "largest output",
             "repaconv.unverified": "; ".join(overridden),
         },
     )
-    path = Path(onnx) if onnx else taken.onnx
-    write_graph(graph.model, path)
+    path = Path(onnx) if onnx else taken.onnx(precision)
+    write_graph(model, path)
+    sound = graph.sound and all(link.verdict != "failed" for link in typed.links)
     artefact = ExportArtefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
-        verdict="passed" if graph.sound else "failed",
+        verdict="passed" if sound else "failed",
         unverified=overridden,
         target=device.name,
+        precision=precision,
+        preprocessing=with_preprocessing,
+        islands=typed.islands,
+        in_float=() if precision == "fp32" else in_float(typed.model, precision),
+        calibration=given.name if given else "",
         opset=device.opset,
         batch="dynamic" if batch is None else batch,
         image_size="dynamic" if free_size else size,
         simplified=graph.simplified,
         simplifier=graph.simplifier,
-        nodes=len(graph.model.graph.node),
-        operators=operators_of(graph.model),
+        nodes=len(model.graph.node),
+        operators=operators_of(model),
         model_sha256=folded.payload.sha256,
-        links=graph.links,
+        links=(*graph.links, *typed.links),
         payload=payload_of(path, taken.folder),
     )
-    write_artefact(taken.export_json, artefact)
-    return with_files(artefact, [taken.model], [path, taken.export_json])
+    write_artefact(taken.export_json(precision), artefact)
+    return with_files(artefact, [taken.model], [path, taken.export_json(precision)])
+
+
+class _Typed(NamedTuple):
+    model: onnx_package.ModelProto
+    links: tuple[Link, ...] = ()
+    islands: tuple[str, ...] = ()
+
+
+def _typed(
+    model: onnx_package.ModelProto,
+    precision: str,
+    given: Inputs,
+    batch: int | None,
+    folded: FoldArtefact,
+    config: Any,
+    progress: Progress,
+) -> _Typed:
+    """The graph in that precision, judged by the float32 one on the same images."""
+    from repaconv.exporters.precision import islands, to_fp16, to_int8
+    from repaconv.proof.locate import broken, locate
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.ranges import largest_values
+    from repaconv.proof.runners import FixedBatch, decides
+    from repaconv.proof.traces import OnnxTrace
+
+    step = batch or 8
+    pieces = [piece.images for piece in given.batches(step) if batch is None or len(piece.images) == batch]
+    progress(f"to {precision}", 0, 0)
+    kept: tuple[str, ...] = ()
+    if precision == "fp16":
+        kept = tuple(islands(model, largest_values(model, load_onnx, pieces)))
+        typed = to_fp16(model, kept)
+    else:
+        typed = to_int8(model, pieces)
+    logits = folded.output == "logits"
+    choosing = decides(registry.load(registry.BACKBONES, folded.backbone).deploy(config))
+    meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
+    before, after = (FixedBatch(load_onnx(form.SerializeToString()), batch) for form in (model, typed))
+    progress(f"{precision} against float32", 0, 0)
+    for piece in pieces:
+        meter.add(after.run(piece), before.run(piece))
+    link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}")
+    right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, typed))
+    link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing, module_of=right.module_of))
+    return _Typed(typed, (link,), kept)
 
 
 def _overridden(run: runs.Run, folded: FoldArtefact, *, unverified: bool) -> tuple[str, ...]:

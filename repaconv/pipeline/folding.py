@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
-from repaconv.artefact import Fact, FoldArtefact, FoldStep, payload_of, sha256_of, write_artefact
+from repaconv.artefact import Fact, FoldArtefact, FoldStep, ImageSize, payload_of, sha256_of, write_artefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from repaconv.checkpoint import Checkpoint
-    from repaconv.methods.contract import FoldedPart, Method
+    from repaconv.methods.contract import FoldedPart, Method, TrainingForm
 
 _OF_FILES = ("settings", "weights", "out", "force", "allow_deployed", "identify", "progress")
 
@@ -106,7 +106,7 @@ def fold_file(
 
     from repaconv.backbones.cost import cost_of
     from repaconv.checkpoint import drop_pages, read_checkpoint
-    from repaconv.proof.parity import TOLERANCES
+    from repaconv.proof.policy import exact_rtols
 
     found = read_checkpoint(checkpoint, weights, sha256)
     chosen, detection = choose_method(found, method)
@@ -122,7 +122,7 @@ def fold_file(
     backbone = registry.load(registry.BACKBONES, form.backbone)
     size = backbone.image_size(form.config, form.preprocessing.image_size)
     require_size(backbone, form.config, *size)
-    tolerance = form.tolerances.get("fold", TOLERANCES["fold"])
+    tolerance = form.tolerances.get("fold", exact_rtols()["fold"])
     run = runs.prepare_run(Path(checkpoint), found.origin.sha256, Path(out) if out else None, force=force)
 
     steps: list[FoldStep] = []
@@ -130,7 +130,8 @@ def fold_file(
     def judged() -> Iterator[FoldedPart]:
         for part in chosen.fold(form):
             if part.step:
-                _require_exact(part.step, tolerance)
+                if not part.step.max_rel_error <= tolerance:
+                    raise _not_exact(part.step, tolerance, _parting(chosen, form, size, tolerance))
                 steps.append(part.step)
                 progress("fold", len(steps), 0)
             yield part
@@ -163,7 +164,7 @@ def fold_file(
         tensors=tensors,
         training=training,
         deploy=deploy,
-        tolerances={**TOLERANCES, **form.tolerances},
+        tolerances={**exact_rtols(len(steps)), **form.tolerances},
         certificate=tuple(steps),
         payload=payload.result(),
     )
@@ -178,14 +179,32 @@ def _import_torch() -> None:
     torch.empty(1, device="meta").mul(2)  # the first operation on meta imports much
 
 
-def _require_exact(step: FoldStep, tolerance: float) -> None:
-    if not step.max_rel_error <= tolerance:
-        raise GateFailed(
-            f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
-            "nothing was written.",
-            hint="This is a defect of the method; please report it with `repaconv inspect`.",
-            code="fold.not-exact",
-        )
+def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
+    where = f" The forms part at {inside}." if inside else ""
+    return GateFailed(
+        f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
+        f"nothing was written.{where}",
+        hint="This is a defect of the method; please report it with `repaconv inspect`.",
+        code="fold.not-exact",
+        module=inside or step.module,
+    )
+
+
+def _parting(chosen: Method, form: TrainingForm, size: ImageSize, tolerance: float) -> str:
+    """Which part of a block the training form and this fold do not share; empty if it cannot be said."""
+    from repaconv.proof.data import random_inputs
+    from repaconv.proof.locate import locate_between_seams
+    from repaconv.proof.runners import TorchRunner
+
+    backbone = registry.load(registry.BACKBONES, form.backbone)
+    try:
+        folded = {name: value for part in chosen.fold(form) for name, value in part.tensors.items()}
+        training = TorchRunner(chosen.training(form), form.tensors, double=True)
+        deploy = TorchRunner(backbone.deploy(form.config), folded, double=True)
+        images = random_inputs((form.config.in_channels, *size), count=1, seed=0).images
+        return locate_between_seams(training, deploy, images, allowed=tolerance).module
+    except (RuntimeError, ValueError, KeyError):  # a fold that is wrong may be so in its shapes, too
+        return ""
 
 
 def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], pair: Path) -> dict[str, str]:
@@ -200,14 +219,15 @@ def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], 
     from repaconv.proof.data import npz_inputs
 
     given = npz_inputs(pair)
-    if not isinstance(method, Identifies) or given.recorded is None:
-        lacking = f"{pair} holds no recorded output" if given.recorded is None else f"{method.name} identifies nothing"
+    whole = given.piece(0, given.shape[0])
+    if not isinstance(method, Identifies) or whole.recorded is None:
+        lacking = f"{pair} holds no recorded output" if whole.recorded is None else f"{method.name} identifies nothing"
         raise UsageProblem(
             f"--identify: {lacking}.",
             hint="Give what the file does not tell with --set name=value.",
             code="usage.identify",
         )
-    return method.identify(found, settings, torch.from_numpy(given.images), torch.from_numpy(given.recorded))
+    return method.identify(found, settings, torch.from_numpy(whole.images), torch.from_numpy(whole.recorded))
 
 
 def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: str | Path | None) -> tuple[Fact, ...]:

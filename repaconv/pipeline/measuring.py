@@ -85,7 +85,6 @@ def bench(
     from repaconv.measure.protocol import interleaved, pinned
     from repaconv.measure.statistics import latency, ratio
     from repaconv.proof.data import random_inputs
-    from repaconv.proof.parity import judge
 
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
@@ -119,7 +118,7 @@ def bench(
     agreement, compared = None, None
     if len(subjects) == 2:
         compared = ratio(names[0], samples[names[0]], names[1], samples[names[1]], seed)
-        agreement = _agreement(names, outputs, logits, judge)
+        agreement = _agreement(names, outputs, logits)
     artefact = BenchArtefact(
         made_by=made_by(),
         verdict="failed" if agreement and agreement.verdict == "failed" and not against else "passed",
@@ -166,18 +165,18 @@ def _subjects(
         name = path.name if not other or other[0].name != path.name else str(path)
         return _Subjects([Subject(name, path), *other], (), False, None, "")
     folded = read_artefact(run.fold_json, FoldArtefact)
-    if not run.export_json.is_file():
+    if not run.export_json().is_file():
         raise UsageProblem(
             f"{run.folder} has no ONNX model yet.", hint="Run `repaconv export --onnx` first.", code="bench.no-model"
         )
-    exported = read_artefact(run.export_json, ExportArtefact)
+    exported = read_artefact(run.export_json(), ExportArtefact)
     if exported.model_sha256 != folded.payload.sha256:
         raise Refused(
-            f"{run.export_json} was exported from other weights than {run.model}.",
+            f"{run.export_json()} was exported from other weights than {run.model}.",
             hint="Run `repaconv export --onnx` again.",
             code="artefact.hash",
         )
-    overridden = runs.require_passed(exported, run.export_json, unverified=unverified)
+    overridden = runs.require_passed(exported, run.export_json(), unverified=unverified)
     subjects = [Subject(DEPLOY, run.payload(exported.payload))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     note = ""
@@ -278,10 +277,13 @@ def _first_run(session: OrtSession, images: NDArray[np.float32]) -> NDArray[np.f
         ) from error
 
 
-def _agreement(names: list[str], outputs: Mapping[str, NDArray[np.floating]], logits: bool, judge: Any) -> Link | None:
+def _agreement(names: list[str], outputs: Mapping[str, NDArray[np.floating]], logits: bool) -> Link | None:
     """Whether both compute the same, so that it makes sense to compare their times."""
+    from repaconv.proof.parity import judge
+    from repaconv.proof.policy import tolerance
+
     subject, other = names
     if outputs[subject].shape != outputs[other].shape or outputs[subject].ndim != 2:
         return None
-    link: Link = judge("agreement", (other, outputs[other]), (subject, outputs[subject]), logits=logits)
-    return link
+    allowed = tolerance("agreement", logits=logits)
+    return judge("agreement", (other, outputs[other]), (subject, outputs[subject]), logits=logits, tolerance=allowed)

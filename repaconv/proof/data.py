@@ -1,37 +1,106 @@
-"""What the links are run on: seeded random images, or a recorded input with its official output."""
+"""What the links are run on, batch by batch: random images, a recorded input with its official output, a folder.
+
+Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no labels and no recorded outputs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.artefact import Preprocessing
 from repaconv.errors import Refused
+from repaconv.proof.images import Labels, image_files, prepared, read_image
 
 # Names under which an official output stands in an .npz, the most exact first.
 RECORDED = ("output_train_fp64", "output_fp64", "output_train", "output", "logits", "features")
+IMAGES_AT_ONCE = 8
+RANDOM_IMAGES = 4
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images [n, C, H, W] in float32, as the network takes them, and what is known of them.
+
+    Attributes:
+        images: Normalised.
+        recorded: The official output [n, ...].
+        labels: Their classes [n], -1 where unknown.
+        pixels: The same images before normalisation, [n, H, W, C] in uint8.
+    """
+
+    images: NDArray[np.float32]
+    recorded: NDArray[np.floating] | None = None
+    labels: NDArray[np.int64] | None = None
+    pixels: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images [N, C, H, W] in float32, the official output [N, K] where one was recorded, and their name."""
+    """Images under a name, in batches; nothing is held between two of them.
+
+    Attributes:
+        name: For people.
+        shape: [N, C, H, W].
+        piece: The batch of images [start, stop).
+        recorded: Name of the official output, if there is one.
+        labels: Where the classes come from, or why there are none.
+    """
 
     name: str
-    images: NDArray[np.float32]
-    recorded: NDArray[np.floating] | None = None
-    recorded_name: str = ""
+    shape: tuple[int, int, int, int]
+    piece: Callable[[int, int], Batch]
+    recorded: str = ""
+    labels: str = ""
+
+    def batches(self, at_once: int = IMAGES_AT_ONCE) -> Iterator[Batch]:
+        """All images in order; the next batch is read while one is worked on."""
+        ends = [(start, min(start + at_once, self.shape[0])) for start in range(0, self.shape[0], at_once)]
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(self.piece, *ends[0])
+            for end in ends[1:]:
+                batch, following = following.result(), pool.submit(self.piece, *end)
+                yield batch
+            yield following.result()
+
+    @property
+    def images(self) -> NDArray[np.float32]:
+        """All of them at once [N, C, H, W]."""
+        return self.piece(0, self.shape[0]).images
 
 
 def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inputs:
     """``count`` standard normal images [C, H, W]: what normalised pixels look like, to first order."""
-    images = np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32)
-    return Inputs(f"{count} random images, seed {seed}", images)
+
+    def piece(start: int, stop: int) -> Batch:
+        each = [np.random.default_rng([seed, n]).standard_normal(shape, dtype=np.float32) for n in range(start, stop)]
+        return Batch(np.stack(each))
+
+    return Inputs(f"{count} random images, seed {seed}", (count, *shape), piece)
+
+
+def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: int, seed: int) -> Inputs:
+    """``count`` images [C, H, W] of uniform random pixels, normalised."""
+    channels, height, width = shape
+
+    def piece(start: int, stop: int) -> Batch:
+        draws = [
+            np.random.default_rng([seed, n]).integers(0, 256, (height, width, channels), dtype=np.uint8)
+            for n in range(start, stop)
+        ]
+        pixels = np.stack(draws)
+        return Batch(prepared(pixels, wanted), pixels=pixels)
+
+    return Inputs(f"{count} images of random pixels, seed {seed}", (count, *shape), piece)
 
 
 def npz_inputs(path: Path, channels: int | None = None) -> Inputs:
-    """``input`` (or the only array of four dimensions) of an .npz, and an official output if there is one.
+    """``input`` (or the only array of four dimensions) of an .npz, an official output and ``labels`` if they are there.
 
     Raises:
         Refused: If the file is no .npz of numbers or holds no images with ``channels`` channels, where that is given.
@@ -55,10 +124,62 @@ def npz_inputs(path: Path, channels: int | None = None) -> Inputs:
             hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
             code="inputs.shape",
         )
-    recorded = next((key for key in RECORDED if key in arrays), "")
+    given = arrays[name]
+    recorded = next((key for key in RECORDED if key in arrays and len(arrays[key]) == len(given)), "")
+    labels = arrays.get("labels")
+    if labels is not None and (labels.shape != given.shape[:1] or labels.dtype.kind not in "iu"):
+        raise Refused(
+            f"{path}: labels {list(labels.shape)} are not one whole number for each of the {len(given)} images.",
+            hint="Give 'labels' of shape [N], or leave them out.",
+            code="inputs.shape",
+        )
+
+    def piece(start: int, stop: int) -> Batch:
+        return Batch(
+            np.ascontiguousarray(given[start:stop], dtype=np.float32),
+            arrays[recorded][start:stop] if recorded else None,
+            None if labels is None else labels[start:stop].astype(np.int64),
+        )
+
     return Inputs(
-        f"{path.name} ({len(arrays[name])} images)",
-        np.ascontiguousarray(arrays[name], dtype=np.float32),
-        arrays[recorded] if recorded else None,
+        f"{path.name} ({len(given)} images)",
+        given.shape,
+        piece,
         recorded,
+        "" if labels is None else f"labels of {path.name}",
     )
+
+
+def image_inputs(
+    folder: Path,
+    wanted: Preprocessing,
+    *,
+    size: tuple[int, int],
+    channels: int,
+    classes: int,
+    class_names: Path | None = None,
+    limit: int | None = None,
+) -> Inputs:
+    """The images of a folder, as the network was given them: resized, cropped, normalised.
+
+    Args:
+        folder: Images, or folders of them named by class.
+        wanted: The checkpoint's preprocessing.
+        size: (height, width) of the crop.
+        channels: 3, or 1 for grey.
+        classes: Of the network; 0 without a head.
+        class_names: A file with one name a line, in the order of the classes.
+        limit: Take so many, evenly spread.
+
+    Raises:
+        Refused: If there are none, or one cannot be read.
+    """
+    files = image_files(folder, limit)
+    labels = Labels.of(folder, files, classes, class_names)
+
+    def piece(start: int, stop: int) -> Batch:
+        pixels = np.stack([read_image(path, wanted, size, channels) for path in files[start:stop]])
+        known = None if labels.of_images is None else labels.of_images[start:stop]
+        return Batch(prepared(pixels, wanted), None, known, pixels)
+
+    return Inputs(f"{len(files)} images of {folder.name}", (len(files), channels, *size), piece, "", labels.source)

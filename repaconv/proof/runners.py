@@ -1,9 +1,13 @@
-"""A torch module as something to run: numpy images in, numpy output out, in pieces that fit in memory."""
+"""What can be run: images in, output out. A runtime is one file in ``engines/``; a torch module is one here.
+
+Polygraphy's runners take and give dicts of all tensors and are loaded by name; `repaconv.engines.polygraphy` makes
+one of ours from any of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,32 +15,94 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-IMAGES_AT_ONCE = 8
+Array = NDArray[np.floating]
+
+# Similarities of tokens are cosines; float32 shifts them by up to some 1e-6 after a dozen blocks.
+UNDECIDED = 1e-5
+
+
+class Runner(Protocol):
+    """One end of a link."""
+
+    def run(self, images: NDArray[Any]) -> Array:
+        """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""
+
+
+class TorchRunner:
+    """A torch module in eval mode, in float64 or float32.
+
+    A module in it that decides something discrete, as which tokens merge, may have a method ``decision_margin``: of
+    its inputs, the smallest lead [n] by which it decided.
+    """
+
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool) -> None:
+        """Load the weights strictly.
+
+        Args:
+            module: Built on any device, meta included; its own weights are replaced.
+            tensors: Its whole state dict.
+            double: In float64, else in float32.
+        """
+        import torch
+
+        self.dtype = torch.float64 if double else torch.float32
+        weights = {
+            name: value.to(self.dtype) if value.is_floating_point() else value for name, value in tensors.items()
+        }
+        module.load_state_dict(weights, strict=True, assign=True)
+        self.module = module.to(self.dtype)
+        self._decided: list[Tensor] = []
+        for part in module.modules():
+            if hasattr(part, "decision_margin"):
+                part.register_forward_pre_hook(self._watch)
+
+    def run(self, images: NDArray[np.float32]) -> Array:
+        """Images [n, C, H, W] to the output [n, ...] in the precision asked for."""
+        import torch
+
+        self._decided.clear()
+        with torch.inference_mode():
+            output: Array = self.module(torch.from_numpy(images).to(self.dtype)).numpy()
+        return output
+
+    @property
+    def undecided(self) -> NDArray[np.bool_] | None:
+        """In which images [n] of the last run float32 may decide otherwise; None if the net decides nothing."""
+        if not self._decided:
+            return None
+        margins = np.min([margin.double().numpy() for margin in self._decided], axis=0)
+        return np.asarray(margins < UNDECIDED)
+
+    def _watch(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._decided.append(part.decision_margin(*inputs))  # type: ignore[operator]
+
+
+def decides(module: nn.Module) -> bool:
+    """Whether something in the net decides what is discrete, as which tokens merge; see `TorchRunner`."""
+    return any(hasattr(part, "decision_margin") for part in module.modules())
+
+
+class FixedBatch:
+    """A runner whose graph takes so many images at once, no more, no fewer: the last batch is filled up with zeros."""
+
+    def __init__(self, runner: Runner, batch: int | None) -> None:
+        """``batch`` None lets all through."""
+        self._runner, self._batch = runner, batch
+
+    def run(self, images: NDArray[Any]) -> Array:
+        """Images [n, C, H, W], or pixels where it takes those, to the output [n, ...]."""
+        if self._batch is None:
+            return self._runner.run(images)
+        missing = -len(images) % self._batch
+        whole = np.concatenate([images, np.zeros_like(images[:1]).repeat(missing, 0)]) if missing else images
+        ends = range(0, len(whole), self._batch)
+        outputs = [self._runner.run(whole[start : start + self._batch]) for start in ends]
+        return np.concatenate(outputs)[: len(images)]
 
 
 def run_module(
-    module: nn.Module, tensors: Mapping[str, Tensor], images: NDArray[np.float32], *, double: bool
-) -> NDArray[np.floating]:
-    """Load the weights strictly, run in eval mode in float64 or float32.
-
-    Args:
-        module: Built on any device, meta included; its own weights are replaced.
-        tensors: Its whole state dict.
-        images: [N, C, H, W].
-
-    Returns:
-        [N, ...] in the precision asked for.
-    """
-    import torch
-
-    dtype = torch.float64 if double else torch.float32
-    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
-    module.load_state_dict(weights, strict=True, assign=True)
-    module = module.to(dtype).eval()
-    with torch.inference_mode():
-        pieces = [module(torch.from_numpy(piece).to(dtype)) for piece in _pieces(images)]
-        return torch.cat(pieces).numpy()
-
-
-def _pieces(images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    return [images[start : start + IMAGES_AT_ONCE] for start in range(0, len(images), IMAGES_AT_ONCE)]
+    module: nn.Module, tensors: Mapping[str, Tensor], images: NDArray[np.float32], *, double: bool, at_once: int = 8
+) -> Array:
+    """All images through a module in eval mode, in pieces that fit in memory."""
+    runner = TorchRunner(module.eval(), tensors, double=double)
+    return np.concatenate([runner.run(images[start : start + at_once]) for start in range(0, len(images), at_once)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from repaconv.artefact import Record
 from repaconv.errors import UsageProblem
+from repaconv.toml import Lines, line_of, parse_toml, read_toml
 
 
 class BenchDefaults(Record):
@@ -42,40 +42,28 @@ def from_file(path: Path) -> Target:
     """A target of the user's own.
 
     Raises:
-        UsageProblem: If it cannot be read or is not a target.
+        UsageProblem: If it cannot be read or is not a target, with the line that is wrong.
     """
-    try:
-        return parse(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(
-            f"the target file {path} cannot be read: {error}.", hint="Check its path.", code="target.unreadable"
-        ) from error
+    return _validated(*read_toml(path, "target"), str(path))
 
 
 def parse(text: str, where: str) -> Target:
     """Read a target's TOML text.
 
     Raises:
-        UsageProblem: Naming the field that is missing or wrong.
+        UsageProblem: Naming the line and the field that is missing or wrong.
     """
+    return _validated(*parse_toml(text, where, "target"), where)
+
+
+def _validated(table: dict[str, Any], lines: Lines, where: str) -> Target:
     try:
-        return Target.model_validate(_toml(text))
+        return Target.model_validate(table)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
+        keys = tuple(map(str, first["loc"]))
         raise UsageProblem(
-            f"{where}: {field}: {first['msg']}.", hint="See repaconv/targets/x86-64.toml.", code="target.invalid"
+            f"{where}:{line_of(lines, keys)}: {'.'.join(keys)}: {first['msg']}.",
+            hint="See repaconv/targets/x86-64.toml.",
+            code="target.invalid",
         ) from error
-    except ValueError as error:
-        raise UsageProblem(
-            f"{where} is not TOML: {error}.", hint="See repaconv/targets/x86-64.toml.", code="target.invalid"
-        ) from error
-
-
-def _toml(text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    table: dict[str, Any] = tomllib.loads(text)
-    return table

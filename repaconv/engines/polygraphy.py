@@ -1,0 +1,111 @@
+"""Any Polygraphy runner as one of ours, and ours for Polygraphy's comparators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.errors import EnvironmentProblem, Refused
+
+
+def require_polygraphy() -> None:
+    """Import it.
+
+    Raises:
+        EnvironmentProblem: If it is not installed.
+    """
+    try:
+        import polygraphy  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"Polygraphy cannot be imported: {error}.",
+            hint="pip install 'repaconv[polygraphy]'",
+            code="runtime.missing",
+        ) from error
+
+
+class FromPolygraphy:
+    """A Polygraphy runner of one input, activated for as long as this object lives.
+
+    Raises:
+        Refused: If it has more inputs than one.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        """``runner`` is any ``polygraphy.backend.base.BaseRunner``, not yet activated."""
+        self._runner = runner
+        runner.activate()
+        inputs = runner.get_input_metadata()
+        if len(inputs) != 1:
+            runner.deactivate()
+            raise Refused(
+                f"the engine takes {len(inputs)} inputs: {', '.join(inputs)}.",
+                hint="repaconv runs image models, which take one.",
+                code="engine.inputs",
+            )
+        self._input = next(iter(inputs))
+
+    def run(self, images: NDArray[Any]) -> NDArray[np.floating]:
+        """Images [n, C, H, W] to the first output [n, ...], copied out of the runner's buffers."""
+        outputs = self._runner.infer({self._input: images})
+        return np.array(next(iter(outputs.values())))
+
+    def close(self) -> None:
+        """Free what the runner holds."""
+        self._runner.deactivate()
+
+
+class TensorRt:
+    """TensorRT engines, through Polygraphy's runner. Not verified here: no machine of ours has had the device."""
+
+    name = "tensorrt"
+
+    def version(self) -> str:
+        """Of the installed package.
+
+        Raises:
+            EnvironmentProblem: If it or Polygraphy cannot be imported.
+        """
+        require_polygraphy()
+        try:
+            import tensorrt
+        except ImportError as error:
+            raise EnvironmentProblem(
+                f"TensorRT cannot be imported: {error}.",
+                hint="Verify on the machine that the engine is for, with its own TensorRT.",
+                code="runtime.missing",
+            ) from error
+        return str(tensorrt.__version__)
+
+    def session(self, model: Path | bytes, *, threads: int = 1, dims: Any = None) -> FromPolygraphy:
+        """Load an engine. That runs code in it, so give none of unknown origin.
+
+        Args:
+            model: A serialised engine for this TensorRT and this device, or its path.
+            threads: For other runtimes.
+            dims: For other runtimes.
+
+        Raises:
+            EnvironmentProblem: If TensorRT or the device is not here.
+            Refused: If the engine does not load.
+        """
+        self.version()
+        from polygraphy.backend.trt import EngineFromBytes, TrtRunner
+
+        content = model if isinstance(model, bytes) else model.read_bytes()
+        try:
+            return FromPolygraphy(TrtRunner(EngineFromBytes(content)))
+        except Refused:
+            raise
+        except Exception as error:  # Polygraphy and TensorRT raise whatever the driver gives them
+            raise Refused(
+                f"TensorRT does not load the engine: {str(error).splitlines()[0]}.",
+                hint="An engine runs only on the TensorRT version and the kind of GPU that it was built for.",
+                code="engine.unloadable",
+            ) from error
+
+
+ENGINE = TensorRt()

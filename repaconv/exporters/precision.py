@@ -1,0 +1,151 @@
+"""A float32 graph in lower precision, strongly typed: float16 with float32 islands, int8 as QuantizeLinear pairs.
+
+onnxruntime's own converter and quantizer do the work; which nodes stay in float32 is measured here.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnx
+
+LARGEST_FP16 = 65504.0
+# Room for images that were not measured.
+HEADROOM = 8.0
+# Kernels of these square their input, and some add the squares up in float16.
+SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization")
+QUANTIZED = ("MatMul", "Gemm", "Conv")
+
+
+def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
+    """Names of the nodes that float16 cannot hold.
+
+    Args:
+        model: The float32 graph.
+        largest: max|value| by name of value, measured in float32.
+    """
+    import onnx
+
+    found = []
+    weights = {
+        weight.name: float(np.abs(onnx.numpy_helper.to_array(weight)).max(initial=0.0))
+        for weight in model.graph.initializer
+        if weight.data_type == onnx.TensorProto.FLOAT
+    }
+    known = {**weights, **largest}
+    for node in model.graph.node:
+        reach = max((known.get(name, 0.0) for name in (*node.input, *node.output)), default=0.0)
+        squared = max((known.get(name, 0.0) for name in node.input[:1]), default=0.0) ** 2
+        limit = LARGEST_FP16 / HEADROOM
+        if not reach <= limit or (node.op_type in SQUARING and not squared <= limit):
+            found.append(node.name)
+    return found
+
+
+def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
+    """The graph in float16, its input and output in float32.
+
+    Args:
+        model: The float32 graph; it is left as it is.
+        keep: Names of nodes that stay in float32.
+    """
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    with quiet_logging():
+        typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
+        typed.topological_sort(is_deterministic=True)  # the converter puts its casts at the end
+    sorted_model: onnx.ModelProto = typed.model
+    return sorted_model
+
+
+def to_int8(
+    model: onnx.ModelProto, batches: Iterable[NDArray[np.float32]], keep: Sequence[str] = ()
+) -> onnx.ModelProto:
+    """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
+
+    Args:
+        model: The float32 graph, one input.
+        batches: Images [n, C, H, W], as the graph takes them.
+        keep: Names of nodes that stay in float32.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    name = model.graph.input[0].name
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter(batches)
+
+        def get_next(self) -> dict[str, Any] | None:
+            piece = next(self._left, None)
+            return None if piece is None else {name: piece}
+
+    with tempfile.TemporaryDirectory() as folder, quiet_logging():
+        single, path = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
+        onnx.save(model, single)  # given a model, the quantizer writes into it
+        quantize_static(
+            str(single),
+            str(path),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(QUANTIZED),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=list(keep),
+        )
+        return onnx.load(path)
+
+
+@contextmanager
+def quiet_logging() -> Iterator[None]:
+    """Both tools recommend themselves on the root logger; nothing of that is the user's."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+def in_float(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:
+    """Nodes that compute with weights or scores and were not brought to that precision, by name."""
+    import onnx
+
+    types = {w.name: w.data_type for w in model.graph.initializer}
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    kept = []
+    for node in model.graph.node:
+        if node.op_type not in QUANTIZED:
+            continue
+        sources = [made_by.get(name) for name in node.input[:2]]
+        if precision == "int8":
+            low = all(source is not None and source.op_type == "DequantizeLinear" for source in sources)
+        else:
+            low = not any(types.get(name) == onnx.TensorProto.FLOAT for name in node.input) and not any(
+                source is not None and source.op_type == "Cast" and _to_float32(source) for source in sources
+            )
+        if not low:
+            kept.append(node.name)
+    return tuple(kept)
+
+
+def _to_float32(node: onnx.NodeProto) -> bool:
+    import onnx
+
+    return any(entry.name == "to" and entry.i == onnx.TensorProto.FLOAT for entry in node.attribute)

@@ -1,0 +1,281 @@
+"""gate: recipes, one after the other, everything that must hold, and one exit code for CI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from repaconv.artefact import (
+    Baseline,
+    Baselines,
+    BenchArtefact,
+    Check,
+    GatedRecipe,
+    GateReport,
+    Link,
+    read_artefact,
+    write_artefact,
+)
+from repaconv.errors import GateFailed, RepaconvError, UsageProblem
+from repaconv.pipeline.common import Progress, silent
+from repaconv.pipeline.exporting import export
+from repaconv.pipeline.folding import fold_file
+from repaconv.pipeline.measuring import bench
+from repaconv.pipeline.verification import verify
+from repaconv.recipe import BenchSection, Recipe, read_recipe
+from repaconv.runs import OUT
+from repaconv.toml import Lines, line_of
+
+# The worst first: what failed, what was refused, what is missing here, what was asked wrongly, what is not known.
+WORST = (1, 4, 3, 2, 5, 0)
+_CODES = {"failed": 1, "inconclusive": 5}
+# Where in a recipe a link is asked for.
+_EXPORT_LINKS = ("exported", "simplified", "onnx", "preprocessing", "fp16", "int8")
+
+
+def gate(
+    recipes: Sequence[str | Path],
+    *,
+    update_baseline: bool = False,
+    progress: Progress = silent,
+) -> GateReport:
+    """Fold, export, verify and, where asked, bench what the recipes name, and judge all of it.
+
+    A recipe that cannot be finished is an error of its own; the others are still run.
+
+    Args:
+        recipes: Paths of TOML files.
+        update_baseline: Write what was measured as the new baseline, in place of judging it.
+        progress: See `Progress`.
+    """
+    if not recipes:
+        raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")
+    done = tuple(_Gate(Path(path), update_baseline=update_baseline, progress=progress).run() for path in recipes)
+    return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
+
+
+def worst(codes: Any) -> int:
+    """Of exit codes."""
+    return min(codes, key=WORST.index, default=0)
+
+
+class _Gate:
+    """One recipe's way through the stages; what fails is noted, and what does not need it goes on."""
+
+    def __init__(self, path: Path, *, update_baseline: bool, progress: Progress) -> None:
+        self.path, self.update, self.progress = path, update_baseline, progress
+        self.checks: list[Check] = []
+        self.codes: list[int] = []
+        self.lines: Lines = {}
+        self.folder = ""
+
+    def run(self) -> GatedRecipe:
+        self._try("recipe", (), self._stages)
+        return GatedRecipe(
+            recipe=str(self.path),
+            run=self.folder,
+            exit_code=worst(self.codes),
+            checks=tuple(self.checks),
+        )
+
+    def _stages(self) -> None:
+        recipe, self.lines = read_recipe(self.path)
+        self.folder = str(self._place(recipe.out) if recipe.out else OUT / self.path.stem)
+        if not self._try("fold", ("checkpoint",), lambda: self._fold(recipe)):
+            return
+        precisions = recipe.export.precisions if recipe.export else ()
+        exported = [self._try("export", ("export",), partial(self._export, recipe, kind), kind) for kind in precisions]
+        self._try("verify", ("verify",), lambda: self._verify(recipe))
+        if recipe.bench and all(exported):
+            section = recipe.bench
+            self._try("bench", ("bench",), lambda: self._bench(section))
+
+    def _try(self, stage: str, keys: tuple[str, ...], work: Callable[[], None], name: str = "") -> bool:
+        """Run a stage; whatever a user can mend becomes a check."""
+        try:
+            work()
+        except RepaconvError as problem:
+            failed = isinstance(problem, GateFailed)
+            self.codes.append(problem.exit_code)
+            self.checks.append(
+                Check(
+                    stage=stage,
+                    name="fold" if problem.code.startswith("fold.") else name or stage,
+                    verdict="failed" if failed else "error",
+                    message=problem.message,
+                    line=line_of(self.lines, keys),
+                    module=problem.module if isinstance(problem, GateFailed) else "",
+                    code=problem.code,
+                    hint=problem.hint,
+                )
+            )
+            return False
+        return True
+
+    def _fold(self, recipe: Recipe) -> None:
+        done = fold_file(
+            self._place(recipe.checkpoint),
+            method=recipe.method,
+            settings=recipe.settings,
+            weights=recipe.weights,
+            out=self.folder,
+            force=True,
+            progress=self.progress,
+        )
+        steps = done.certificate
+        largest = max((step.max_rel_error for step in steps), default=0.0)
+        message = f"{len(steps)} parts of {done.method} folded, each within {largest:.1e} (float64)"
+        self._note("fold", "certificate", "passed", message, ("checkpoint",))
+
+    def _export(self, recipe: Recipe, precision: str) -> None:
+        section, same = recipe.export, recipe.verify
+        assert section is not None
+        own = section.inputs or section.images  # ranges of fp16 and int8 are those of what is verified, unless given
+        done = export(
+            self.folder,
+            target=self._target(section.target),
+            precision=precision,
+            batch=section.batch,
+            image_size=section.image_size,
+            simplify=section.simplify,
+            with_preprocessing=section.with_preprocessing,
+            inputs=self._maybe(section.inputs if own else same.inputs),
+            images=self._maybe(section.images if own else same.images),
+            progress=self.progress,
+        )
+        for link in done.links:
+            if precision == "fp32" or link.name == precision:
+                self._link("export", link)
+
+    def _verify(self, recipe: Recipe) -> None:
+        section = recipe.verify
+        done = verify(
+            self.folder,
+            inputs=self._maybe(section.inputs),
+            images=self._maybe(section.images),
+            classes=self._maybe(section.classes),
+            count=section.count,
+            seed=section.seed,
+            rtol=section.rtol,
+            atol=section.atol,
+            require=section.require,
+            engine=self._maybe(section.engine),
+            progress=self.progress,
+        )
+        for link in done.links:
+            self._link("verify", link)
+
+    def _bench(self, section: BenchSection) -> None:
+        from repaconv.measure.fingerprint import machine_key
+        from repaconv.measure.statistics import regression
+
+        done = bench(
+            self.folder,
+            target=self._target(section.target),
+            threads=section.threads,
+            batch=section.batch,
+            rounds=section.rounds,
+            progress=self.progress,
+        )
+        first = done.latencies[0]
+        told = f"{first.p50_ms:.3f} ms at the median"
+        if done.ratio:
+            told += f", {done.ratio.median:.3f} times as fast as the training form"
+            told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
+        if not section.baseline:
+            self._note("bench", "latency", "passed", f"{told}; no baseline was asked for", ("bench",))
+            return
+        path = self._place(section.baseline)
+        known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+        machine = machine_key(done.machine)
+        key = f"{self.path.stem}, {done.target}, {done.threads} threads, batch {done.batch}"
+        if self.update:
+            new = {**known.machines.get(machine, {}), key: _baseline(done)}
+            write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))
+            self._note("bench", "latency", "passed", f"{told}; written as the baseline", ("bench", "baseline"))
+            return
+        then = known.machines.get(machine, {}).get(key)
+        if then is None:
+            message = f"{told}; no baseline for this machine ({machine})"
+            hint = "Run the gate with --update-baseline here, and commit the file."
+            self._note("bench", "latency", "not verified", message, ("bench", "baseline"), hint=hint)
+            return
+        found = regression(_pair(_baseline(done)), _pair(then), section.max_regression)
+        message = (
+            f"{told}; takes {found.ratio:.3f} times as long as the baseline ({found.confidence:.0%} interval "
+            f"{found.low:.3f} to {found.high:.3f}), {1 + found.allowed:.3f} is allowed"
+        )
+        hint = "More rounds, or a quieter machine." if found.verdict == "inconclusive" else ""
+        self._note("bench", "latency", found.verdict, message, ("bench", "max_regression"), hint=hint)
+
+    def _link(self, stage: str, link: Link) -> None:
+        keys: tuple[str, ...] = ("export",) if link.name in _EXPORT_LINKS else ("verify",)
+        if link.verdict == "failed":
+            for table in ("rtol", "atol"):
+                keys = next((key for key in [("verify", table, link.name)] if key in self.lines), keys)
+        module = link.location.module if link.location and link.verdict == "failed" else ""
+        hint = link.location.reason if link.location and link.verdict == "failed" else ""
+        self._note(stage, link.name, link.verdict, told_of(link), keys, module=module, hint=hint)
+
+    def _note(
+        self,
+        stage: str,
+        name: str,
+        verdict: Any,
+        message: str,
+        keys: tuple[str, ...],
+        *,
+        module: str = "",
+        hint: str = "",
+    ) -> None:
+        self.codes.append(_CODES.get(verdict, 0))
+        line = line_of(self.lines, keys)
+        self.checks.append(
+            Check(stage=stage, name=name, verdict=verdict, message=message, line=line, module=module, hint=hint)
+        )
+
+    def _place(self, name: str) -> Path:
+        return self.path.parent / name
+
+    def _maybe(self, name: str | None) -> Path | None:
+        return None if name is None else self._place(name)
+
+    def _target(self, name: str) -> str:
+        return str(self._place(name)) if name.endswith(".toml") else name
+
+
+def told_of(link: Link) -> str:
+    """A link in one sentence."""
+    words = [f"{link.candidate} against {link.reference}"]
+    if link.metrics and link.tolerance:
+        words.append(f"max rel {link.metrics.max_rel_error:.1e}")
+        if link.tolerance.kind == "exact":
+            limits = ((link.tolerance.rtol, "relative"), (link.tolerance.atol, "absolute"))
+            words += [f"{value:.0e} {kind} is allowed" for value, kind in limits if value is not None]
+        else:
+            words.append(f"lossy: cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}")
+        if link.metrics.top1_agreement is not None:
+            words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
+    if link.note:
+        words.append(link.note)
+    return "; ".join(words)
+
+
+def _baseline(done: BenchArtefact) -> Baseline:
+    subject = done.latencies[0]
+    beside = done.latencies[1] if len(done.latencies) > 1 else subject
+    return Baseline(
+        sha256=subject.sha256,
+        p50_ms=subject.p50_ms,
+        subject_ms=subject.samples_ms,
+        yardstick_ms=beside.samples_ms,
+        machine=dict(done.machine),
+    )
+
+
+def _pair(known: Baseline) -> tuple[Any, Any]:
+    import numpy as np
+
+    return np.asarray(known.subject_ms), np.asarray(known.yardstick_ms)

@@ -1,0 +1,50 @@
+"""The drift of a link through the network as a picture."""
+
+from __future__ import annotations
+
+from html import escape
+from math import isfinite, log10
+
+from repaconv.artefact import Link
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 900, 360, 70, 40, 40
+
+
+def drift_svg(link: Link) -> str:
+    """Relative difference over the places on the way, in logarithms; the first place apart is marked.
+
+    Raises:
+        ValueError: If nothing was compared on the way.
+    """
+    if not link.location or not link.location.drift:
+        raise ValueError(f"the link {link.name} has no drift")
+    rows = link.location.drift
+    logs = [log10(max(row.max_rel_error, 1e-17)) if isfinite(row.max_rel_error) else 1.0 for row in rows]
+    low, high = int(min(logs)) - 1, max(0, int(max(logs)) + 1)
+    across, up = (WIDTH - LEFT - 20) / max(1, len(rows) - 1), (HEIGHT - TOP - BOTTOM) / (high - low)
+
+    def point(number: int, value: float) -> tuple[float, float]:
+        return LEFT + number * across, HEIGHT - BOTTOM - (value - low) * up
+
+    grid = "".join(
+        f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#8884"/>'
+        f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>'
+        for power in range(low, high + 1, max(1, (high - low) // 8))
+        for y in [point(0, power)[1]]
+    )
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(point, range(len(logs)), logs))
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{escape(row.place)}: {row.max_rel_error:.2e}</title></circle>'
+        for row, (x, y) in zip(rows, map(point, range(len(logs)), logs), strict=True)
+    )
+    limit = ""
+    if link.tolerance and link.tolerance.rtol:
+        y = point(0, max(low, min(high, log10(link.tolerance.rtol))))[1]
+        limit = f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#c33" stroke-dasharray="6 4"/>'
+    where = link.location.module or "nowhere in particular"
+    title = escape(f"{link.name}: {link.candidate} against {link.reference}; parts at {where}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12" fill="currentColor"><title>{title}</title><text x="{LEFT}" y="20">{title}</text>{grid}{limit}'
+        f'<polyline points="{line}" fill="none" stroke="#36c" stroke-width="1.5"/><g fill="#36c">{dots}</g></svg>\n'
+    )

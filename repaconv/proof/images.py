@@ -1,0 +1,136 @@
+"""Image files to what the network takes, by the checkpoint's preprocessing, and their classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.artefact import Preprocessing
+from repaconv.errors import Refused, UsageProblem
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+def image_files(folder: Path, limit: int | None = None) -> list[Path]:
+    """The images of a folder and of the folders in it, in order of their names; ``limit`` of them, evenly spread.
+
+    Raises:
+        Refused: If there are none.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise Refused(
+            f"{folder} holds no images." if folder.is_dir() else f"there is no folder {folder}.",
+            hint=f"Give a folder with {', '.join(SUFFIXES[:3])} ... files, or one folder of them for each class.",
+            code="images.none",
+        )
+    if limit is None or limit >= len(found):
+        return found
+    return [found[place * len(found) // limit] for place in range(limit)]
+
+
+def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """Decode, resize the shorter edge, cut the middle out: [H, W, C] in uint8, RGB or grey.
+
+    The arithmetic is torchvision's Resize and CenterCrop on Pillow images, which the papers' evaluations use.
+
+    Raises:
+        Refused: If it is not a readable image.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(_cropped(image.convert("RGB" if channels == 3 else "L"), wanted, size))
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise Refused(
+            f"{path} is not a readable image: {error}.", hint="Take it out of the folder.", code="images.unreadable"
+        ) from error
+    return pixels.reshape(*size, channels)
+
+
+def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -> Image.Image:
+    from PIL.Image import Resampling
+
+    height, width = size
+    edge = wanted.resize_edge or max(height, width)
+    short, long = min(image.size), max(image.size)
+    other = max(int(edge * long / short), max(height, width))
+    target = (edge, other) if image.width <= image.height else (other, edge)
+    resized = image.resize(target, Resampling[wanted.interpolation.upper()])
+    if resized.width < width or resized.height < height:
+        raise Refused(
+            f"resize_edge {edge} is smaller than the crop {height} x {width}.",
+            hint="Give fold --set resize_edge=, or another image size.",
+            code="images.crop",
+        )
+    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
+    return resized.crop((left, top, left + width, top + height))
+
+
+def prepared(pixels: NDArray[np.uint8], wanted: Preprocessing) -> NDArray[np.float32]:
+    """(pixels - mean) / std in the network's order of channels, [n, H, W, C] in uint8 -> [n, C, H, W] in float32."""
+    if wanted.channel_order == "BGR" and pixels.shape[3] == 3:
+        pixels = pixels[:, :, :, ::-1]
+    mean, std = (np.asarray(values, dtype=np.float32) for values in (wanted.mean, wanted.std))
+    scaled = (pixels.astype(np.float32) - mean) / std
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The class of each image, -1 where it is unknown, and where that is from."""
+
+    of_images: NDArray[np.int64] | None
+    source: str
+
+    @classmethod
+    def of(cls, folder: Path, files: list[Path], classes: int, class_names: Path | None) -> Labels:
+        """By the name of the folder that an image lies in.
+
+        A list of names gives the order; else the names are class numbers, or there is one for each class and they are
+        taken in alphabetical order, as ImageFolder does.
+
+        Raises:
+            UsageProblem: If the list of names cannot be read or has another length.
+        """
+        names = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
+        if not names:
+            return cls(None, "no labels: the images lie in no folders named by class")
+        if not classes:
+            return cls(None, "no labels: the network has no classes")
+        if class_names is not None:
+            index = _listed(class_names, classes)
+            source = f"folder names, in the order of {class_names.name}"
+        elif all(name.isdigit() and int(name) < classes for name in names):
+            index, source = {name: int(name) for name in names}, "folder names, which are class numbers"
+        elif len(names) == classes:
+            index, source = {name: place for place, name in enumerate(names)}, "folder names, in alphabetical order"
+        else:
+            return cls(None, f"no labels: {len(names)} folders for {classes} classes; give --classes FILE")
+        known = [index.get(path.relative_to(folder).parts[0], -1) for path in files]
+        if all(label < 0 for label in known):
+            return cls(None, f"no labels: {class_names} names none of the folders")
+        return cls(np.asarray(known, dtype=np.int64), source)
+
+
+def _listed(path: Path, classes: int) -> dict[str, int]:
+    try:
+        names = path.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageProblem(f"{path} cannot be read: {error}.", hint="One class name a line.", code="classes") from error
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) != classes or len(set(names)) != classes:
+        raise UsageProblem(
+            f"{path} has {len(set(names))} class names, the network {classes} classes.",
+            hint="One name a line, in the order of the classes.",
+            code="classes",
+        )
+    return {name: place for place, name in enumerate(names)}

@@ -1,0 +1,102 @@
+"""How much two ends of a link may differ: by precision, by depth, by kind of output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+
+from repaconv.artefact import Tolerance
+from repaconv.errors import UsageProblem
+
+POLICY = "2"
+"""Version of the figures below; it is written into every result."""
+
+# max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).
+# float64: largest seen 5e-15. float32 against its float64 self: seen 3e-7 to 2e-6.
+FLOAT64, FLOAT32 = 1e-12, 1e-5
+DEPTH = 12
+
+EXACT = {
+    "recorded": FLOAT32,
+    "fold": FLOAT64,
+    "stored": FLOAT32,
+    "exported": FLOAT32,
+    "simplified": FLOAT32,
+    "onnx": FLOAT32,
+    "preprocessing": FLOAT32,
+    "engine": FLOAT32,
+    "agreement": FLOAT32,
+}
+"""Links between forms that compute the same; ``agreement`` is bench's, between the two models that it measures."""
+
+# Smallest cosine over the images, and the lead (relative to max|b|) below which a first class may change: about
+# twice the largest error that sound nets of these precisions show (benchmarks/precision_noise.py).
+LOSSY = {"fp16": (0.999, 0.01), "bf16": (0.99, 0.05), "int8": (0.95, 0.1)}
+# Where lower precision decides otherwise which tokens merge, outputs differ and neither is wrong.
+DECIDING_COSINE = 0.9
+AGREEMENT = 0.99
+ACCURACY_LOSS = 0.01
+
+LINKS = (*EXACT, *LOSSY)
+
+
+def exact_rtols(depth: int = DEPTH) -> dict[str, float]:
+    """The relative tolerance of every exact link for a net of so many blocks."""
+    return {link: value * sqrt(max(1.0, depth / DEPTH)) for link, value in EXACT.items()}
+
+
+def tolerance(
+    link: str,
+    *,
+    logits: bool = True,
+    decides: bool = False,
+    usual: Mapping[str, float] | None = None,
+    rtol: Mapping[str, float] | None = None,
+    atol: Mapping[str, float] | None = None,
+) -> Tolerance:
+    """What the policy allows a link, with overrides by link.
+
+    Args:
+        link: One of `LINKS`.
+        logits: Whether the output are logits; features have no first class.
+        decides: Whether the net decides something discrete, as which tokens merge.
+        usual: Relative tolerances of the exact links; `exact_rtols` when None.
+        rtol: In place of those.
+        atol: An absolute tolerance; either suffices. Alone, it stands in place of the relative one.
+
+    Raises:
+        UsageProblem: If there is no such link, or an exact tolerance is given for a lossy one.
+    """
+    require_links([link, *(rtol or {}), *(atol or {})])
+    given_rtol, given_atol = (rtol or {}).get(link), (atol or {}).get(link)
+    if link in EXACT:
+        alone = given_atol is not None and given_rtol is None
+        relative = None if alone else given_rtol or {**exact_rtols(), **(usual or {})}[link]
+        return Tolerance(kind="exact", rtol=relative, atol=given_atol, noise=2 * (relative or 0.0))
+    if given_rtol is not None or given_atol is not None:
+        raise UsageProblem(
+            f"the link {link} is lossy: it is judged by agreement, not by an exact tolerance.",
+            hint="Leave --rtol and --atol out for it.",
+            code="tolerance.lossy",
+        )
+    cosine, noise = LOSSY[link]
+    return Tolerance(
+        kind="lossy",
+        cosine=DECIDING_COSINE if decides else cosine,
+        agreement=AGREEMENT if logits else None,
+        accuracy_loss=ACCURACY_LOSS if logits else None,
+        noise=noise,
+    )
+
+
+def require_links(names: list[str]) -> None:
+    """Refuse a name that no link has.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    for name in names:
+        if name not in LINKS:
+            raise UsageProblem(
+                f"there is no link {name!r}.", hint=f"Links: {', '.join(LINKS)}.", code="tolerance.unknown"
+            )

@@ -2,13 +2,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench-forms bench-fold clean
+.PHONY: demo test lint bench-forms bench-fold bench-gate clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
 
 test: .venv/installed-dev lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -20,6 +20,10 @@ bench-forms: .venv/installed
 
 bench-fold: .venv/installed
 	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
+
+bench-gate: .venv/installed
+	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json
+	$(BIN)/python benchmarks/verify_cost.py -o benchmarks/results/verify_cost.json
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

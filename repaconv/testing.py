@@ -146,7 +146,7 @@ def assert_parity(
     if link.verdict != "passed":
         graphs = [isinstance(each, Path) for each in (candidate, reference)]
         traces = [side.trace(by_module=not all(graphs)) for side in sides]
-        where = locate(traces[1], traces[0], images[:1], allowed=None if lossy else rtol)
+        where = locate(traces[1], traces[0], images, allowed=None if lossy else rtol)
         found = f"max rel {meter.metrics().max_rel_error:.1e}, max abs {meter.metrics().max_abs_error:.1e}"
         raise AssertionError(f"{found}; parts at {where.module or 'no module that can be named'}: {where.reason}")
     return meter.metrics()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -55,3 +56,4 @@ def repaconv(capfd):
 
 
 assert sys.version_info >= (3, 10)
+gc.set_threshold(100_000)  # as the command line has it

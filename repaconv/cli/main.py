@@ -320,24 +320,37 @@ def gate(
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write the latencies as the new baseline instead of judging them.")
     ] = False,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", metavar="FORMAT:PATH", help="Write them there, too: junit:gate.xml.")
+    ] = None,
     format: Annotated[
         GateFormat, typer.Option("--format", help="How results are printed to stdout.")
     ] = GateFormat.text,
     quiet: Quiet = False,
 ) -> None:
     """Fold, export, verify and bench what recipes name, and judge all of it, for CI. Exit 0, or that of the worst."""
+    from repaconv.artefact import write_text
     from repaconv.cli import render, reports
     from repaconv.pipeline import gate as stage
 
+    written = {name: Path(path) for name, path in pairs(also, "--also", ":").items()}
+    for name in written:
+        if name not in reports.FORMATS:
+            raise UsageProblem(
+                f"--also {name}: there is no such format.",
+                hint=f"Known: {', '.join(reports.FORMATS)}.",
+                code="usage.also",
+            )
     with render.progress(quiet=quiet or format is not GateFormat.text) as progress:
         done = stage(recipes, update_baseline=update_baseline, progress=progress)
+    for name, path in written.items():
+        write_text(path, reports.FORMATS[name](done))
     if format is GateFormat.json:
         render.envelope("gate", done.exit_code, render.plain_data(done))
     elif format is GateFormat.text:
         render.gating(done)
     else:
-        written = {GateFormat.junit: reports.junit, GateFormat.github: reports.github}.get(format, reports.markdown)
-        sys.stdout.write(written(done))
+        sys.stdout.write(reports.FORMATS[format.value](done))
     raise typer.Exit(done.exit_code)
 
 

@@ -93,3 +93,6 @@ def _counted(recipe: GatedRecipe) -> list[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+FORMATS = {"junit": junit, "github": github, "markdown": markdown}

@@ -38,7 +38,7 @@ class FromPolygraphy:
         """``runner`` is any ``polygraphy.backend.base.BaseRunner``, not yet activated."""
         self._runner = runner
         runner.activate()
-        inputs = runner.get_input_metadata()
+        inputs = runner.get_input_metadata(use_numpy_dtypes=False)
         if len(inputs) != 1:
             runner.deactivate()
             raise Refused(

@@ -204,7 +204,7 @@ def _typed(
         meter.add(after.run(piece), before.run(piece))
     link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}")
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, typed))
-    link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing, module_of=right.module_of))
+    link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing))
     return _Typed(typed, (link,), kept)
 
 

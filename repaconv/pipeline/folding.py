@@ -100,8 +100,10 @@ def fold_file(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    Thread(target=_import_torch, daemon=True).start()  # takes seconds; meanwhile the file is hashed
-    sha256 = sha256_of(Path(checkpoint)) if Path(checkpoint).is_file() else None
+    sha256 = None
+    if Path(checkpoint).is_file():
+        Thread(target=_import_torch).start()  # takes seconds; meanwhile the file is hashed
+        sha256 = sha256_of(Path(checkpoint))
     import torch
 
     from repaconv.backbones.cost import cost_of

@@ -105,7 +105,7 @@ def proved_graph(
             return found
         right, wrong = (OnnxTrace(model, load_onnx, by_module=False) for model in (exported, smaller))
         assert found.tolerance is not None
-        where = locate(right, wrong, probes[0], allowed=found.tolerance.rtol, module_of=right.module_of)
+        where = locate(right, wrong, probes[0], allowed=found.tolerance.rtol)
         return found.model_copy(update={"location": where})
 
     progress(f"{what}: simplify", 0, 0)

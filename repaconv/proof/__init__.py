@@ -1,1 +1,1 @@
-"""Whether two forms compute the same: inputs, runners, metrics and tolerances."""
+"""Whether two forms compute the same, and where they part: inputs, runners, metrics, policy, traces."""

@@ -93,7 +93,7 @@ class Labels:
 
     @classmethod
     def of(cls, folder: Path, files: list[Path], classes: int, class_names: Path | None) -> Labels:
-        """By the name of the folder that an image lies in.
+        """By the name of the folder that an image lies in, of all folders that hold images.
 
         A list of names gives the order; else the names are class numbers, or there is one for each class and they are
         taken in alphabetical order, as ImageFolder does.
@@ -101,7 +101,7 @@ class Labels:
         Raises:
             UsageProblem: If the list of names cannot be read or has another length.
         """
-        names = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
+        names = sorted({path.relative_to(folder).parts[0] for path in image_files(folder) if path.parent != folder})
         if not names:
             return cls(None, "no labels: the images lie in no folders named by class")
         if not classes:

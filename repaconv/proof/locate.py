@@ -7,7 +7,7 @@ so that the curve of the drift is whole and large networks fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,7 +86,6 @@ def locate(
     *,
     allowed: float | None,
     decides: bool = False,
-    module_of: Callable[[Place], str] = lambda place: place.name,
 ) -> Location:
     """Name the first module that computes something else.
 
@@ -96,7 +95,6 @@ def locate(
         images: [n, C, H, W], one or a few.
         allowed: The link's tolerance if it is exact, else None.
         decides: Whether the net decides something discrete: in a lossy link only what is not finite is broken then.
-        module_of: The module to name for a place.
     """
     found = drift(reference, candidate, images)
     curve = tuple(row for _, row in found)
@@ -114,7 +112,7 @@ def locate(
         since = f" and the {found[index - 1][0]}" if index else ""
         reason = f"{off} between the input of {place.name}{since}; {rest}"
         return Location(module=holder or "the network's own code", reason=reason, drift=curve)
-    return Location(module=module_of(place), reason=f"{off} at the {place}; {rest}", drift=curve)
+    return Location(module=reference.module_of(place), reason=f"{off} at the {place}; {rest}", drift=curve)
 
 
 def broken(link: Link, where: Location) -> Link:
@@ -186,12 +184,14 @@ def _between(before: Place | None, after: Place, order: list[str]) -> list[str]:
     inside = [i for i, name in enumerate(order) if name == after.name or name.startswith(f"{after.name}.")]
     stop = (inside[0] if after.side == "in" else inside[-1] + 1) if inside else len(order)
     names = order[start:stop]
-    if not names:
-        return [after.name]
-    while len({name.rpartition(".")[0] for name in names}) > 1 or len(names) > 4:
-        depth = max(name.count(".") for name in names)
-        shorter = list(dict.fromkeys(n.rpartition(".")[0] if n.count(".") == depth and depth else n for n in names))
-        if shorter == names:
+    return list(dict.fromkeys(_as_whole(name, set(names), order) for name in names)) or [after.name]
+
+
+def _as_whole(name: str, chosen: set[str], order: list[str]) -> str:
+    """The largest holder of this part of which all parts are chosen."""
+    while holder := name.rpartition(".")[0]:
+        inside = {part for part in order if part.startswith(f"{holder}.")}
+        if len(inside) == 1 or not inside <= chosen:
             break
-        names = shorter
-    return names
+        name = holder
+    return name

@@ -42,6 +42,9 @@ class Trace(Protocol):
     def values(self, places: Iterable[Place], images: Images) -> dict[Place, Array]:
         """Images [n, C, H, W] -> the values at these places."""
 
+    def module_of(self, place: Place) -> str:
+        """The module to name for a place."""
+
 
 class TorchTrace:
     """The inputs and outputs of a torch module's parts.
@@ -80,6 +83,10 @@ class TorchTrace:
         with self._watched({place.name: self._parts[place.name] for place in wanted}, keep):
             self._runner.run(images)
         return found
+
+    def module_of(self, place: Place) -> str:
+        """See `Trace`."""
+        return place.name
 
     @staticmethod
     @contextmanager
@@ -145,7 +152,7 @@ class OnnxTrace:
         }
 
     def module_of(self, place: Place) -> str:
-        """The torch module that a value was computed in."""
+        """See `Trace`: the torch module that the value was computed in."""
         if place.side != "at":
             return place.name
         return next((_module(node) for node in self._model.graph.node if place.name in node.output), place.name)

@@ -1,0 +1,269 @@
+"""The chain of proof of one run: its ends, its links, and how each is followed to the place where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import registry, runs
+from repaconv.artefact import ExportArtefact, FoldArtefact, Link, Location, Tolerance, read_artefact
+from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.pipeline.common import TRAINING, load_onnx, stored_weights, training_form
+
+if TYPE_CHECKING:
+    from repaconv.methods.contract import Method, TrainingForm
+    from repaconv.proof.data import Batch, Inputs
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.runners import Runner, TorchRunner
+
+REFERENCE = f"{TRAINING}, float64"
+ONNX_LABEL = "ONNX under ONNX Runtime"
+
+
+@dataclass
+class Step:
+    """One link to be run: its candidate on a batch, its meter, and how to find where it fails."""
+
+    name: str
+    candidate: str
+    run: Callable[[Batch], Any]
+    meter: Meter
+    locate: Callable[[Any], Location]
+    note: str = ""
+
+
+class Net(NamedTuple):
+    """The network of a run in its forms, and what is read beside it."""
+
+    taken: runs.Run
+    folded: FoldArtefact
+    method: Method
+    form: TrainingForm
+    training: TorchRunner
+    fold: TorchRunner
+    stored: TorchRunner
+    source: Path
+
+
+def net_of(taken: runs.Run, folded: FoldArtefact, checkpoint: str | Path | None) -> Net:
+    """The run's checkpoint read again, folded again in float64, and what was stored, ready to run.
+
+    Raises:
+        Refused: If the checkpoint or the stored weights are gone or changed.
+    """
+    from repaconv.proof.runners import TorchRunner
+
+    method, form, source = training_form(folded, checkpoint)
+    backbone = registry.load(registry.BACKBONES, folded.backbone)
+    config = backbone.from_json(folded.config)
+    exact = {name: value for part in method.fold(form) for name, value in part.tensors.items()}
+    return Net(
+        taken,
+        folded,
+        method,
+        form,
+        training=TorchRunner(method.training(form), form.tensors, double=True),
+        fold=TorchRunner(backbone.deploy(config), exact, double=True),
+        stored=TorchRunner(backbone.deploy(config), stored_weights(taken, folded), double=False),
+        source=source,
+    )
+
+
+def steps_of(
+    net: Net,
+    exports: Sequence[ExportArtefact],
+    given: Inputs,
+    meter: Callable[[str], Meter],
+    engine: Path | None,
+) -> tuple[list[Step], list[Link], list[Path]]:
+    """What can be run, what cannot and why, and the files that were taken."""
+    from repaconv.proof.locate import locate_between_seams
+    from repaconv.proof.parity import not_verified
+
+    tight = meter("fold").tolerance
+    steps = [
+        Step(
+            "fold",
+            "folded, float64",
+            lambda batch: net.fold.run(batch.images),
+            meter("fold"),
+            lambda images: locate_between_seams(net.training, net.fold, images, allowed=tight.rtol or 0.0),
+        ),
+        Step(
+            "stored",
+            "folded as stored, float32",
+            lambda batch: net.stored.run(batch.images),
+            meter("stored"),
+            lambda images: _within(net.fold, net.stored, images, meter("stored").tolerance),
+        ),
+    ]
+    if given.recorded:
+        official = f"official output ({given.recorded})"
+        steps.insert(0, Step("recorded", official, _recorded, meter("recorded"), _only_output))
+    idle: list[Link] = []
+    took: list[Path] = []
+    for exported in exports:
+        path = net.taken.payload(exported.payload)
+        took.append(path)
+        name = "onnx" if exported.precision == "fp32" else exported.precision
+        label = ONNX_LABEL if name == "onnx" else f"{ONNX_LABEL}, {name}"
+        why_not = _cannot_take(exported, given)
+        if why_not:
+            idle.append(not_verified(name, REFERENCE, label, why_not))
+            continue
+        steps += _onnx_steps(net, exported, path, name, label, meter)
+        if exported.preprocessing and not _has_pixels(given):
+            why_not = "the graph takes pixels, and these images are normalised already"
+            idle.append(not_verified("preprocessing", REFERENCE, label, why_not))
+            steps = [step for step in steps if step.name != "preprocessing"]
+    if engine is not None:
+        took.append(engine)
+        try:
+            runner = _engine_runner(engine)
+        except EnvironmentProblem as problem:
+            idle.append(not_verified("engine", REFERENCE, engine.name, f"{problem.message} {problem.hint}".strip()))
+        else:
+            steps.append(
+                Step("engine", engine.name, lambda batch: runner.run(batch.images), meter("engine"), _no_values)
+            )
+    return steps, idle, took
+
+
+def _onnx_steps(
+    net: Net, exported: ExportArtefact, path: Path, name: str, label: str, meter: Callable[[str], Meter]
+) -> list[Step]:
+    """The network's graph, and the same with its preprocessing where it has one."""
+    import onnx
+
+    from repaconv.exporters.preprocessing import SCOPE, without_preprocessing
+    from repaconv.proof.runners import FixedBatch
+
+    batch = None if exported.batch == "dynamic" else int(exported.batch)
+    whole = FixedBatch(load_onnx(path), batch)
+    core: Runner = whole
+    if exported.preprocessing:
+        core = FixedBatch(load_onnx(without_preprocessing(onnx.load(path)).SerializeToString()), batch)
+    allowed = meter(name).tolerance
+    steps = [
+        Step(
+            name,
+            label,
+            lambda piece: core.run(piece.images),
+            meter(name),
+            lambda images: _within_onnx(net, exported, path, images, allowed),
+        )
+    ]
+    if exported.preprocessing and name == "onnx":
+        where = Location(module=SCOPE, reason="the graph behind it is judged by the link onnx")
+        steps.append(
+            Step(
+                "preprocessing",
+                f"{label}, from pixels",
+                lambda piece: whole.run(_pixels(piece)),
+                meter("preprocessing"),
+                lambda _images: where,
+            )
+        )
+    return steps
+
+
+def _recorded(batch: Batch) -> Any:
+    assert batch.recorded is not None
+    return batch.recorded
+
+
+def _cannot_take(exported: ExportArtefact, given: Inputs) -> str:
+    """Why a graph cannot take these images; empty if it can."""
+    if exported.image_size == "dynamic" or tuple(given.shape[2:]) == tuple(exported.image_size):
+        return ""
+    return f"the graph takes images of {exported.image_size} pixels only, these are of {tuple(given.shape[2:])}"
+
+
+def _pixels(batch: Batch) -> Any:
+    assert batch.pixels is not None
+    return batch.pixels
+
+
+def _has_pixels(given: Inputs) -> bool:
+    return given.piece(0, 1).pixels is not None
+
+
+def _engine_runner(path: Path) -> Runner:
+    """An engine file through the runtime that it is for.
+
+    Raises:
+        EnvironmentProblem: If that runtime, or the device it needs, is not here.
+    """
+    if not path.is_file():
+        raise UsageProblem(f"there is no file {path}.", hint="Give an engine that was built.", code="engine.missing")
+    runtime: Any = registry.load(registry.ENGINES, "onnxruntime" if path.suffix in (".onnx", ".ort") else "tensorrt")
+    session: Runner = runtime.session(path, threads=1)
+    return session
+
+
+# --- where a link fails -------------------------------------------------------------------------------
+
+
+def _within(reference: TorchRunner, candidate: TorchRunner, images: Any, allowed: Tolerance) -> Location:
+    """Two torch modules of the same form."""
+    from repaconv.proof.locate import locate
+    from repaconv.proof.traces import TorchTrace
+
+    return locate(TorchTrace(reference), TorchTrace(candidate), images, allowed=allowed.rtol or 0.0)
+
+
+def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, allowed: Tolerance) -> Location:
+    """The folded model in torch against its graph; a typed graph against the float32 one where that is there."""
+    import onnx
+
+    from repaconv.exporters.preprocessing import without_preprocessing
+    from repaconv.proof.locate import locate
+    from repaconv.proof.runners import decides
+    from repaconv.proof.traces import OnnxTrace, TorchTrace
+
+    def graph(at: Path, kind: ExportArtefact) -> Any:
+        model = onnx.load(at)
+        return without_preprocessing(model) if kind.preprocessing else model
+
+    if exported.batch != "dynamic":
+        images = images.repeat(int(exported.batch), 0)
+    candidate = graph(path, exported)
+    beside = net.taken.export_json()
+    if allowed.kind == "exact" or not beside.is_file():
+        traced = OnnxTrace(candidate, load_onnx, by_module=True)
+        return locate(TorchTrace(net.stored), traced, images, allowed=allowed.rtol)
+    single = read_artefact(beside, ExportArtefact)
+    before = OnnxTrace(graph(net.taken.payload(single.payload), single), load_onnx, by_module=False)
+    after = OnnxTrace(candidate, load_onnx, by_module=False)
+    choosing = decides(net.fold.module)
+    return locate(before, after, images, allowed=None, decides=choosing)
+
+
+def _only_output(_images: Any) -> Location:
+    return Location(
+        module="",
+        reason="only the output was recorded; check what the file does not tell: "
+        "--set eps, num_heads, norm and the weights that were taken",
+    )
+
+
+def _no_values(_images: Any) -> Location:
+    return Location(module="", reason="an engine shows no values on the way; the links before it say where to look")
+
+
+def users_names(net: Net, module: str) -> str:
+    """Names of the deploy form to those in the user's file, which a wrapper or a trainer may have changed."""
+    return ", ".join(_users_name(net, name) for name in module.split(", ")) if module else ""
+
+
+def _users_name(net: Net, module: str) -> str:
+    rest = module
+    while rest:
+        for official, stored in net.form.names.items():
+            if official.startswith(f"{rest}."):
+                tail = official[len(rest) :]
+                return stored.removesuffix(tail) + module[len(rest) :] if stored.endswith(tail) else module
+        rest = rest.rpartition(".")[0]
+    return module

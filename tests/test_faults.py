@@ -1,0 +1,31 @@
+"""Every planted fault fails the gate, at the right link and module; without it the same recipe passes."""
+
+from __future__ import annotations
+
+import pytest
+from faults import DOCS, FAULTS, page, write_recipe
+
+import repaconv as rc
+from repaconv.proof.policy import LINKS
+
+
+def first_failure(report):
+    failed = [check for check in report.recipes[0].checks if check.verdict in ("failed", "error")]
+    return min(failed, key=lambda check: LINKS.index(check.name) if check.name in LINKS else -1)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.what for fault in FAULTS])
+def test_a_planted_fault_fails_the_gate_where_it_is(fault, tmp_path):
+    recipe = write_recipe(fault, tmp_path)
+    with fault.plant():
+        report = rc.gate([recipe])
+    assert report.exit_code == 1, report
+    found = first_failure(report)
+    assert (found.name, found.verdict) == (fault.link, "failed"), found
+    assert fault.module in found.module.split(", "), found
+    sound = rc.gate([recipe])
+    assert sound.exit_code == 0, [check for check in sound.recipes[0].checks if check.verdict != "passed"]
+
+
+def test_the_page_of_the_docs_is_this_table():
+    assert DOCS.read_text() == page([(fault.what, fault.link, fault.module) for fault in FAULTS])

@@ -1,0 +1,296 @@
+"""The gate as CI sees it: exit codes of a real shell, formats, baselines, recipes and their lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xmlschema
+from conftest import SHARED
+
+import repaconv as rc
+from repaconv import registry
+from repaconv.artefact import Check, GatedRecipe, GateReport
+from repaconv.cli import reports
+from repaconv.errors import UsageProblem
+from repaconv.measure.statistics import regression
+from repaconv.methods.nondeep import example_meta
+from repaconv.recipe import Recipe, read_recipe
+from repaconv.toml import key_lines
+
+HERE = Path(__file__).parent
+SCHEMA = HERE / "data" / "junit.xsd"
+SOUND = [
+    ("repavit", "tiny", {"num_heads": "3"}),
+    ("repavit", "tiny-swin", {}),
+    ("repavit", "tiny-mixer", {}),
+    ("repavit", "tiny-poolformer", {"pool_size": "3"}),
+    ("nondeep", "tiny", {}),
+    ("dwconv", "tiny", {"num_heads": "3"}),
+    ("pyra", "tiny", {"num_heads": "3"}),
+]
+
+
+def recipe(folder: Path, text: str = "", *, name="r", method="repavit", arch="tiny", seed=1, settings=None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = registry.load(registry.METHODS, method).example(arch, seed)
+    meta = example_meta() if method == "nondeep" else {}
+    torch.save({"state_dict": weights, "meta": meta}, folder / f"{name}.pth")
+    table = "".join(
+        f'{key} = "{value}"\n' for key, value in ({"num_heads": "3"} if settings is None else settings).items()
+    )
+    path = folder / f"{name}.toml"
+    path.write_text(f'checkpoint = "{name}.pth"\nout = "{name}-run"\n[set]\n{table}{text}')
+    return path
+
+
+def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "repaconv", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+# --- exit codes ---------------------------------------------------------------------------------------
+
+
+def test_exit_codes_as_a_shell_sees_them(tmp_path):
+    sound = recipe(tmp_path / "recipes", "[export]\nsimplify = false\n")
+    done = shell("gate", sound)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "recipes" / "r-run" / "verify.json").is_file()
+
+    failing = recipe(tmp_path, "[verify.rtol]\nstored = 1e-30\n", name="failing")
+    refused = recipe(tmp_path, name="refused", settings={"num_heads": "5"})
+    usage = recipe(tmp_path, "[verify]\nimage = 'x'\n", name="usage")
+    for path, code in ((failing, 1), (refused, 4), (usage, 2), (tmp_path / "none.toml", 2)):
+        assert shell("gate", path).returncode == code, path
+    missing = recipe(tmp_path, "[verify]\nrequire = ['engine']\n", name="missing")
+    assert shell("gate", missing).returncode == 1
+    assert shell("gate").returncode == 2
+    both = shell("gate", usage, sound, failing, "--format", "json")  # the worst counts, and all are run
+    assert both.returncode == 1
+    found = json.loads(both.stdout)
+    assert [entry["exit_code"] for entry in found["data"]["recipes"]] == [2, 0, 1]
+    assert (found["status"], found["exit_code"]) == ("failed", 1)
+
+
+def test_what_the_recipe_asks_for_and_is_not_there_is_an_environment_problem(tmp_path):
+    (tmp_path / "t.toml").write_text(
+        'name = "board"\nabout = "a"\nruntime = "tensorrt"\nopset = 17\nprecisions = ["fp32"]\n'
+        "[bench]\nthreads = 1\nbatch = 1\nrounds = 10\nwarmup_rounds = 1\n"
+    )
+    path = recipe(tmp_path, "[bench]\ntarget = 't.toml'\n")
+    report = rc.gate([path])
+    assert report.exit_code == 3
+    assert report.recipes[0].checks[-1].code == "runtime.missing"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("method", "arch", "settings"), SOUND, ids=[f"{m}-{a}" for m, a, _ in SOUND])
+def test_sound_models_raise_no_alarm(method, arch, settings, seed, tmp_path):
+    first = recipe(tmp_path, method=method, arch=arch, seed=100 + seed, settings=settings)
+    second = recipe(
+        tmp_path, "[verify]\nseed = 7\n", name="s", method=method, arch=arch, seed=200 + seed, settings=settings
+    )
+    report = rc.gate([first, second])
+    assert report.exit_code == 0, [
+        check for each in report.recipes for check in each.checks if check.verdict != "passed"
+    ]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="official checkpoints are absent")
+def test_the_whole_chain_on_official_checkpoints(tmp_path):
+    known = {"num_heads": {"pyra": 4, "repavit_plain_idle050": 4, "repavit_plain_idle075": 3}, "pool_size": 7}
+    recipes = []
+    for weights in sorted(SHARED.glob("*/*.pth")):
+        if not weights.with_suffix(".npz").is_file() or weights.stem in ("digits_vit", "dinov2_plain"):
+            continue
+        heads = known["num_heads"].get(weights.stem) or known["num_heads"].get(weights.parent.name)
+        settings = {"num_heads": heads} if heads else {"pool_size": 7} if "poolformer" in weights.stem else {}
+        path = tmp_path / f"{weights.stem}.toml"
+        lines = [f'checkpoint = "{weights}"', f'out = "{weights.stem}"', "[set]"]
+        lines += [f"{name} = {value}" for name, value in settings.items()]
+        lines += ["[verify]", f'inputs = "{weights.with_suffix(".npz")}"', 'require = ["recorded", "onnx"]']
+        path.write_text("\n".join(lines))
+        recipes.append(path)
+    assert len(recipes) >= 12
+    report = rc.gate(recipes)
+    assert report.exit_code == 0, [
+        check for each in report.recipes for check in each.checks if check.verdict != "passed"
+    ]
+
+
+# --- formats ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def report():
+    checks = [
+        Check(stage="fold", name="certificate", verdict="passed", message="fine", line=1),
+        Check(stage="verify", name="stored", verdict="failed", message="off by 50%,\nreally", line=7, module="a.b"),
+        Check(stage="verify", name="engine", verdict="not verified", message="no GPU <here> & now", line=5),
+        Check(stage="bench", name="latency", verdict="inconclusive", message="noisy | loud", line=9, hint="Wait."),
+        Check(stage="export", name="fp16", verdict="error", message="gone", line=3, code="x.y", hint="Look."),
+    ]
+    gated = GatedRecipe(recipe="ci/my,recipe:1.toml", run="out", exit_code=1, checks=tuple(checks))
+    return GateReport(exit_code=1, recipes=(gated, gated.model_copy(update={"checks": ()})))
+
+
+def test_junit_passes_the_schema_and_says_what_happened(report):
+    text = reports.junit(report)
+    schema = xmlschema.XMLSchema(SCHEMA)
+    schema.validate(text)
+    with pytest.raises(xmlschema.XMLSchemaException):
+        schema.validate(
+            text.replace('tests="5" failures="1" errors="1"', 'tests="5"', 1).replace("<testcase", "<case", 1)
+        )
+    suite = schema.to_dict(text)["testsuite"][0]
+    assert (suite["@tests"], suite["@failures"], suite["@errors"], suite["@skipped"]) == (5, 1, 1, 2)
+    cases = {case["@name"]: case for case in suite["testcase"]}
+    assert "Parts at a.b" in cases["verify: stored"]["failure"][0]["@message"]
+    assert "ci/my,recipe:1.toml:7" in cases["verify: stored"]["failure"][0]["$"]
+    assert "no GPU <here> & now" in cases["verify: engine"]["skipped"][0]["@message"]
+
+
+def test_annotations_stand_at_the_recipes_line(report):
+    lines = reports.github(report).splitlines()
+    assert len(lines) == 5
+    assert lines[1] == (
+        "::error file=ci/my%2Crecipe%3A1.toml,line=7,title=stored%3A failed::off by 50%25,%0Areally. Parts at a.b."
+    )
+    assert [line.split(" ")[0] for line in lines] == ["::notice", "::error", "::warning", "::warning", "::error"]
+
+
+def test_markdown_is_one_table_a_recipe(report):
+    text = reports.markdown(report)
+    assert text.count("| | check | verdict | |") == 2
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "verdict" not in line]
+    assert len(rows) == 5
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
+    assert "Not verified: engine." in text
+    assert "&lt;here>" in text
+
+
+def test_formats_from_the_command_line(tmp_path, repaconv):
+    path = recipe(tmp_path, "\n[verify.rtol]\n# too much\nstored = 1e-30\n")
+    line = path.read_text().splitlines().index("stored = 1e-30") + 1
+    code, out, _ = repaconv("gate", path, "--format", "github")
+    assert code == 1
+    assert f"line={line},title=stored%3A failed" in out
+    code, out, _ = repaconv("gate", path, "--format", "junit")
+    assert code == 1
+    xmlschema.XMLSchema(SCHEMA).validate(out)
+    assert repaconv("gate", path, "--format", "markdown")[1].startswith("## repaconv gate: exit 1")
+    assert repaconv("gate", path, "--also", f"junit:{tmp_path}/g.xml", "--also", f"markdown:{tmp_path}/g.md")[0] == 1
+    xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "g.xml")
+    assert (tmp_path / "g.md").read_text().startswith("## repaconv gate")
+    assert repaconv("gate", path, "--also", "html:x")[0] == 2
+    code, out, _ = repaconv("gate", path)
+    assert code == 1
+    assert "stored" in out
+
+
+# --- recipes ------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_recipe_is_told_by_its_line(tmp_path):
+    path = tmp_path / "r.toml"
+    for text, told in (
+        ("checkpoint = 3\n", r"r\.toml:1: checkpoint: input should be a valid string"),
+        ("# none\n", r"r\.toml:1: checkpoint: field required"),
+        ('checkpoint = "c"\n[verify]\n\ncount = 0\n', r"r\.toml:4: verify\.count: input should be greater"),
+        ('checkpoint = "c"\n[verify]\ncheckpoints = 1\n', r"r\.toml:3: verify\.checkpoints: extra inputs"),
+        ('checkpoint = "c"\n[bench]\nrounds = 10\nmax_regression = "5%"\n', r"r\.toml:4: bench\.max_regression"),
+        ('checkpoint = "c\n', r"r\.toml is not TOML"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageProblem, match=told):
+            read_recipe(path)
+    path.write_text('checkpoint = "c"\n[verify]\ncheckpoints = 1\n')
+    with pytest.raises(UsageProblem) as problem:
+        read_recipe(path)
+    assert "inputs, images" in problem.value.hint
+
+
+def test_lines_of_keys():
+    text = "a = 1\n\"b c\" = 2\nd.e = 3\n\n[f]  # table\ng = 4\n[f.h]\n'i' = 5\n[[j]]\nk = 6\n"
+    assert key_lines(text) == {
+        ("a",): 1, ("b c",): 2, ("d", "e"): 3, ("f",): 5, ("f", "g"): 6, ("f", "h"): 7, ("f", "h", "i"): 8,
+        ("j",): 9, ("j", "k"): 10,
+    }  # fmt: skip
+
+
+def test_settings_are_what_the_command_line_would_give():
+    given = Recipe.model_validate({"checkpoint": "c", "set": {"a": [16, 0], "b": 3, "c": "x", "d": 1e-6}})
+    assert given.settings == {"a": "16,0", "b": "3", "c": "x", "d": "1e-06"}
+
+
+# --- baselines ----------------------------------------------------------------------------------------
+
+
+def test_a_regression_is_called_only_when_the_interval_lies_beyond():
+    random = np.random.default_rng(0)
+
+    def samples(factor, noise, rounds=60):
+        weather = 1 + random.random(rounds)  # a slow machine slows the yardstick, too
+        subject = factor * weather * (1 + noise * random.standard_normal(rounds))
+        return subject, 2 * weather * (1 + noise * random.standard_normal(rounds))
+
+    calm = samples(1.0, 0.005)
+    assert regression(samples(1.2, 0.005), calm, 0.05).verdict == "failed"
+    assert regression(samples(1.0, 0.005), calm, 0.05).verdict == "passed"
+    assert regression(samples(0.5, 0.005), calm, 0.05).verdict == "passed"
+    found = regression(samples(1.06, 0.2), calm, 0.05)
+    assert found.verdict == "inconclusive"
+    assert found.low <= 1.05 < found.high
+
+
+def test_baselines_are_written_judged_and_kept_by_machine(tmp_path, repaconv):
+    path = recipe(tmp_path, "[bench]\nrounds = 30\nbaseline = 'b.json'\nmax_regression = 1.0\n")
+    assert repaconv("gate", path)[0] == 0  # not verified: no baseline
+    first = rc.gate([path]).recipes[0].checks[-1]
+    assert (first.verdict, first.line) == ("not verified", 7)
+    assert "--update-baseline" in first.hint
+    assert rc.gate([path], update_baseline=True).exit_code == 0
+    written = json.loads((tmp_path / "b.json").read_text())
+    (machine,) = written["machines"]
+    (key,) = written["machines"][machine]
+    assert rc.gate([path]).recipes[0].checks[-1].verdict == "passed"
+
+    entry = written["machines"][machine][key]
+    entry["subject_ms"] = [value / 5 for value in entry["subject_ms"]]  # it was five times as fast
+    (tmp_path / "b.json").write_text(json.dumps(written))
+    code, out, _ = repaconv("gate", path, "--format", "json")
+    assert code == 1
+    check = json.loads(out)["data"]["recipes"][0]["checks"][-1]
+    assert check["verdict"] == "failed"
+    assert "2.000 is allowed" in check["message"]
+
+    ratio = re.search(r"takes ([\d.]+) times as long", check["message"])[1]
+    random = np.random.default_rng(0)  # as noisy a baseline as leaves it open
+    entry["subject_ms"] = [value * float(ratio) / 2 * noise for value, noise in zip(
+        entry["subject_ms"], np.exp(random.standard_normal(len(entry["subject_ms"]))), strict=True
+    )]  # fmt: skip
+    (tmp_path / "b.json").write_text(json.dumps(written))
+    assert repaconv("gate", path)[0] == 5
+
+    other = {"machines": {"another board": written["machines"][machine]}, "schema_version": 2}
+    (tmp_path / "b.json").write_text(json.dumps(other))
+    rc.gate([path], update_baseline=True)
+    assert set(json.loads((tmp_path / "b.json").read_text())["machines"]) == {"another board", machine}
+
+
+def test_the_action_calls_the_gate_with_options_that_it_has():
+    action = (HERE.parent / ".github" / "actions" / "gate" / "action.yml").read_text()
+    assert "repaconv gate" in action
+    options = set(re.findall(r"(--[a-z][a-z-]+)", action)) - {"--upgrade"}
+    told = shell("gate", "--help").stdout
+    assert options
+    assert all(option in told for option in options), options

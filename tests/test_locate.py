@@ -1,0 +1,194 @@
+"""One wrong element in a layer, and the localiser names that layer: in torch, in a graph, between two graphs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import TINY
+from onnx import numpy_helper
+
+from repaconv import registry
+from repaconv.methods.nondeep import example_meta
+from repaconv.methods.riformer import METHOD as RIFORMER
+from repaconv.pipeline.common import load_onnx
+from repaconv.proof.data import random_inputs
+from repaconv.proof.locate import locate
+from repaconv.proof.runners import TorchRunner
+from repaconv.proof.traces import OnnxTrace, TorchTrace
+from repaconv.testing import assert_parity
+
+# (net, layer, weight): each kind of layer that deploy forms have
+PLANTED = [
+    ("repavit-tiny", "patch_embed.proj", "weight"),
+    ("repavit-tiny", "norm_pre", "weight"),
+    ("repavit-tiny", "blocks.0.attn.qkv", "weight"),
+    ("repavit-tiny", "blocks.1.attn.proj", "bias"),
+    ("repavit-tiny", "blocks.1.mlp.idle", "weight"),
+    ("repavit-tiny", "blocks.2.mlp.fc1", "weight"),
+    ("repavit-tiny", "blocks.2.mlp.fc2", "weight"),
+    ("repavit-tiny", "head", "weight"),
+    ("repavit-tiny-swin", "patch_embed.norm", "bias"),
+    ("repavit-tiny-swin", "layers.0.downsample.reduction", "weight"),
+    ("repavit-tiny-swin", "layers.1.blocks.1.attn.qkv", "bias"),
+    ("repavit-tiny-poolformer", "network.0.0.mlp.fc1", "weight"),
+    ("repavit-tiny-poolformer", "network.0.1.mlp.idle", "bias"),
+    ("repavit-tiny-mixer", "blocks.1.mlp_tokens.fc1", "weight"),
+    ("riformer", "network.2.1.mlp.fc2", "weight"),
+    ("riformer", "network.1.proj", "weight"),
+    ("riformer", "head", "bias"),
+    ("dwconv-tiny", "blocks.0.attn.dw", "weight"),
+    ("nondeep-tiny", "blocks.1.attn.qkv", "weight"),
+    ("pyra-tiny", "blocks.0.merge.modulation.channels", "weight"),
+    ("pyra-tiny", "blocks.2.attn.kv", "weight"),
+]
+SETTINGS = {"repavit-tiny": {"num_heads": "3"}, "dwconv-tiny": {"num_heads": "3"}, "pyra-tiny": {"num_heads": "3"}}
+SETTINGS["repavit-tiny-poolformer"] = {"pool_size": "3"}
+
+
+@cache
+def net(name):
+    """The deploy form of an example, its weights in float64, and two images."""
+    import tempfile
+    from pathlib import Path
+
+    from repaconv.checkpoint import read_checkpoint
+
+    method_name, _, arch = name.partition("-")
+    method = registry.load(registry.METHODS, method_name)
+    weights = RIFORMER.example(TINY, seed=3) if name == "riformer" else method.example(arch, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.pth"
+        meta = example_meta() if method_name == "nondeep" else {}
+        args = {"img_size": 32} if name == "riformer" else {}
+        torch.save({"state_dict": weights, "meta": meta, "args": args}, path)
+        form = method.read(read_checkpoint(path), SETTINGS.get(name, {}))
+        folded = {key: value.clone() for part in method.fold(form) for key, value in part.tensors.items()}
+    backbone = registry.load(registry.BACKBONES, form.backbone)
+    size = backbone.image_size(form.config, form.preprocessing.image_size)
+    images = random_inputs((form.config.in_channels, *size), count=2, seed=0).images
+    return lambda: backbone.deploy(form.config), folded, images
+
+
+def one_wrong(weights, key):
+    wrong = {name: value.clone() for name, value in weights.items()}
+    flat = wrong[key].view(-1)
+    flat[flat.numel() // 2] += 3 * flat.abs().max() + 1
+    return wrong
+
+
+@pytest.mark.parametrize(("name", "layer", "weight"), PLANTED, ids=[f"{n}:{layer}" for n, layer, _ in PLANTED])
+def test_one_wrong_element_is_found_in_torch(name, layer, weight):
+    build, weights, images = net(name)
+    right = TorchRunner(build(), weights, double=True)
+    wrong = TorchRunner(build(), one_wrong(weights, f"{layer}.{weight}"), double=False)
+    found = locate(TorchTrace(right), TorchTrace(wrong), images, allowed=1e-5)
+    assert found.module == layer, found.reason
+
+
+@cache
+def graph(name):
+    from repaconv.exporters.to_onnx import to_onnx
+
+    build, weights, images = net(name)
+    runner = TorchRunner(build(), weights, double=False)
+    return to_onnx(
+        runner.module, images.shape[1:], output="logits", opset=20, batch=len(images), free_size=False
+    ), runner
+
+
+def in_graph(model, layer):
+    """The graph with one wrong element in a constant of that layer; None if the exporter gave the layer none."""
+    wrong = copy.deepcopy(model)
+    constants = {
+        weight.name: weight for weight in wrong.graph.initializer if weight.data_type == onnx.TensorProto.FLOAT
+    }
+    for node in wrong.graph.node:
+        if node.name.rpartition("/")[0] == layer:
+            for name in node.input:
+                if name in constants and np.prod(constants[name].dims) > 1:
+                    values = numpy_helper.to_array(constants[name]).copy()
+                    values.flat[values.size // 2] += 3 * np.abs(values).max() + 1
+                    constants[name].CopyFrom(numpy_helper.from_array(values, name))
+                    return wrong
+    return None
+
+
+@pytest.mark.parametrize("name", sorted({name for name, *_ in PLANTED}))
+def test_one_wrong_element_is_found_in_a_graph(name):
+    import onnxsim
+
+    from repaconv.exporters.to_onnx import restore_names
+
+    model, runner = graph(name)
+    images = net(name)[2]
+    simplified, _ = onnxsim.simplify(copy.deepcopy(model))
+    restore_names(simplified, model)
+    layers = [layer for each, layer, _ in PLANTED if each == name]
+    planted = 0
+    for layer in layers:
+        if (wrong := in_graph(model, layer)) is None:
+            continue
+        planted += 1
+        by_module = locate(TorchTrace(runner), OnnxTrace(wrong, load_onnx, by_module=True), images, allowed=1e-5)
+        assert by_module.module == layer, by_module.reason
+        sound, broken = (
+            OnnxTrace(each, load_onnx, by_module=False) for each in (simplified, in_graph(simplified, layer))
+        )
+        by_value = locate(sound, broken, images, allowed=1e-5)
+        assert by_value.module == layer, by_value.reason
+    assert planted >= len(layers) - 1
+
+
+def test_sound_forms_part_nowhere():
+    for name in ("repavit-tiny", "riformer"):
+        model, runner = graph(name)
+        found = locate(TorchTrace(runner), OnnxTrace(model, load_onnx, by_module=True), net(name)[2], allowed=1e-5)
+        assert found.module == ""
+        assert len(found.drift) > 10
+        assert max(row.max_rel_error for row in found.drift) < 1e-4
+
+
+def test_code_between_modules_is_named_by_its_holder():
+    class Net(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.a, self.b, self.factor = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), factor
+
+        def forward(self, x):
+            return self.b(self.factor * self.a(x))
+
+    class Whole(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.part = Net(factor)
+
+        def forward(self, x):
+            return self.part(x.flatten(1))
+
+    torch.manual_seed(0)
+    right, wrong = Whole(1.0), Whole(1.5)
+    wrong.load_state_dict(right.state_dict())
+    with pytest.raises(
+        AssertionError, match=r"parts at part: .* between the input of part\.b and the output of part\.a"
+    ):
+        assert_parity(wrong, right, (2, 1, 2, 2))
+    assert assert_parity(right, right, (2, 1, 2, 2)).max_abs_error == 0
+
+
+def test_assert_parity_takes_graphs(tmp_path):
+    model, runner = graph("repavit-tiny")
+    onnx.save(model, tmp_path / "right.onnx")
+    onnx.save(in_graph(model, "blocks.1.attn.proj"), tmp_path / "wrong.onnx")
+    images = net("repavit-tiny")[2]
+    before = {name: value.clone() for name, value in runner.module.state_dict().items()}
+    assert_parity(tmp_path / "right.onnx", runner.module, images)
+    for reference in (runner.module, tmp_path / "right.onnx"):
+        with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
+            assert_parity(tmp_path / "wrong.onnx", reference, images)
+    assert all(torch.equal(value, before[name]) for name, value in runner.module.state_dict().items())

@@ -1,0 +1,374 @@
+"""Metrics, policy, accuracy, inputs: the laws that a verdict rests on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import repaconv as rc
+from repaconv.artefact import Preprocessing
+from repaconv.errors import Refused, UsageProblem
+from repaconv.proof.accuracy import Counts, mcnemar
+from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
+from repaconv.proof.images import prepared, read_image
+from repaconv.proof.parity import Meter, judge, measure
+from repaconv.proof.policy import EXACT, LOSSY, exact_rtols, tolerance
+from repaconv.proof.runners import FixedBatch, TorchRunner
+
+PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), image_size=(8, 8), source="test")
+
+
+# --- metrics ------------------------------------------------------------------------------------------
+
+
+def test_metrics_by_hand():
+    reference = np.array([[1.0, 2.0, 4.0], [3.0, 2.9, 0.0]])
+    candidate = reference + np.array([[0, 0, 0.1], [-0.2, 0, 0]])
+    found = measure(candidate, reference, logits=True)
+    assert found.max_abs_error == pytest.approx(0.2)
+    assert found.max_rel_error == pytest.approx(0.05)
+    assert found.mean_abs_error == pytest.approx(0.3 / 6)
+    assert found.top1_agreement == 0.5
+    assert found.examples == ((1, pytest.approx(0.025)),)
+    p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (reference, candidate))
+    assert found.kl_divergence == pytest.approx((p * np.log(p / q)).sum(1).mean())
+    assert measure(candidate, reference, logits=False).top1_agreement is None
+    for bad in (np.nan, np.inf):
+        broken = reference.copy()
+        broken[0, 0] = bad
+        for name in ("stored", "int8"):
+            link = judge(name, ("a", reference), ("b", broken), logits=True, tolerance=tolerance(name))
+            assert link.verdict == "failed"
+    with pytest.raises(ValueError, match="cannot compare"):
+        measure(reference[:1], reference, logits=True)
+    zero = np.zeros((1, 2))
+    allowed = tolerance("fold", logits=False)
+    assert judge("fold", ("a", zero), ("b", zero), logits=False, tolerance=allowed).verdict == "passed"
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
+def test_in_batches_or_at_once_is_the_same(count, batch, seed):
+    random = np.random.default_rng(seed)
+    reference = random.standard_normal((count, 4))
+    candidate = reference + 0.3 * random.standard_normal((count, 4))
+    meter = Meter(tolerance("int8"), logits=True)
+    for start in range(0, count, batch):
+        meter.add(candidate[start : start + batch], reference[start : start + batch])
+    whole = Meter(tolerance("int8"), logits=True)
+    whole.add(candidate, reference)
+    a, b = meter.metrics().model_dump(), whole.metrics().model_dump()
+    assert a.pop("examples") == b.pop("examples")
+    assert a == pytest.approx(b)
+    assert meter.worst == int(np.abs(candidate - reference).max(1).argmax())
+
+
+def test_a_flip_inside_the_noise_is_told_from_one_that_matters():
+    reference = np.array([[1.0, 0.999999, 0.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.2]])
+    close, far = reference.copy(), reference.copy()
+    close[0, 1] = 1.0000005
+    far[1, 1] = 1.1
+    exact = Meter(tolerance("onnx"), logits=True)
+    exact.add(close, reference)
+    found = exact.metrics()
+    assert (found.top1_flips, found.top1_flips_that_matter) == (1, 0)
+    assert exact.link("onnx", "a", "b").verdict == "passed"
+    lossy = judge("int8", ("a", reference), ("b", far), logits=True, tolerance=tolerance("int8"))
+    assert lossy.metrics.top1_flips_that_matter == 1
+    assert lossy.verdict == "failed"
+
+
+def test_lossy_is_never_held_to_an_exact_tolerance():
+    random = np.random.default_rng(0)
+    reference = random.standard_normal((200, 10))
+    reference[np.arange(200), random.integers(0, 10, 200)] += 6
+    candidate = reference + 0.2 * random.standard_normal((200, 10))
+    link = judge("int8", ("a", reference), ("b", candidate), logits=True, tolerance=tolerance("int8"))
+    assert (link.verdict, link.tolerance.kind, link.tolerance.rtol) == ("passed", "lossy", None)
+    with pytest.raises(UsageProblem, match="lossy"):
+        tolerance("int8", rtol={"int8": 1e-3})
+
+
+def test_the_policy_by_precision_and_depth():
+    assert exact_rtols()["fold"] == 1e-12
+    assert exact_rtols(3) == exact_rtols(12) == EXACT
+    assert exact_rtols(48)["onnx"] == pytest.approx(2e-5)
+    assert tolerance("onnx", usual={"onnx": 1e-4}).rtol == 1e-4
+    assert tolerance("onnx", usual={"onnx": 1e-4}, rtol={"onnx": 1e-6}).rtol == 1e-6
+    alone = tolerance("onnx", atol={"onnx": 0.5})
+    assert (alone.rtol, alone.atol) == (None, 0.5)
+    assert all(tolerance(name, decides=True).cosine == 0.9 for name in LOSSY)
+    assert tolerance("int8", logits=False).agreement is None
+    with pytest.raises(UsageProblem, match="no link 'onx'"):
+        tolerance("onnx", rtol={"onx": 1})
+
+
+def test_images_where_rounding_decides_are_left_out_only_if_they_differ():
+    reference, candidate = np.ones((3, 4)), np.ones((3, 4))
+    candidate[1] = 2
+    unsure = np.array([True, True, False])
+    meter = Meter(tolerance("onnx", logits=False), logits=False)
+    meter.add(candidate, reference, undecided=unsure)
+    found = meter.link("onnx", "a", "b")
+    assert (found.verdict, found.metrics.images, found.metrics.undecided) == ("passed", 2, 1)
+    candidate[2] = 2  # nothing undecided about this one
+    meter.add(candidate, reference, undecided=unsure)
+    assert meter.link("onnx", "a", "b").verdict == "failed"
+    lost = Meter(tolerance("onnx", logits=False), logits=False)
+    lost.add(candidate[1:2], reference[1:2], undecided=unsure[1:2])
+    assert lost.link("onnx", "a", "b").verdict == "not verified"
+
+
+def test_a_merge_knows_by_how_little_it_was_decided():
+    from repaconv.backbones.merging import Merge, MergeSpec
+
+    torch.manual_seed(0)
+    merge = Merge(MergeSpec(r=2, sized=False, distilled=False, modulated=False), 8).double()
+    x, metric = torch.randn(1, 9, 8).double(), torch.randn(1, 9, 5).double()
+    margin = float(merge.decision_margin(x, None, metric))
+    assert 0 < margin < 1
+    before = merge(x, None, metric)[0]
+    sizes = [torch.randn(1, 9, 5).double() for _ in range(20)]
+    norm = metric.norm(dim=-1, keepdim=True)
+    for noise in sizes:  # cosines move by at most twice the relative change of the vectors
+        moved = metric + 0.2 * margin * norm * noise / noise.norm(dim=-1, keepdim=True)
+        assert torch.allclose(merge(x, None, moved)[0], before)
+
+
+# --- accuracy -----------------------------------------------------------------------------------------
+
+
+def test_accuracy_pairs_the_images():
+    counts = Counts()
+    reference = np.array([1, 1, 1, 1, 0, 0, 1, 0], dtype=bool)
+    candidate = np.array([1, 1, 0, 0, 0, 1, 1, 1], dtype=bool)
+    labelled = np.array([1, 1, 1, 1, 1, 1, 1, 0], dtype=bool)
+    counts.add(candidate, reference, labelled)
+    found = counts.accuracy()
+    assert (found.images, found.only_reference, found.only_candidate) == (7, 2, 1)
+    assert found.difference == pytest.approx(-1 / 7)
+    assert found.low < found.difference < found.high
+    assert Counts().accuracy() is None
+    assert mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)  # the exact binomial test by hand
+    assert mcnemar(0, 0) == mcnemar(5, 5) == 1.0
+
+
+def test_the_interval_of_the_difference_holds_its_level():
+    random = np.random.default_rng(1)
+    inside = 0
+    for _ in range(1000):
+        cells = random.choice(4, 150, p=[0.8, 0.04, 0.02, 0.14])  # both, reference alone, candidate alone, neither
+        counts = Counts()
+        counts.add(np.isin(cells, [0, 2]), np.isin(cells, [0, 1]), np.ones(150, dtype=bool))
+        found = counts.accuracy()
+        inside += found.low <= -0.02 <= found.high
+    assert inside >= 930
+
+
+# --- inputs -------------------------------------------------------------------------------------------
+
+
+def save_image(path, seed=0, size=(12, 10), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+def test_preprocessing_by_hand(tmp_path):
+    pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    Image.fromarray(pixels).save(tmp_path / "exact.png")
+    assert (read_image(tmp_path / "exact.png", PLAIN, (8, 8), 3) == pixels).all()
+    wanted = PLAIN.model_copy(update={"mean": (1.0, 2.0, 3.0), "std": (2.0, 4.0, 8.0)})
+    expected = ((pixels - np.array([1, 2, 3])) / np.array([2, 4, 8])).transpose(2, 0, 1)
+    assert np.allclose(prepared(pixels[None], wanted)[0], expected)
+    bgr = wanted.model_copy(update={"channel_order": "BGR"})
+    expected = ((pixels[:, :, ::-1] - np.array([1, 2, 3])) / np.array([2, 4, 8])).transpose(2, 0, 1)
+    assert np.allclose(prepared(pixels[None], bgr)[0], expected)
+    # the shorter edge to 8, the middle of the longer
+    wide = np.zeros((16, 32, 3), dtype=np.uint8)
+    wide[:, 8:24] = 200
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    assert (
+        read_image(tmp_path / "wide.png", PLAIN.model_copy(update={"interpolation": "box"}), (8, 8), 3) == 200
+    ).all()
+    assert read_image(tmp_path / "wide.png", PLAIN, (8, 8), 1).shape == (8, 8, 1)
+
+
+def test_images_and_their_labels(tmp_path):
+    for place, name in enumerate(("cat", "cat", "dog", "eel")):
+        save_image(tmp_path / "by_name" / name / f"{place}.png", place)
+    kinds = {"wanted": PLAIN, "size": (8, 8), "channels": 3}
+    whole = image_inputs(tmp_path / "by_name", classes=3, **kinds)
+    assert whole.shape == (4, 3, 8, 8)
+    assert whole.piece(0, 4).labels.tolist() == [0, 0, 1, 2]
+    assert "alphabetical" in whole.labels
+    (tmp_path / "names.txt").write_text("eel\ndog\nowl\ncat\n")
+    named = image_inputs(tmp_path / "by_name", classes=4, class_names=tmp_path / "names.txt", **kinds)
+    assert named.piece(0, 4).labels.tolist() == [3, 3, 1, 0]
+    assert image_inputs(tmp_path / "by_name", classes=9, **kinds).piece(0, 4).labels is None
+    save_image(tmp_path / "numbers" / "7" / "a.png")
+    assert image_inputs(tmp_path / "numbers", classes=9, **kinds).piece(0, 1).labels.tolist() == [7]
+    flat = image_inputs(tmp_path / "by_name" / "cat", classes=3, **kinds)
+    assert (flat.shape[0], flat.piece(0, 2).labels) == (2, None)
+    assert image_inputs(tmp_path / "by_name", classes=3, limit=2, **kinds).piece(0, 2).labels.tolist() == [0, 1]
+    with pytest.raises(UsageProblem, match="4 class names"):
+        image_inputs(tmp_path / "by_name", classes=3, class_names=tmp_path / "names.txt", **kinds)
+    with pytest.raises(Refused, match="no folder"):
+        image_inputs(tmp_path / "by_name" / "none", classes=3, **kinds)
+    (tmp_path / "by_name" / "cat" / "broken.png").write_bytes(b"\x89PNG no")
+    with pytest.raises(Refused, match=r"broken\.png is not a readable image"):
+        list(image_inputs(tmp_path / "by_name", classes=3, **kinds).batches())
+
+
+def test_verify_on_images_says_what_accuracy_changes(tiny, tmp_path, repaconv):
+    for place in range(10):
+        save_image(tmp_path / "val" / str(place % 5) / f"{place}.png", place, (40, 36))
+    rc.fold(tiny)
+    rc.export()
+    done = rc.verify(images=tmp_path / "val")
+    onnx = next(link for link in done.links if link.name == "onnx")
+    assert onnx.accuracy.images == 10
+    assert onnx.accuracy.difference == 0
+    assert done.labels == "folder names, which are class numbers"
+    code, out, _ = repaconv("verify", "--images", tmp_path / "val", "--count", "4")
+    assert code == 0
+    assert "on 4 images" in out
+    assert repaconv("verify", "--images", tmp_path / "val", "--inputs", "x.npz")[0] == 2
+
+
+def test_labels_of_an_npz(tmp_path):
+    images = np.zeros((3, 3, 8, 8), dtype=np.float32)
+    np.savez(tmp_path / "a.npz", input=images, labels=np.array([0, 2, 1]))
+    assert npz_inputs(tmp_path / "a.npz").piece(1, 3).labels.tolist() == [2, 1]
+    np.savez(tmp_path / "b.npz", input=images, labels=np.array([0, 2]))
+    with pytest.raises(Refused, match="labels"):
+        npz_inputs(tmp_path / "b.npz")
+
+
+def test_random_images_do_not_depend_on_the_batch():
+    whole = random_inputs((3, 4, 4), count=5, seed=1).images
+    parts = np.concatenate([b.images for b in random_inputs((3, 4, 4), count=5, seed=1).batches(2)])
+    assert (whole == parts).all()
+
+
+def test_a_fixed_batch_is_filled_up():
+    class Sum:
+        def run(self, images):
+            assert len(images) == 4
+            return images.sum((1, 2, 3))[:, None]
+
+    images = np.random.default_rng(0).standard_normal((6, 3, 2, 2)).astype(np.float32)
+    assert np.allclose(FixedBatch(Sum(), 4).run(images)[:, 0], images.sum((1, 2, 3)))
+
+
+# --- the chain ----------------------------------------------------------------------------------------
+
+
+def test_every_link_whose_ends_exist_is_reported_even_if_one_fails(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export()
+    done = rc.verify(rtol={"stored": 1e-12})
+    assert [(link.name, link.verdict) for link in done.links] == [
+        ("fold", "passed"), ("stored", "failed"), ("onnx", "passed")
+    ]  # fmt: skip
+    stored = done.links[1]
+    assert stored.location.module
+    assert len(stored.location.drift) > 5
+    assert "<svg" in (rc_run() / "drift-stored.svg").read_text()
+    assert rc.verify().verdict == "passed"
+    assert not (rc_run() / "drift-stored.svg").exists()
+    rc.verify(drift=True)
+    assert (rc_run() / "drift-onnx.svg").exists()
+    code, out, _ = repaconv("verify", "--atol", "stored:1e-30", "--rtol", "stored:1e-30")
+    assert code == 1
+    assert "parts at" in out
+
+
+def rc_run():
+    from pathlib import Path
+
+    return Path("repaconv-out/tiny")
+
+
+def test_what_was_not_run_is_not_verified_and_what_is_required_fails(tiny, tmp_path, repaconv):
+    rc.fold(tiny)
+    assert rc.verify().verdict == "passed"
+    missing = rc.verify(require=["engine"])
+    assert missing.verdict == "failed"
+    assert missing.links[-1].name == "engine"
+    (tmp_path / "model.plan").write_bytes(b"an engine for a machine that is not here")
+    without = rc.verify(engine=tmp_path / "model.plan")
+    assert without.verdict == "passed"
+    assert without.links[-1].verdict == "not verified"
+    assert "TensorRT cannot be imported" in without.links[-1].note
+    assert rc.verify(engine=tmp_path / "model.plan", require=["engine"]).verdict == "failed"
+    code, out, _ = repaconv("verify", "--engine", tmp_path / "model.plan", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["data"]["links"][-1]["verdict"] == "not verified"
+    rc.export()
+    ran = rc.verify(engine=rc_run() / "model.onnx")
+    assert (ran.links[-1].name, ran.links[-1].verdict) == ("engine", "passed")
+    assert repaconv("verify", "--require", "engines")[0] == 2
+
+
+def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
+    rc.fold(tiny, mean=[100, 110, 120], std=[50, 55, 60])
+    exported = rc.export(with_preprocessing=True, batch=3)
+    assert exported.preprocessing
+    import onnx
+
+    model = onnx.load(rc_run() / "model.onnx")
+    assert model.graph.input[0].name == "image"
+    assert [d.dim_value or d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim][::3] == [3, 3]
+    done = rc.verify()
+    assert {link.name: link.verdict for link in done.links}["preprocessing"] == "passed"
+    assert {link.name: link.verdict for link in done.links}["onnx"] == "passed"
+    np.savez(tmp_path / "x.npz", input=np.zeros((2, 3, 32, 32), dtype=np.float32))
+    lacking = {link.name: link.verdict for link in rc.verify(inputs=tmp_path / "x.npz").links}
+    assert lacking["preprocessing"] == "not verified"
+    assert lacking["onnx"] == "passed"
+
+
+def test_memory_does_not_grow_with_the_images(tiny):
+    rc.fold(tiny)
+    rc.export()
+    code = (
+        "import resource, sys; import repaconv as rc; rc.verify(count=int(sys.argv[1])); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    few, many = (
+        int(subprocess.run([sys.executable, "-c", code, n], capture_output=True, text=True, check=True).stdout)
+        for n in ("16", "1500")
+    )
+    images = 1500 * 3 * 32 * 32 * 4 // 1024  # KiB that holding the inputs alone would take
+    assert many - few < images / 2
+
+
+def test_polygraphys_runners_are_runners(tiny):
+    from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+
+    from repaconv.engines.polygraphy import FromPolygraphy
+
+    rc.fold(tiny)
+    rc.export()
+    path = str(rc_run() / "model.onnx")
+    runner = FromPolygraphy(OnnxrtRunner(SessionFromOnnx(path)))
+    images = random_inputs((3, 32, 32), count=2, seed=0).images
+    from repaconv.pipeline.common import load_onnx
+
+    assert np.array_equal(runner.run(images), load_onnx(rc_run() / "model.onnx").run(images))
+    runner.close()
+
+
+def test_runners_say_nothing_of_nets_that_decide_nothing():
+    net = torch.nn.Linear(2, 2)
+    runner = TorchRunner(net, net.state_dict(), double=True)
+    runner.run(np.zeros((1, 2), dtype=np.float32))
+    assert runner.undecided is None

@@ -330,6 +330,7 @@ class VerifyArtefact(Artefact):
     model_sha256: str
     required: tuple[str, ...] = ()
     labels: str = ""
+    preprocessing: str = ""
     links: tuple[Link, ...]
     for_scale: dict[str, Metrics]
 

@@ -15,12 +15,16 @@ GROUPS = (METHODS, BACKBONES, ENGINES, TARGETS)
 
 
 class PluginRow(NamedTuple):
-    """One registered plug-in as ``doctor`` shows it; ``problem`` is empty when it loads."""
+    """One registered plug-in as ``doctor`` shows it.
+
+    ``problem`` is empty when it loads; ``note`` says of a runtime which version is here, or why it is not.
+    """
 
     group: str
     name: str
     value: str
     problem: str
+    note: str = ""
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -59,9 +63,15 @@ def rows() -> list[PluginRow]:
     for group in GROUPS:
         for name, point in registered(group).items():
             try:
-                load(group, name)
-                problem = ""
+                plugin = load(group, name)
+                found.append(PluginRow(group, name, point.value, "", _runtime(plugin) if group == ENGINES else ""))
             except EnvironmentProblem as error:
-                problem = error.message
-            found.append(PluginRow(group, name, point.value, problem))
+                found.append(PluginRow(group, name, point.value, error.message))
     return found
+
+
+def _runtime(engine: Any) -> str:
+    try:
+        return str(engine.version())
+    except EnvironmentProblem as error:
+        return f"not on this machine: {error.message}"

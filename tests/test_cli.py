@@ -134,6 +134,7 @@ def test_every_help_has_an_example(repaconv):
 def test_what_the_readme_says_works(repaconv, tiny):
     """Every `repaconv ...` line of the README's code blocks runs, in order, on one checkpoint."""
     Path("ckpt.pth").write_bytes(tiny.read_bytes())
+    Path("recipe.toml").write_text('checkpoint = "ckpt.pth"')
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
     commands = [line[1:] for line in lines if line and line[0] == "repaconv" and "demo" not in line]

@@ -237,6 +237,8 @@ def test_verify_on_images_says_what_accuracy_changes(tiny, tmp_path, repaconv):
     assert onnx.accuracy.images == 10
     assert onnx.accuracy.difference == 0
     assert done.labels == "folder names, which are class numbers"
+    assert "middle 32 x 32" in done.preprocessing
+    assert "ImageNet's" in done.preprocessing
     code, out, _ = repaconv("verify", "--images", tmp_path / "val", "--count", "4")
     assert code == 0
     assert "on 4 images" in out
@@ -328,6 +330,7 @@ def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     assert model.graph.input[0].name == "image"
     assert [d.dim_value or d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim][::3] == [3, 3]
     done = rc.verify()
+    assert rc.bench(rounds=2, batch=3).agreement.verdict == "passed"  # pixels in, beside the training form without
     assert {link.name: link.verdict for link in done.links}["preprocessing"] == "passed"
     assert {link.name: link.verdict for link in done.links}["onnx"] == "passed"
     np.savez(tmp_path / "x.npz", input=np.zeros((2, 3, 32, 32), dtype=np.float32))

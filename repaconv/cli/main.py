@@ -379,7 +379,7 @@ def doctor(format: FormatOption = Format.text) -> None:
     if format is Format.json:
         render.envelope("doctor", code, [row._asdict() for row in found])
     else:
-        lines = [(row.group, row.name, row.value, row.problem or "works") for row in found]
+        lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
         render.rows(("group", "name", "plug-in", ""), lines)
     raise typer.Exit(code)
 

@@ -156,8 +156,10 @@ def verification(done: VerifyArtefact) -> None:
     out().print(_links(done.links, for_scale=done.for_scale))
     _print_accuracies(done.links)
     _print_locations(done.links)
-    if done.labels and not any(link.accuracy for link in done.links):
-        out().print(_plain(done.labels))
+    if done.preprocessing:
+        out().print(f"[dim]images: {_plain(done.preprocessing)}[/]")
+    if done.labels:
+        out().print(f"[dim]classes: {_plain(done.labels)}[/]")
     out().print(f"{_verdict(done.verdict)} on {_plain(done.inputs)}, policy {done.policy}")
 
 

@@ -46,8 +46,14 @@ class OrtSession:
 
     @property
     def input_shape(self) -> tuple[int | str | None, ...]:
-        """Of the first input; names stand for dimensions that are free."""
-        return tuple(self.input.shape)
+        """Of the first input, [B, C, H, W]; names stand for dimensions that are free."""
+        shape = tuple(self.input.shape)
+        return (shape[0], shape[3], *shape[1:3]) if self.takes_pixels and len(shape) == 4 else shape
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether the input is pixels, [B, H, W, C] in uint8."""
+        return bool(self.input.type == "tensor(uint8)")
 
 
 class OnnxRuntime:

@@ -14,6 +14,7 @@ from repaconv.artefact import (
     FoldArtefact,
     ImageSize,
     Link,
+    Preprocessing,
     Record,
     canonical_json,
     read_artefact,
@@ -84,7 +85,7 @@ def bench(
     from repaconv.measure.fingerprint import fingerprint
     from repaconv.measure.protocol import interleaved, pinned
     from repaconv.measure.statistics import latency, ratio
-    from repaconv.proof.data import random_inputs
+    from repaconv.proof.data import random_pixels
 
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
@@ -93,7 +94,7 @@ def bench(
     rounds = rounds or device.bench.rounds
     bare = model is not None and Path(model).suffix == ".onnx"
     run = None if bare else runs.find_run(Path(model) if model else None)
-    subjects, overridden, logits, size, note = _subjects(run, model, against, unverified, progress)
+    subjects, overridden, logits, size, note, wanted = _subjects(run, model, against, unverified, progress)
     size = as_image_size(image_size) or size
 
     with pinned(threads) as cores:
@@ -103,10 +104,13 @@ def bench(
             sessions[subject.name] = engine.session(subject.path, threads=threads, dims=dims)
         first = sessions[subjects[0].name]
         shape = _image_shape(first.input_shape, batch, size, subjects[0].path)
-        images = random_inputs(shape, count=batch, seed=seed).images
-        outputs = {name: _first_run(session, images) for name, session in sessions.items()}
+        given = random_pixels(shape, wanted or _any_preprocessing(shape), count=batch, seed=seed).piece(0, batch)
+        feeds: dict[str, Any] = {
+            name: given.pixels if session.takes_pixels else given.images for name, session in sessions.items()
+        }
+        outputs = {name: _first_run(session, feeds[name]) for name, session in sessions.items()}
         samples = interleaved(
-            {name: partial(session.run, images) for name, session in sessions.items()},
+            {name: partial(session.run, feeds[name]) for name, session in sessions.items()},
             rounds=rounds,
             warmup_rounds=device.bench.warmup_rounds,
             seed=seed,
@@ -118,7 +122,8 @@ def bench(
     agreement, compared = None, None
     if len(subjects) == 2:
         compared = ratio(names[0], samples[names[0]], names[1], samples[names[1]], seed)
-        agreement = _agreement(names, outputs, logits)
+        comparable = wanted is not None or len({session.takes_pixels for session in sessions.values()}) == 1
+        agreement = _agreement(names, outputs, logits) if comparable else None
     artefact = BenchArtefact(
         made_by=made_by(),
         verdict="failed" if agreement and agreement.verdict == "failed" and not against else "passed",
@@ -153,6 +158,7 @@ class _Subjects(NamedTuple):
     logits: bool
     size: ImageSize | None
     note: str
+    preprocessing: Preprocessing | None
 
 
 def _subjects(
@@ -163,7 +169,7 @@ def _subjects(
     if run is None:
         path = _existing(Path(model or ""))
         name = path.name if not other or other[0].name != path.name else str(path)
-        return _Subjects([Subject(name, path), *other], (), False, None, "")
+        return _Subjects([Subject(name, path), *other], (), False, None, "", None)
     folded = read_artefact(run.fold_json, FoldArtefact)
     if not run.export_json().is_file():
         raise UsageProblem(
@@ -185,7 +191,7 @@ def _subjects(
             other = [Subject(TRAINING, _training_onnx(run, folded, exported, progress))]
         except Refused as error:
             note = f"measured without the training form: {error.message}"
-    return _Subjects([*subjects, *other], overridden, folded.output == "logits", size, note)
+    return _Subjects([*subjects, *other], overridden, folded.output == "logits", size, note, folded.preprocessing)
 
 
 class _TrainingOnnx(Record):
@@ -266,7 +272,13 @@ def _image_shape(
     return (wanted[1], wanted[2], wanted[3])
 
 
-def _first_run(session: OrtSession, images: NDArray[np.float32]) -> NDArray[np.floating]:
+def _any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
+    """For a bare graph, of which nothing is known: numbers about as large as normalised pixels."""
+    channels = shape[0]
+    return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
+
+
+def _first_run(session: OrtSession, images: NDArray[Any]) -> NDArray[np.floating]:
     try:
         return session.run(images)
     except Exception as error:

@@ -113,6 +113,7 @@ def verify(
         model_sha256=folded.payload.sha256,
         required=tuple(require),
         labels=given.labels,
+        preprocessing=given.preprocessing,
         links=tuple(links),
         for_scale=scale,
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.artefact import Preprocessing
 from repaconv.errors import Refused
-from repaconv.proof.images import Labels, image_files, prepared, read_image
+from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
 
 # Names under which an official output stands in an .npz, the most exact first.
 RECORDED = ("output_train_fp64", "output_fp64", "output_train", "output", "logits", "features")
@@ -50,6 +50,7 @@ class Inputs:
         piece: The batch of images [start, stop).
         recorded: Name of the official output, if there is one.
         labels: Where the classes come from, or why there are none.
+        preprocessing: What was done to image files, and where that is from.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Inputs:
     piece: Callable[[int, int], Batch]
     recorded: str = ""
     labels: str = ""
+    preprocessing: str = ""
 
     def batches(self, at_once: int = IMAGES_AT_ONCE) -> Iterator[Batch]:
         """All images in order; the next batch is read while one is worked on."""
@@ -182,4 +184,5 @@ def image_inputs(
         known = None if labels.of_images is None else labels.of_images[start:stop]
         return Batch(prepared(pixels, wanted), None, known, pixels)
 
-    return Inputs(f"{len(files)} images of {folder.name}", (len(files), channels, *size), piece, "", labels.source)
+    name = f"{len(files)} images of {folder.name}"
+    return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size))

@@ -75,6 +75,18 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     return resized.crop((left, top, left + width, top + height))
 
 
+def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
+    """The preprocessing in words, with its source."""
+    return (
+        f"shorter edge to {wanted.resize_edge or max(size)} ({wanted.interpolation}), middle {size[0]} x {size[1]}, "
+        f"{wanted.channel_order}, mean {_short(wanted.mean)}, std {_short(wanted.std)}; from {wanted.source}"
+    )
+
+
+def _short(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
 def prepared(pixels: NDArray[np.uint8], wanted: Preprocessing) -> NDArray[np.float32]:
     """(pixels - mean) / std in the network's order of channels, [n, H, W, C] in uint8 -> [n, C, H, W] in float32."""
     if wanted.channel_order == "BGR" and pixels.shape[3] == 3:

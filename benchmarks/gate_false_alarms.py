@@ -12,7 +12,7 @@ import argparse
 import gc
 import tempfile
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from repaconv import registry
@@ -68,8 +68,8 @@ def main() -> None:
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     runs, alarms = Counter[str](), []
-    with ProcessPoolExecutor(2, max_tasks_per_child=100) as pool:
-        for done, (kind, wrong) in enumerate(pool.map(run, range(given.runs)), 1):
+    with get_context("spawn").Pool(2, maxtasksperchild=250) as pool:
+        for done, (kind, wrong) in enumerate(pool.imap(run, range(given.runs)), 1):
             runs[kind] += 1
             alarms += [f"run {done - 1}, {kind}: {each}" for each in wrong]
             if done % 50 == 0:

@@ -338,10 +338,11 @@ class VerifyArtefact(Artefact):
 class ExportArtefact(Artefact):
     """The ONNX graph and the links that lead to it.
 
-    ``preprocessing`` says that the graph takes pixels and normalises them itself. ``islands`` are the nodes of a
-    float16 graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are
-    not of its precision, ``calibration`` what int8 ranges were measured on. The verdict is that of the graph that was
-    written: a simplifier's that was thrown away is a failed link and no failed export.
+    ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
+    target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
+    graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
+    precision, ``calibration`` what its ranges were measured on. The verdict is that of the graph that was written: a
+    simplifier's that was thrown away is a failed link and no failed export.
     """
 
     stage: str = "export"
@@ -351,6 +352,8 @@ class ExportArtefact(Artefact):
     islands: tuple[str, ...] = ()
     in_float: tuple[str, ...] = ()
     calibration: str = ""
+    lacks: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
     opset: int
     batch: int | Literal["dynamic"]
     image_size: ImageSize | Literal["dynamic"]

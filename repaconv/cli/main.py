@@ -364,7 +364,12 @@ def targets(format: FormatOption = Format.text) -> None:
     if format is Format.json:
         render.envelope("targets", 0, [target.model_dump(mode="json") for target in found])
     else:
-        lines = [(t.name, t.runtime, str(t.opset), ", ".join(t.precisions), t.about) for t in found]
+        each = [target.variant(name) for target in found for name in target.variants]
+        every = sorted([*found, *each], key=lambda target: target.name)
+        lines = [
+            (t.name, f"{t.runtime} {t.runtime_version}".strip(), str(t.opset), ", ".join(t.precisions), t.about)
+            for t in every
+        ]
         render.rows(("target", "runtime", "opset", "precisions", ""), lines)
 
 

@@ -172,6 +172,8 @@ def exporting(done: ExportArtefact) -> None:
         for what, names in (("in float32 for their range", done.islands), ("not in " + done.precision, done.in_float)):
             if names:
                 out().print(f"{len(names)} nodes {what}: {_plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")
+    for sentence in done.violations:
+        out().print(f"[bold red]{_plain(done.target)} does not take[/] {_plain(sentence)}")
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}, image size {_size(done.image_size)}"
     pixels = ", takes pixels" if done.preprocessing else ""

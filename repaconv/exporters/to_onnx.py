@@ -6,11 +6,12 @@ import ast
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused
+from repaconv.exporters.lower import lower
 
 if TYPE_CHECKING:
     import onnx
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # protobuf's limit for one message; larger weights need external data.
 ONE_FILE_BYTES = 2 * 1024**3
+# The dynamo exporter writes this; asked for an older one, it may hand on a newer graph without an error.
+OLDEST_EXPORTED = 18
 
 
 def to_onnx(
@@ -26,6 +29,7 @@ def to_onnx(
     *,
     output: str,
     opset: int,
+    lacks: Collection[str] = (),
     batch: int | None,
     free_size: bool,
 ) -> onnx.ModelProto:
@@ -35,6 +39,8 @@ def to_onnx(
         module: In eval mode, float32.
         shape: One image, [C, H, W]. With ``free_size`` H and W are only an example.
         output: Name of the output; the input is called ``input``.
+        opset: Of the graph; the exporter writes 18 and newer, `lower` the older ones.
+        lacks: Operators to write with others.
         batch: None leaves it free, under the name ``batch``; a number fixes it.
         free_size: Leave ``height`` and ``width`` free.
 
@@ -60,15 +66,18 @@ def to_onnx(
             module,
             (example,),
             dynamo=True,
-            opset_version=opset,
+            opset_version=max(opset, OLDEST_EXPORTED),
             input_names=["input"],
             output_names=[output],
             dynamic_shapes=(free,) if free else None,
             verbose=False,
         )
     assert program is not None
-    model: onnx.ModelProto = program.model_proto
-    return _without_traces(model)
+    model = _without_traces(program.model_proto)
+    written = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if written != opset or lacks:
+        model = lower(model, opset, lacks)
+    return model
 
 
 def add_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:

@@ -161,11 +161,10 @@ def as_image_size(size: int | ImageSize | None) -> ImageSize | None:
 
 
 def load_target(name: str) -> Target:
-    """A registered target by name, or the user's own by the path of its .toml."""
+    """A registered target by name, or the user's own by the path of its .toml; ``@`` and a name take a variant."""
     from repaconv.targets import Target, from_file
 
-    if name.endswith(".toml"):
-        return from_file(Path(name))
-    target: Any = registry.load(registry.TARGETS, name)
+    name, _, variant = name.partition("@")
+    target: Any = from_file(Path(name)) if name.endswith(".toml") else registry.load(registry.TARGETS, name)
     assert isinstance(target, Target)
-    return target
+    return target.variant(variant) if variant else target

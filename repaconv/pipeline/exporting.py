@@ -81,6 +81,7 @@ def export(
     """
     from repaconv.exporters.precision import in_float
     from repaconv.exporters.preprocessing import with_preprocessing as with_pixels
+    from repaconv.exporters.rules import violations
     from repaconv.exporters.to_onnx import add_metadata, check, operators_of
 
     if precision not in runs.PRECISIONS:
@@ -91,6 +92,12 @@ def export(
     folded = read_artefact(taken.fold_json, FoldArtefact)
     overridden = _overridden(taken, folded, unverified=unverified)
     device = load_target(target)
+    if precision not in device.precisions:
+        raise UsageProblem(
+            f"the target {device.name} does not compute in {precision}.",
+            hint=f"It takes {', '.join(device.precisions)}.",
+            code="precision",
+        )
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
     size = as_image_size(image_size) or folded.image_size
@@ -106,6 +113,7 @@ def export(
         (config.in_channels, *size),
         output=folded.output,
         opset=device.opset,
+        lacks=device.lacks,
         batch=batch,
         free_size=free_size,
         tolerances=folded.tolerances,
@@ -136,7 +144,8 @@ def export(
     )
     path = Path(onnx) if onnx else taken.onnx(precision)
     write_graph(model, path)
-    sound = graph.sound and all(link.verdict != "failed" for link in typed.links)
+    against = violations(model, device.opset, device.lacks, device.forbids)
+    sound = graph.sound and not against and all(link.verdict != "failed" for link in typed.links)
     artefact = ExportArtefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
         verdict="passed" if sound else "failed",
@@ -147,6 +156,8 @@ def export(
         islands=typed.islands,
         in_float=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=given.name if given else "",
+        lacks=device.lacks,
+        violations=tuple(against),
         opset=device.opset,
         batch="dynamic" if batch is None else batch,
         image_size="dynamic" if free_size else size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +40,7 @@ def proved_graph(
     *,
     output: str,
     opset: int,
+    lacks: Collection[str] = (),
     batch: int | None,
     free_size: bool,
     tolerances: Mapping[str, float],
@@ -79,7 +80,7 @@ def proved_graph(
     weights = {n: value.to(torch.float32) if value.is_floating_point() else value for n, value in tensors.items()}
     module.load_state_dict(weights, assign=True)
     progress(f"{what}: to ONNX", 0, 0)
-    exported = to_onnx(module, shape, output=output, opset=opset, batch=batch, free_size=free_size)
+    exported = to_onnx(module, shape, output=output, opset=opset, lacks=lacks, batch=batch, free_size=free_size)
     check(exported)
 
     def judged(name: str, ends: tuple[str, str], model: onnx.ModelProto, against: list[NDArray[np.floating]]) -> Link:

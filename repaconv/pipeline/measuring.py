@@ -209,7 +209,7 @@ def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
     """
-    like = {key: getattr(exported, key) for key in ("opset", "batch", "image_size", "made_by")}
+    like = {key: getattr(exported, key) for key in ("opset", "lacks", "batch", "image_size", "made_by")}
     beside = run.training_onnx.with_suffix(".json")
     if beside.is_file() and run.training_onnx.is_file():
         known = read_artefact(beside, _TrainingOnnx)
@@ -225,6 +225,7 @@ def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact
         (form.config.in_channels, *size),
         output=folded.output,
         opset=exported.opset,
+        lacks=exported.lacks,
         batch=None if exported.batch == "dynamic" else int(exported.batch),
         free_size=exported.image_size == "dynamic",
         tolerances=folded.tolerances,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from repaconv.artefact import Record
 from repaconv.errors import UsageProblem
@@ -22,15 +22,58 @@ class BenchDefaults(Record):
     warmup_rounds: int
 
 
+class Variant(Record):
+    """What is another on the same device with another system; what is left out is the target's."""
+
+    runtime_version: str | None = None
+    board_python: str | None = None
+    opset: int | None = None
+    lacks: tuple[str, ...] | None = None
+    forbids: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+
+
 class Target(Record):
-    """A device: its runtime, what its parser takes, how it is measured."""
+    """A device: its runtime, what its parser takes, how it is measured.
+
+    Attributes:
+        runtime: A registered engine's name; ``runtime_version`` is the device's own.
+        compute_capability: Of its GPU.
+        board_python: Of the system on the device.
+        opset: The newest that the parser reads, and that is written.
+        lacks: Operators that the parser does not know in that opset.
+        forbids: What else it does not take; see `repaconv.exporters.rules`.
+        source: Where this is from.
+        variants: The same device with other systems: ``orin-nano@jp5.1``.
+    """
 
     name: str
     about: str
     runtime: str
-    opset: int
-    precisions: tuple[str, ...]
+    runtime_version: str = ""
+    compute_capability: str = ""
+    board_python: str = ""
+    opset: int = Field(ge=13)
+    lacks: tuple[str, ...] = ()
+    forbids: tuple[Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch"], ...] = ()
+    precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...]
+    source: tuple[str, ...] = ()
     bench: BenchDefaults
+    variants: dict[str, Variant] = Field(default={})
+
+    def variant(self, name: str) -> Target:
+        """The target with that system.
+
+        Raises:
+            UsageProblem: If it has none of that name.
+        """
+        if name not in self.variants:
+            known = ", ".join(f"{self.name}@{each}" for each in self.variants) or "none"
+            raise UsageProblem(
+                f"the target {self.name} has no variant {name!r}.", hint=f"Known: {known}.", code="target.variant"
+            )
+        other = self.variants[name].model_dump(exclude_none=True)
+        return self.model_copy(update={**other, "name": f"{self.name}@{name}", "variants": {}})
 
 
 def packaged(name: str) -> Target:

@@ -1,0 +1,47 @@
+"""What a target's parser does not take, held against a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+
+FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch")
+
+
+def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbids: Collection[str]) -> list[str]:
+    """Sentences, one for each kind of thing that the target does not take; none if it takes the graph.
+
+    Args:
+        model: The graph.
+        opset: The newest that the parser reads.
+        lacks: Operators that it does not know.
+        forbids: Of `FORBIDDEN`.
+    """
+    import onnx
+
+    found = []
+    for entry in model.opset_import:
+        if entry.domain not in ("", "ai.onnx"):
+            found.append(f"operators of {entry.domain}")
+        elif entry.version > opset:
+            found.append(f"opset {entry.version}, it reads up to {opset}")
+    used = {node.op_type for node in model.graph.node}
+    found += [f"operator {name}" for name in sorted(used & set(lacks))]
+    constants = {weight.name for weight in model.graph.initializer}
+    constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    for node in model.graph.node:
+        if "topk-from-a-value" in forbids and node.op_type == "TopK" and node.input[1] not in constants:
+            found.append(f"{node.name}: TopK with a k that is computed")
+        adds = any(entry.name == "reduction" and entry.s not in (b"", b"none") for entry in node.attribute)
+        if "scatter-add" in forbids and node.op_type.startswith("Scatter") and adds:
+            found.append(f"{node.name}: a scatter that adds")
+    doubles = [weight.name for weight in model.graph.initializer if weight.data_type == onnx.TensorProto.DOUBLE]
+    if "float64" in forbids and doubles:
+        found.append(f"float64 in {doubles[0]}")
+    free = [entry.name for entry in model.graph.input if entry.type.tensor_type.shape.dim[0].dim_param]
+    if "dynamic-batch" in forbids and free:
+        found.append(f"a free batch in {free[0]}")
+    return found

@@ -1,0 +1,197 @@
+"""Targets: their data, older opsets, what their parsers lack; every method for each of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from test_locate import net
+
+import repaconv as rc
+from repaconv import registry
+from repaconv.errors import Refused, UsageProblem
+from repaconv.exporters.lower import lower
+from repaconv.exporters.rules import violations
+from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
+from repaconv.pipeline.common import load_onnx, load_target
+from repaconv.proof.runners import TorchRunner
+from repaconv.targets import from_file
+
+NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
+NAMES = list(registry.registered(registry.TARGETS))
+EVERY = sorted({f"{n}@{v}" for n in NAMES for v in load_target(n).variants} | set(NAMES))
+# what differs between them, as far as a graph is concerned
+KINDS = {(t.opset, t.lacks, t.forbids): t.name for t in map(load_target, EVERY)}
+
+
+def test_every_target_says_what_it_is_and_where_that_is_from():
+    assert set(EVERY) >= {"x86-64", "arm64", "jetson-nano", "xavier", "orin-nano@jp5.1", "orin-agx@jp7.2", "h100", "t4"}
+    for name in EVERY:
+        target = load_target(name)
+        assert target.name == name
+        assert target.about
+        assert target.source
+        assert target.runtime in registry.registered(registry.ENGINES)
+        assert (target.runtime == "onnxruntime") == (not target.runtime_version)
+    assert load_target("orin-nano@jp5.1").runtime_version == "8.5.2"
+    assert load_target("orin-nano").compute_capability == load_target("orin-nano@jp7.2").compute_capability == "8.7"
+
+
+def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):
+    text = (
+        'name = "mine"\nabout = "a board"\nruntime = "onnxruntime"\nopset = 17\nprecisions = ["fp32"]\n'
+        'lacks = ["LayerNormalization"]\n[bench]\nthreads = 1\nbatch = 1\nrounds = 5\nwarmup_rounds = 1\n'
+        "[variants.old]\nopset = 13\n"
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert load_target(f"{path}@old").opset == 13
+    rc.fold(tiny)
+    assert rc.export(target=str(path)).opset == 17
+    assert rc.bench(target=str(path), rounds=2).agreement.verdict == "passed"
+    assert repaconv("export", "--onnx", "--target", path, "--precision", "int8")[0] == 2
+    for wrong, told in (
+        (text.replace("opset = 17", "opset = 9"), r"mine\.toml:4: opset"),
+        (text.replace('["fp32"]', '["fp64"]'), r"mine\.toml:5: precisions"),
+        (text.replace("rounds = 5\n", ""), r"mine\.toml:7: bench\.rounds"),
+        (text.replace("opset = 13", "opsets = 13"), r"mine\.toml:13: variants\.old\.opsets"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(UsageProblem, match=told):
+            from_file(path)
+    with pytest.raises(UsageProblem, match="no variant"):
+        load_target("orin-nano@jp99")
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_method_exports_for_every_target(name):
+    build, weights, images = net(name)
+    runner = TorchRunner(build(), weights, double=False)
+    expected = runner.run(images)
+    written = {}
+    for opset, lacks, forbids in KINDS:
+        base = max(opset, OLDEST_EXPORTED)
+        if base not in written:
+            written[base] = to_onnx(
+                runner.module, images.shape[1:], output="logits", opset=base, batch=None, free_size=False
+            )
+        model = lower(written[base], opset, lacks)
+        check(model)
+        assert model.opset_import[0].version == opset
+        assert violations(model, opset, lacks, forbids) == []
+        got = load_onnx(model.SerializeToString()).run(images)
+        assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_export_for_a_board_is_proved_and_recorded(tiny):
+    rc.fold(tiny)
+    done = rc.export(target="jetson-nano", batch=1)
+    assert (done.verdict, done.opset, done.lacks) == ("passed", 13, ("LayerNormalization",))
+    model = onnx.load("repaconv-out/tiny/model.onnx")
+    assert [entry.version for entry in model.opset_import] == [13]
+    assert model.ir_version <= 8
+    assert rc.verify().verdict == "passed"
+
+
+def test_what_a_target_does_not_take_fails_the_export(tiny, monkeypatch):
+    from repaconv.exporters import rules
+
+    rc.fold(tiny)
+    monkeypatch.setattr(rules, "violations", lambda *_: ["operator Conv"])
+    done = rc.export()
+    assert done.verdict == "failed"
+    assert done.violations == ("operator Conv",)
+    assert json.loads(Path("repaconv-out/tiny/export.json").read_text())["verdict"] == "failed"
+
+
+# --- lowering -----------------------------------------------------------------------------------------
+
+
+def graph(nodes, constants, opset=20, shape=(2, 3, 8), rank=3):
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * rank)],
+        weights,
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+RANDOM = np.random.default_rng(0)
+CASES = {
+    "LayerNormalization": (
+        [helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], "m/LN", epsilon=1e-3)],
+        {"s": RANDOM.standard_normal(8).astype(np.float32), "b": RANDOM.standard_normal(8).astype(np.float32)},
+    ),
+    "LayerNormalization without an affine": (
+        [helper.make_node("LayerNormalization", ["x", "s"], ["y"], "m/LN")], {"s": np.ones(8, dtype=np.float32)}
+    ),
+    "Gelu": ([helper.make_node("Gelu", ["x"], ["y"], "m/Gelu")], {}),
+    "Gelu by tanh": ([helper.make_node("Gelu", ["x"], ["y"], "m/Gelu", approximate="tanh")], {}),
+    "ReduceMean": ([helper.make_node("ReduceMean", ["x", "a"], ["y"], "m/R", keepdims=0)], {"a": np.array([1, 2])}),
+    "ReduceMax": ([helper.make_node("ReduceMax", ["x", "a"], ["y"], "m/R")], {"a": np.array([-1])}),
+    "Split": (
+        [
+            helper.make_node("Split", ["x"], ["p", "q"], "m/S", axis=2, num_outputs=2),
+            helper.make_node("Sub", ["p", "q"], ["y"], "m/Sub"),
+        ],
+        {},
+    ),
+    "Shape": (
+        [
+            helper.make_node("Shape", ["x"], ["d"], "m/Shape", start=-1),
+            helper.make_node("Concat", ["a", "d"], ["n"], "m/Concat", axis=0),
+            helper.make_node("Reshape", ["x", "n"], ["y"], "m/R", allowzero=1),
+        ],
+        {"a": np.array([6])},
+    ),
+    "Reshape": ([helper.make_node("Reshape", ["x", "a"], ["y"], "m/R", allowzero=0)], {"a": np.array([6, 8])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 20])
+@pytest.mark.parametrize("case", CASES)
+def test_lowering_is_the_same_function(case, opset):
+    nodes, constants = CASES[case]
+    model = graph(nodes, constants, rank={"ReduceMean": 1, "Reshape": 2, "Shape": 2}.get(case, 3))
+    lacks = ("LayerNormalization", "Gelu")
+    lowered = lower(model, opset, lacks)
+    check(lowered)
+    assert violations(lowered, opset, lacks, ()) == []
+    assert all(node.name.startswith("m/") for node in lowered.graph.node)
+    x = RANDOM.standard_normal((2, 3, 8)).astype(np.float32)
+    before, after = (load_onnx(each.SerializeToString()).run(x) for each in (model, lowered))
+    assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
+    assert model.opset_import[0].version == 20
+
+
+def test_what_has_no_older_form_is_refused():
+    wide = helper.make_node("LayerNormalization", ["x", "s"], ["y"], "m/LN", axis=1)
+    with pytest.raises(Refused, match="m/LN"):
+        lower(graph([wide], {"s": np.ones((3, 8), dtype=np.float32)}), 13)
+    empty = helper.make_node("Reshape", ["x", "n"], ["y"], "m/R", allowzero=1)
+    with pytest.raises(Refused, match="m/R"):
+        lower(graph([empty], {"n": np.array([0, 8])}), 13)
+    with pytest.raises(Refused, match="opset 12"):
+        lower(graph(*CASES["Gelu"]), 12)
+
+
+def test_rules_name_what_they_find():
+    nodes = [
+        helper.make_node("ScatterElements", ["x", "i", "x"], ["s"], "m/Scatter", reduction="add"),
+        helper.make_node("ReduceMax", ["s"], ["k"], "m/Max", keepdims=0),
+        helper.make_node("Cast", ["k"], ["c"], "m/Cast", to=TensorProto.INT64),
+        helper.make_node("Reshape", ["c", "one"], ["d"], "m/R"),
+        helper.make_node("TopK", ["s", "d"], ["y", "j"], "m/TopK"),
+    ]
+    model = graph(nodes, {"i": np.zeros((2, 3, 8), dtype=np.int64), "one": np.array([1]), "z": np.zeros(1)}, opset=18)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    found = violations(model, 13, ("Cast",), ("scatter-add", "topk-from-a-value", "float64", "dynamic-batch"))
+    assert [each.split(" ")[0] for each in found] == ["opset", "operator", "m/Scatter:", "m/TopK:", "float64", "a"]
+    assert violations(model, 18, (), ()) == []

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repaconv.artefact import canonical_json
+from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
 from repaconv.methods.repavit import METHOD

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from repaconv import registry
-from repaconv.artefact import canonical_json
+from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 
 KINDS = [

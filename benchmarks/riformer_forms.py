@@ -21,12 +21,12 @@ import onnxruntime
 import torch
 from torch import nn
 
-from repaconv.artefact import canonical_json
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
 from repaconv.backbones.parts import Norm
 from repaconv.checkpoint import read_checkpoint
 from repaconv.engines.ort import ENGINE
 from repaconv.exporters.to_onnx import to_onnx
+from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.protocol import interleaved, pinned
 from repaconv.measure.statistics import ratio

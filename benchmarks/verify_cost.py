@@ -23,7 +23,8 @@ import torch
 from PIL import Image
 
 import repaconv
-from repaconv.artefact import FoldArtefact, canonical_json, read_artefact
+from repaconv.artefact import FoldArtefact
+from repaconv.files import canonical_json, read_artefact
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
 from repaconv.methods.repavit import METHOD

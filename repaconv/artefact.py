@@ -1,23 +1,14 @@
-"""What every stage leaves behind: frozen results, canonical JSON, hashes, atomic writing.
+"""What every stage leaves behind, as frozen results.
 
-An artefact is a payload file and beside it ``<stage>.json``. The same input gives the same bytes, so
-nothing here carries a time stamp; what a clock says belongs to the measurements of ``bench`` alone.
+An artefact is a payload file and beside it ``<stage>.json`` (`repaconv.files` writes both). The same input gives the
+same bytes, so nothing here carries a time stamp; what a clock says belongs to the measurements of ``bench`` alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from repaconv.errors import EnvironmentProblem, Refused
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 2
 
@@ -473,109 +464,3 @@ class BenchArtefact(Artefact):
     ratio: Ratio | None
     agreement: Link | None
     note: str = ""
-
-
-AnyRecord = TypeVar("AnyRecord", bound=Record)
-
-
-def canonical_json(value: Record | dict[str, Any]) -> str:
-    """Sorted keys, two spaces, one newline at the end: equal values are equal bytes."""
-    plain = value.model_dump(mode="json") if isinstance(value, Record) else value
-    return json.dumps(plain, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in pieces: large ones, since other threads hold the interpreter between them."""
-    digest, buffer = hashlib.sha256(), bytearray(1 << 24)
-    with path.open("rb", buffering=0) as file:
-        while read := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:read])
-    return digest.hexdigest()
-
-
-def payload_of(path: Path, folder: Path) -> Payload:
-    """Describe a file as seen from the artefact's folder."""
-    relative = Path(os.path.relpath(path, folder)).as_posix()
-    return Payload(path=relative, sha256=sha256_of(path), bytes=path.stat().st_size)
-
-
-def write_with(path: Path, writer: Callable[[Path], None]) -> None:
-    """Let ``writer`` fill a temporary file beside ``path``, then put it in place in one step.
-
-    Raises:
-        EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
-    """
-    temporary: Path | None = None
-    created = [folder for folder in path.parents if not folder.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        writer(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write {path}: {error.strerror or error}.",
-            hint="Give a folder that you may write to with -o, and check the free space.",
-            code="write.failed",
-        ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: somebody else is there already
-                for folder in created:
-                    folder.rmdir()
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Atomically write bytes."""
-
-    def writer(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_with(path, writer)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically write UTF-8 text."""
-    write_bytes(path, text.encode())
-
-
-def write_artefact(path: Path, artefact: Record) -> None:
-    """Atomically write ``<stage>.json``."""
-    write_text(path, canonical_json(artefact))
-
-
-def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
-    """Read ``<stage>.json`` back.
-
-    Raises:
-        Refused: If it is not JSON, of another schema version, or not of this kind.
-    """
-    try:
-        plain = json.loads(path.read_text())
-        if isinstance(plain, dict) and plain.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-            raise Refused(
-                f"{path} has schema version {plain['schema_version']}, this repaconv reads {SCHEMA_VERSION}.",
-                hint="Run the stage again with this version of repaconv.",
-                code="artefact.schema",
-            )
-        return kind.model_validate(plain)
-    except (ValidationError, ValueError, OSError) as error:
-        first = str(error).splitlines()[0]
-        raise Refused(
-            f"{path} is not a readable {kind.__name__}: {first}.",
-            hint="Run the stage that writes it again.",
-            code="artefact.unreadable",
-        ) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -6,8 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from repaconv.artefact import Artefact, FoldArtefact, Payload, read_artefact, sha256_of, write_text
+from repaconv.artefact import Artefact, FoldArtefact, Payload
 from repaconv.errors import GateFailed, Refused, UsageProblem
+from repaconv.files import read_artefact, sha256_of, write_text
 
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from repaconv import registry
-from repaconv.artefact import Metrics, write_with
+from repaconv.artefact import Metrics
 from repaconv.errors import Refused, UsageProblem
+from repaconv.files import write_with
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,6 +14,7 @@ LEVELS = {
     "errors": 0,
     "artefact": 0,
     "registry": 0,
+    "files": 0,
     "affine": 1,
     "checkpoint": 1,
     "runs": 1,

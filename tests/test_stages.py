@@ -13,8 +13,9 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
-from repaconv.artefact import FoldArtefact, read_artefact, write_text
+from repaconv.artefact import FoldArtefact
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
+from repaconv.files import read_artefact, write_text
 from repaconv.methods.riformer import METHOD
 
 RUN = Path("repaconv-out/tiny")
@@ -103,7 +104,7 @@ def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
 def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):
     from safetensors.torch import load_file, save_file
 
-    from repaconv.artefact import payload_of, write_artefact
+    from repaconv.files import payload_of, write_artefact
 
     rc.fold(tiny)
     tensors = load_file(RUN / "model.safetensors")
@@ -124,7 +125,7 @@ def test_writing_is_atomic(tmp_path):
         temporary.write_text("half")
         raise OSError(28, "No space left on device")
 
-    from repaconv.artefact import write_with
+    from repaconv.files import write_with
 
     with pytest.raises(EnvironmentProblem, match="No space left"):
         write_with(path, broken)

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from repaconv.artefact import Origin, WeightSet, sha256_of
+from repaconv.artefact import Origin, WeightSet
 from repaconv.checkpoint.containers import open_container
 from repaconv.checkpoint.pickles import Placeholder
 from repaconv.errors import Refused
+from repaconv.files import sha256_of
 
 # Where trainers keep the weights that their own evaluation uses, first found first taken.
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights", "params", ".")

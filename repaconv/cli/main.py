@@ -85,8 +85,8 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """Say what a checkpoint holds: container, method, backbone, sizes. Runs nothing in it."""
-    from repaconv.artefact import write_artefact
     from repaconv.cli import render
+    from repaconv.files import write_artefact
     from repaconv.pipeline import inspect as stage
 
     def run(_progress: Any) -> Record:
@@ -329,8 +329,8 @@ def gate(
     quiet: Quiet = False,
 ) -> None:
     """Fold, export, verify and bench what recipes name, and judge all of it, for CI. Exit 0, or that of the worst."""
-    from repaconv.artefact import write_text
     from repaconv.cli import render, reports
+    from repaconv.files import write_text
     from repaconv.pipeline import gate as stage
 
     written = {name: Path(path) for name, path in pairs(also, "--also", ":").items()}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import ExportArtefact, FoldArtefact, Link, Location, Tolerance, read_artefact
+from repaconv.artefact import ExportArtefact, FoldArtefact, Link, Location, Tolerance
 from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.files import read_artefact
 from repaconv.pipeline.common import TRAINING, load_onnx, stored_weights, training_form
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
-from repaconv.artefact import Artefact, FoldArtefact, ImageSize, sha256_of
+from repaconv.artefact import Artefact, FoldArtefact, ImageSize
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.files import sha256_of
 
 if TYPE_CHECKING:
     import numpy as np

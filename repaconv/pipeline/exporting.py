@@ -6,17 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import (
-    ExportArtefact,
-    FoldArtefact,
-    ImageSize,
-    Link,
-    VerifyArtefact,
-    payload_of,
-    read_artefact,
-    write_artefact,
-)
+from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link, VerifyArtefact
 from repaconv.errors import UsageProblem
+from repaconv.files import payload_of, read_artefact, write_artefact
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,

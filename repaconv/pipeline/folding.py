@@ -9,8 +9,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
-from repaconv.artefact import Fact, FoldArtefact, FoldStep, ImageSize, payload_of, sha256_of, write_artefact
+from repaconv.artefact import Fact, FoldArtefact, FoldStep, ImageSize
 from repaconv.errors import GateFailed, Refused, UsageProblem
+from repaconv.files import payload_of, sha256_of, write_artefact
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
 

@@ -7,18 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefact import (
-    Baseline,
-    Baselines,
-    BenchArtefact,
-    Check,
-    GatedRecipe,
-    GateReport,
-    Link,
-    read_artefact,
-    write_artefact,
-)
+from repaconv.artefact import Baseline, Baselines, BenchArtefact, Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, RepaconvError, UsageProblem
+from repaconv.files import read_artefact, write_artefact
 from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.exporting import export
 from repaconv.pipeline.folding import fold_file

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.artefact import Link, write_bytes
+from repaconv.artefact import Link
+from repaconv.files import write_bytes
 from repaconv.pipeline.common import Progress, load_onnx, run_onnx
 
 if TYPE_CHECKING:

@@ -8,21 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import (
-    BenchArtefact,
-    ExportArtefact,
-    FoldArtefact,
-    ImageSize,
-    Link,
-    Preprocessing,
-    Record,
-    canonical_json,
-    read_artefact,
-    sha256_of,
-    write_artefact,
-    write_text,
-)
+from repaconv.artefact import BenchArtefact, ExportArtefact, FoldArtefact, ImageSize, Link, Preprocessing, Record
 from repaconv.errors import Refused, UsageProblem
+from repaconv.files import canonical_json, read_artefact, sha256_of, write_artefact, write_text
 from repaconv.pipeline.common import (
     DEPLOY,
     TRAINING,

@@ -7,16 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import (
-    ExportArtefact,
-    FoldArtefact,
-    Link,
-    VerifyArtefact,
-    read_artefact,
-    write_artefact,
-    write_text,
-)
+from repaconv.artefact import ExportArtefact, FoldArtefact, Link, VerifyArtefact
 from repaconv.errors import Refused
+from repaconv.files import read_artefact, write_artefact, write_text
 from repaconv.pipeline.chain import REFERENCE, Net, Step, net_of, steps_of, users_names
 from repaconv.pipeline.common import (
     Progress,

@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.artefact import TensorInfo, write_with
+from repaconv.artefact import TensorInfo
 from repaconv.errors import GateFailed
+from repaconv.files import write_with
 
 if TYPE_CHECKING:
     from torch import Tensor

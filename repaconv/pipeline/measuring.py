@@ -197,7 +197,8 @@ def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
     """
-    like = {key: getattr(exported, key) for key in ("opset", "lacks", "batch", "image_size", "made_by")}
+    plain = exported.model_dump(mode="json")
+    like = {key: plain[key] for key in ("opset", "lacks", "batch", "image_size", "made_by")}
     beside = run.training_onnx.with_suffix(".json")
     if beside.is_file() and run.training_onnx.is_file():
         known = read_artefact(beside, _TrainingOnnx)

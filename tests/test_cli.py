@@ -131,6 +131,14 @@ def test_every_help_has_an_example(repaconv):
         assert f"Example: repaconv {command}" in out
 
 
+def test_the_demo_walks_the_whole_way(repaconv):
+    code, out, _ = repaconv("demo", "--arch", "s12", "--rounds", "2")
+    assert code == 0
+    assert re.search(r"fold +\S+ of 1e-12 allowed: passed", out), out
+    assert "times as fast" in out
+    assert Path("demo-out").is_dir()
+
+
 def test_what_the_readme_says_works(repaconv, tiny):
     """Every `repaconv ...` line of the README's code blocks runs, in order, on one checkpoint."""
     Path("ckpt.pth").write_bytes(tiny.read_bytes())

@@ -36,7 +36,11 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         ("parameters", f"{seen.training.parameters:,} -> {seen.deploy.parameters:,}", "inspect"),
         ("MACs an image", f"{seen.training.macs:,} -> {seen.deploy.macs:,}", "inspect"),
         *(
-            (link.name, f"{link.metrics.max_rel_error:.1e} of {link.tolerance:.0e} allowed: {link.verdict}", "verify")
+            (
+                link.name,
+                f"{link.metrics.max_rel_error:.1e} of {link.tolerance.rtol or 0:.0e} allowed: {link.verdict}",
+                "verify",
+            )
             for link in verified.links
             if link.metrics is not None and link.tolerance is not None
         ),

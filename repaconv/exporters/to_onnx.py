@@ -105,13 +105,15 @@ def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
 
     All are numbered anew, so that no two have one name.
     """
-    modules = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
+    made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
+    used_in = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
     weights = {weight.name for weight in exported.graph.initializer}
     feeds: dict[str, str] = {}
     for number, node in reversed(list(enumerate(model.graph.node))):
-        known = [modules[name] for name in node.input if name in weights and name in modules]
+        same = [made_in[name] for name in node.output if name in made_in]
+        known = [used_in[name] for name in node.input if name in weights and name in used_in]
         following = [feeds[name] for name in node.output if name in feeds]
-        module = _scope(node) or next(iter(known or following), "")
+        module = next(iter(same or known or following), "")
         node.name = f"{module}/{node.op_type}_{number}".lstrip("/")
         feeds |= dict.fromkeys(node.input, module)
 

@@ -90,7 +90,7 @@ def verify(
     scale = _over(given, net, steps, logits, progress)
     links = [*(_judged(step, given, net, follow=drift) for step in steps), *idle]
     links += [
-        parity.not_verified(name, REFERENCE, name, "was required, and there is nothing to run")
+        parity.not_verified(name, REFERENCE, name, "there is nothing to run")
         for name in require
         if name not in {link.name for link in links}
     ]
@@ -180,7 +180,7 @@ def _judged(step: Step, given: Inputs, net: Net, *, follow: bool) -> Link:
 def _required(link: Link) -> Link:
     if link.verdict != "not verified":
         return link
-    return link.model_copy(update={"verdict": "failed", "note": f"required, and not verified: {link.note}"})
+    return link.model_copy(update={"verdict": "failed", "note": f"required, and not run: {link.note}"})
 
 
 def _write_curves(taken: runs.Run, links: Sequence[Link]) -> list[Path]:

@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
 .PHONY: demo test lint bench-forms bench-fold bench-gate clean
 
@@ -32,6 +33,7 @@ bench-gate: .venv/installed
 
 .venv/installed-dev: .venv/installed
 	$(PIP) -e ".[dev]"
+	[ "$$(uname -sm)" != "Linux x86_64" ] || $(PIP) --no-deps $(TRT_RTX) || echo "no TensorRT-RTX: its tests are skipped"
 	touch $@
 
 clean:

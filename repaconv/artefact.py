@@ -357,6 +357,20 @@ class ExportArtefact(Artefact):
     payload: Payload
 
 
+class BuildArtefact(Artefact):
+    """An engine for a target. ``layer_types`` counts the types of what computes, ``MATRIX_MULTIPLY.HALF`` for one."""
+
+    stage: str = "build"
+    target: str
+    runtime: str
+    compute_capability: str
+    precision: str
+    layer_types: dict[str, int]
+    note: str
+    onnx_sha256: str
+    payload: Payload
+
+
 class Check(Record):
     """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
 

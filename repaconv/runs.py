@@ -14,7 +14,7 @@ OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
 # What a run folder may hold; a second fold of the same checkpoint removes these and nothing else.
 LATER_STAGES = ("verify.json", "drift-*.svg", "model*.onnx", "export*.json")
-BENCH = "bench"
+BENCH, BUILD = "bench", "build"
 PRECISIONS = ("fp32", "fp16", "int8")
 
 
@@ -46,6 +46,11 @@ class Run:
     def onnx(self, precision: str = "fp32") -> Path:
         """Where the ONNX model goes unless the user says otherwise."""
         return self.folder / ("model.onnx" if precision == "fp32" else f"model.{precision}.onnx")
+
+    def engine(self, target: str, precision: str, suffix: str) -> Path:
+        """An engine for a target; its log and its ``.json`` lie beside it."""
+        name = target if precision == "fp32" else f"{target}.{precision}"
+        return self.folder / BUILD / f"{name}{suffix}"
 
     def drift_svg(self, link: str) -> Path:
         """The curve of a link's drift."""
@@ -113,7 +118,8 @@ def clear_later_stages(run: Run) -> None:
     for pattern in LATER_STAGES:
         for path in run.folder.glob(pattern):
             path.unlink(missing_ok=True)
-    shutil.rmtree(run.folder / BENCH, ignore_errors=True)
+    for folder in (BENCH, BUILD):
+        shutil.rmtree(run.folder / folder, ignore_errors=True)
 
 
 def remember(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=
 def pytest_terminal_summary(terminalreporter):
     if not SHARED.is_dir():
         terminalreporter.write_line(f"official checkpoints are absent ({SHARED}): their tests did not run", yellow=True)
+    if not find_spec("tensorrt_rtx"):
+        terminalreporter.write_line("TensorRT-RTX is absent: no engine was built", yellow=True)
 
 
 @pytest.fixture(autouse=True)

@@ -272,6 +272,30 @@ def export(
     )
 
 
+@app.command(epilog="Example: repaconv build --target rtx-40")
+def build(
+    run: RunArgument = None,
+    target: Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")] = "rtx-40",
+    precision: Annotated[
+        str, typer.Option("--precision", help="Which of the run's ONNX models: fp32 or fp16.")
+    ] = "fp32",
+    unverified: Unverified = False,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Build an engine from the ONNX model, and prove in what precision it computes."""
+    from repaconv.cli import render
+    from repaconv.pipeline import build as stage
+
+    finish(
+        "build",
+        format,
+        quiet,
+        lambda progress: stage(run, target=target, precision=precision, unverified=unverified, progress=progress),
+        render.building,
+    )
+
+
 @app.command(epilog="Example: repaconv bench --target x86-64")
 def bench(
     model: Annotated[

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from repaconv.artefact import (
         BenchArtefact,
         BlockCost,
+        BuildArtefact,
         Cost,
         ExportArtefact,
         FoldArtefact,
@@ -178,6 +179,15 @@ def exporting(done: ExportArtefact) -> None:
     shape = f"batch {done.batch}, image size {_size(done.image_size)}"
     pixels = ", takes pixels" if done.preprocessing else ""
     out().print(f"{_verdict(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
+
+
+def building(done: BuildArtefact) -> None:
+    """The engine and the types of what computes in it."""
+    types = ", ".join(f"{count} {name}" for name, count in done.layer_types.items())
+    size = f"{done.payload.bytes:,} bytes, {done.runtime}, compute capability {done.compute_capability}"
+    out().print(f"{_verdict(done.verdict)}: {_plain(done.payload.path)}, {size}")
+    out().print(f"asked for {done.precision}: {_plain(types)}")
+    out().print(f"[yellow]{_plain(done.note)}[/]")
 
 
 def measuring(done: BenchArtefact) -> None:

@@ -3,6 +3,7 @@
 Every stage returns its artefact and says nothing; ``progress`` is told how far a long one is.
 """
 
+from repaconv.pipeline.building import build as build
 from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.folding import fold as fold
 from repaconv.pipeline.gating import gate as gate

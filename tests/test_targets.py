@@ -87,6 +87,18 @@ def test_every_method_exports_for_every_target(name):
         assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+def test_doctor_says_what_of_a_target_works_here(repaconv):
+    code, out, _ = repaconv("doctor", "--target", "x86-64")
+    assert code == 0
+    assert "works: onnxruntime" in out
+    code, out, _ = repaconv("doctor", "--target", "orin-nano@jp5.1", "--format", "json")
+    assert code == 3
+    rows = {row["name"]: row for row in json.loads(out)["data"]}
+    assert "opset 17" in rows["export"]["note"]
+    assert "TensorRT cannot be imported" in rows["verify and bench"]["problem"]
+    assert repaconv("doctor", "--target", "toaster")[0] == 2
+
+
 def test_export_for_a_board_is_proved_and_recorded(tiny):
     rc.fold(tiny)
     done = rc.export(target="jetson-nano", batch=1)

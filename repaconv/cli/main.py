@@ -398,12 +398,20 @@ def targets(format: FormatOption = Format.text) -> None:
 
 
 @app.command(epilog="Example: repaconv doctor")
-def doctor(format: FormatOption = Format.text) -> None:
+def doctor(
+    target: Annotated[str | None, typer.Option("--target", help="What of this target works on this machine.")] = None,
+    format: FormatOption = Format.text,
+) -> None:
     """Say what of repaconv works on this machine: plug-ins and runtimes. Exit 3 if something does not."""
     from repaconv import registry
     from repaconv.cli import render
 
-    found = registry.rows()
+    if target is None:
+        found = registry.rows()
+    else:
+        from repaconv.pipeline.building import what_works
+
+        found = what_works(target)
     code = 3 if any(row.problem for row in found) else 0
     if format is Format.json:
         render.envelope("doctor", code, [row._asdict() for row in found])

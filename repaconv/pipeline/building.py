@@ -97,6 +97,23 @@ def build(
     return with_files(artefact, [source], [file, log, beside])
 
 
+def what_works(target: str) -> list[registry.PluginRow]:
+    """Of a target, what of it can be done on this machine, and what would mend the rest."""
+    device = load_target(target)
+    engine = registry.load(registry.ENGINES, device.runtime)
+    try:
+        here, problem = f"{device.runtime} {engine.version()}", ""
+    except EnvironmentProblem as error:
+        here, problem = "", f"{error.message} {error.hint}"
+    wanted = f"{device.runtime} {device.runtime_version}".strip()
+    export = f"opset {device.opset}, {', '.join(device.precisions)}"
+    rows = [registry.PluginRow(device.name, "export", wanted, "", f"works: {export}")]
+    if hasattr(engine, "build"):
+        rows.append(registry.PluginRow(device.name, "build", wanted, problem, f"works: {here}"))
+        return [*rows, registry.PluginRow(device.name, "bench", wanted, "", "on the device alone, by its own tools")]
+    return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, problem, f"works: {here}")]
+
+
 def _shapes(model: onnx.ModelProto, exported: ExportArtefact, device: Target) -> dict[str, tuple[Any, Any, Any]]:
     """Least, usual and largest shape of an input with free dimensions."""
     found = {}

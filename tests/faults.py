@@ -289,8 +289,8 @@ def page(rows: list[tuple[str, str, str]]) -> str:
     head = (
         "# What the gate catches\n\n"
         "Each fault is planted into the real pipeline by `tests/test_faults.py`, which also holds this page to what it "
-        "found:\nthe first link of the chain that fails, and the module that `repaconv gate` names; in the link `fold` it is "
-        "one of the\ntwo or three that lie between two places at which training form and fold can be compared. Without "
+        "found:\nthe first link of the chain that fails, and the module that `repaconv gate` names; in the link `fold` it "
+        "is one of the\ntwo or three that lie between two places at which training form and fold can be compared. Without "
         "the fault the same\nrecipe passes.\n\n| fault | link | module |\n|---|---|---|\n"
     )
     return head + "".join(f"| {what} | `{link}` | `{module}` |\n" for what, link, module in rows)

@@ -286,13 +286,16 @@ def write_recipe(fault: Fault, folder: Path) -> Path:
 
 def page(rows: list[tuple[str, str, str]]) -> str:
     """docs/faults.md."""
-    head = (
-        "# What the gate catches\n\n"
-        "Each fault is planted into the real pipeline by `tests/test_faults.py`, which also holds this page to what it "
-        "found:\nthe first link of the chain that fails, and the module that `repaconv gate` names; in the link `fold` it "
-        "is one of the\ntwo or three that lie between two places at which training form and fold can be compared. Without "
-        "the fault the same\nrecipe passes.\n\n| fault | link | module |\n|---|---|---|\n"
-    )
+    head = """# What the gate catches
+
+Each fault is planted into the real pipeline by `tests/test_faults.py`, which also holds this page to what it found:
+the first link of the chain that fails, and the module that `repaconv gate` names; in the link `fold` it is one of the
+two or three that lie between two places at which training form and fold can be compared. Without the fault the same
+recipe passes.
+
+| fault | link | module |
+|---|---|---|
+"""
     return head + "".join(f"| {what} | `{link}` | `{module}` |\n" for what, link, module in rows)
 
 

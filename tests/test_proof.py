@@ -273,6 +273,27 @@ def test_a_fixed_batch_is_filled_up():
 # --- the chain ----------------------------------------------------------------------------------------
 
 
+def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
+    from repaconv import registry
+    from repaconv.artefact import FoldArtefact
+    from repaconv.files import read_artefact
+    from repaconv.pipeline.chain import net_of
+    from repaconv.runs import Run
+
+    torch.save({"state_dict": registry.load(registry.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
+    rc.fold(tmp_path / "tiny.pth", num_heads=3)
+    folded = read_artefact(rc_run() / "fold.json", FoldArtefact)
+    images = random_inputs((3, *folded.image_size), count=11, seed=5).images
+    net = net_of(Run(rc_run()), folded, None)
+    np.savez(tmp_path / "x.npz", input=images, output=net.training.run(images))
+    done = rc.verify(inputs=tmp_path / "x.npz")
+    assert [(link.name, link.verdict, link.metrics.images) for link in done.links] == [
+        ("recorded", "passed", 11), ("fold", "passed", 11), ("stored", "passed", 11)
+    ]  # fmt: skip
+    net.fold.run(images)
+    assert net.fold.undecided.shape == (11,)
+
+
 def test_every_link_whose_ends_exist_is_reported_even_if_one_fails(tiny, repaconv):
     rc.fold(tiny)
     rc.export()
@@ -286,7 +307,8 @@ def test_every_link_whose_ends_exist_is_reported_even_if_one_fails(tiny, repacon
     assert "<svg" in (rc_run() / "drift-stored.svg").read_text()
     assert rc.verify().verdict == "passed"
     assert not (rc_run() / "drift-stored.svg").exists()
-    rc.verify(drift=True)
+    followed = rc.verify(drift=True)
+    assert all(link.location.drift and not link.location.module for link in followed.links)
     assert (rc_run() / "drift-onnx.svg").exists()
     code, out, _ = repaconv("verify", "--atol", "stored:1e-30", "--rtol", "stored:1e-30")
     assert code == 1
@@ -322,6 +344,7 @@ def test_what_was_not_run_is_not_verified_and_what_is_required_fails(tiny, tmp_p
 
 def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     rc.fold(tiny, mean=[100, 110, 120], std=[50, 55, 60])
+    rc.export(with_preprocessing=True, precision="fp16")
     exported = rc.export(with_preprocessing=True, batch=3)
     assert exported.preprocessing
     import onnx
@@ -334,7 +357,9 @@ def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     assert {link.name: link.verdict for link in done.links}["preprocessing"] == "passed"
     assert {link.name: link.verdict for link in done.links}["onnx"] == "passed"
     np.savez(tmp_path / "x.npz", input=np.zeros((2, 3, 32, 32), dtype=np.float32))
-    lacking = {link.name: link.verdict for link in rc.verify(inputs=tmp_path / "x.npz").links}
+    without = rc.verify(inputs=tmp_path / "x.npz").links
+    assert len(without) == len({link.name for link in without})
+    lacking = {link.name: link.verdict for link in without}
     assert lacking["preprocessing"] == "not verified"
     assert lacking["onnx"] == "passed"
 

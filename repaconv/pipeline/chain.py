@@ -79,7 +79,10 @@ def steps_of(
     meter: Callable[[str], Meter],
     engine: Path | None,
 ) -> tuple[list[Step], list[Link], list[Path]]:
-    """What can be run, what cannot and why, and the files that were taken."""
+    """What can be run, what cannot and why, and the files that were taken.
+
+    The fold comes first: it tells in which images rounding decides, and the other links ask.
+    """
     from repaconv.proof.locate import locate_between_seams
     from repaconv.proof.parity import not_verified
 
@@ -102,7 +105,7 @@ def steps_of(
     ]
     if given.recorded:
         official = f"official output ({given.recorded})"
-        steps.insert(0, Step("recorded", official, _recorded, meter("recorded"), _only_output))
+        steps.append(Step("recorded", official, _recorded, meter("recorded"), _only_output))
     idle: list[Link] = []
     took: list[Path] = []
     for exported in exports:
@@ -115,7 +118,7 @@ def steps_of(
             idle.append(not_verified(name, REFERENCE, label, why_not))
             continue
         steps += _onnx_steps(net, exported, path, name, label, meter)
-        if exported.preprocessing and not _has_pixels(given):
+        if exported.preprocessing and name == "onnx" and not _has_pixels(given):
             why_not = "the graph takes pixels, and these images are normalised already"
             idle.append(not_verified("preprocessing", REFERENCE, label, why_not))
             steps = [step for step in steps if step.name != "preprocessing"]

@@ -231,20 +231,27 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
         model = onnx.load(at)
         return without_preprocessing(model) if kind.preprocessing else model
 
-    if exported.batch != "dynamic":
-        images = images.repeat(int(exported.batch), 0)
     candidate = graph(path, exported)
     beside = net.taken.export_json()
     if allowed.kind == "lossy" and not beside.is_file():
         return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
     if allowed.kind == "exact":
         traced = OnnxTrace(candidate, load_onnx, by_module=True)
-        return locate(TorchTrace(net.stored), traced, images, allowed=allowed.rtol)
+        return locate(TorchTrace(net.stored), traced, _filled(images, {exported.batch}), allowed=allowed.rtol)
     single = read_artefact(beside, ExportArtefact)
+    fixed = {exported.batch, single.batch} - {"dynamic"}
+    if len(fixed) > 1:
+        return Location(module="", reason="the two graphs take other batches, so they were not followed")
+    images = _filled(images, fixed)
     before = OnnxTrace(graph(net.taken.payload(single.payload), single), load_onnx, by_module=False)
     after = OnnxTrace(candidate, load_onnx, by_module=False)
     choosing = decides(net.fold.module)
     return locate(before, after, images, allowed=None, decides=choosing)
+
+
+def _filled(images: Any, batches: set[Any]) -> Any:
+    """One image as often as a graph of a fixed batch wants it."""
+    return images.repeat(max([1, *(int(batch) for batch in batches - {"dynamic"})]), 0)
 
 
 def _only_output(_images: Any) -> Location:

@@ -364,6 +364,15 @@ def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     assert lacking["onnx"] == "passed"
 
 
+def test_a_lossy_graph_beside_a_float32_one_of_another_size_is_judged_and_not_followed(tiny, tmp_path):
+    rc.fold(tiny)
+    rc.export(image_size=48)
+    rc.export(precision="fp16")
+    found = {link.name: link for link in rc.verify().links}
+    assert (found["onnx"].verdict, found["fp16"].verdict) == ("not verified", "passed")
+    assert "another batch or image size" in found["fp16"].location.reason
+
+
 def test_memory_does_not_grow_with_the_images(tiny):
     rc.fold(tiny)
     rc.export()

@@ -240,8 +240,8 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
         return locate(TorchTrace(net.stored), traced, _filled(images, {exported.batch}), allowed=allowed.rtol)
     single = read_artefact(beside, ExportArtefact)
     fixed = {exported.batch, single.batch} - {"dynamic"}
-    if len(fixed) > 1:
-        return Location(module="", reason="the two graphs take other batches, so they were not followed")
+    if len(fixed) > 1 or single.image_size not in ("dynamic", tuple(images.shape[2:])):
+        return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     images = _filled(images, fixed)
     before = OnnxTrace(graph(net.taken.payload(single.payload), single), load_onnx, by_module=False)
     after = OnnxTrace(candidate, load_onnx, by_module=False)

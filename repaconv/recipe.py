@@ -52,7 +52,7 @@ class ExportSection(_Section):
     """Which graphs are made; see `repaconv.export`."""
 
     target: str = "x86-64"
-    precisions: tuple[Literal["fp32", "fp16", "int8"], ...] = ("fp32",)
+    precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...] = ("fp32",)
     batch: int | None = Field(default=None, ge=1)
     image_size: int | tuple[int, int] | None = None
     simplify: bool = True

@@ -15,7 +15,7 @@ LATEST = OUT / "latest"
 # What a run folder may hold; a second fold of the same checkpoint removes these and nothing else.
 LATER_STAGES = ("verify.json", "drift-*.svg", "model*.onnx", "export*.json")
 BENCH, BUILD = "bench", "build"
-PRECISIONS = ("fp32", "fp16", "int8")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=
 
 
 def pytest_terminal_summary(terminalreporter):
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{name}: {value}")
     if not SHARED.is_dir():
         terminalreporter.write_line(f"official checkpoints are absent ({SHARED}): their tests did not run", yellow=True)
     if not find_spec("tensorrt_rtx"):

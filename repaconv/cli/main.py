@@ -227,7 +227,7 @@ def export(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The same as --onnx PATH.")] = None,
     target: Target = "x86-64",
     precision: Annotated[
-        str, typer.Option("--precision", help="fp32, fp16 or int8; the latter two are lossy.")
+        str, typer.Option("--precision", help="fp32, fp16, bf16 or int8; all but the first are lossy.")
     ] = "fp32",
     batch: Annotated[str, typer.Option("--batch", metavar="dynamic|N", help="Images a call.")] = "dynamic",
     image_size: Annotated[
@@ -237,7 +237,7 @@ def export(
     with_preprocessing: Annotated[
         bool, typer.Option("--with-preprocessing", help="Take pixels (uint8, NHWC, RGB); normalise in the graph.")
     ] = False,
-    inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz of images to measure fp16 and int8 on.")] = None,
+    inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz to measure a lower precision on.")] = None,
     images: Images = None,
     unverified: Unverified = False,
     format: FormatOption = Format.text,
@@ -277,7 +277,7 @@ def build(
     run: RunArgument = None,
     target: Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")] = "rtx-40",
     precision: Annotated[
-        str, typer.Option("--precision", help="Which of the run's ONNX models: fp32 or fp16.")
+        str, typer.Option("--precision", help="Which of the run's ONNX models: fp32, fp16, bf16 or int8.")
     ] = "fp32",
     unverified: Unverified = False,
     format: FormatOption = Format.text,

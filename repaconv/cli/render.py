@@ -169,7 +169,7 @@ def exporting(done: ExportArtefact) -> None:
     out().print(_links(done.links))
     _print_locations(done.links)
     if done.precision != "fp32":
-        out().print(f"[yellow]lossy[/]: {done.precision}, ranges measured on {_plain(done.calibration)}")
+        out().print(f"[yellow]lossy[/]: {done.precision}, measured on {_plain(done.calibration)}")
         for what, names in (("in float32 for their range", done.islands), ("not in " + done.precision, done.in_float)):
             if names:
                 out().print(f"{len(names)} nodes {what}: {_plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")

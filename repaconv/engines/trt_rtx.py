@@ -137,13 +137,27 @@ def _capability(trt: Any, text: str) -> Any:
 
 
 def _types(network: Any) -> dict[str, int]:
+    """Types of what computes; INT8 where all that is multiplied comes out of DequantizeLinear."""
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    made_by = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}
+
+    def dequantized(tensor: Any) -> bool:
+        layer = made_by.get(tensor.name)
+        while layer is not None and _kind(layer) == "SHUFFLE":  # the parser's own, to bring ranks together
+            layer = made_by.get(layer.get_input(0).name)
+        return layer is not None and _kind(layer) == "DEQUANTIZE"
+
     found: Counter[str] = Counter()
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        kind = str(layer.type).rpartition(".")[2]
-        if kind in COMPUTING:
-            found[f"{kind}.{str(layer.get_input(0).dtype).rpartition('.')[2]}"] += 1
+    for layer in layers:
+        if _kind(layer) in COMPUTING:
+            inputs = [layer.get_input(place) for place in range(min(layer.num_inputs, 2))]
+            kind = "INT8" if all(map(dequantized, inputs)) else str(inputs[0].dtype).rpartition(".")[2]
+            found[f"{_kind(layer)}.{kind}"] += 1
     return dict(sorted(found.items()))
+
+
+def _kind(layer: Any) -> str:
+    return str(layer.type).rpartition(".")[2]
 
 
 ENGINE = TensorRtRtx()

@@ -1,6 +1,7 @@
 """A float32 graph in lower precision, strongly typed: float16 with float32 islands, int8 as QuantizeLinear pairs.
 
-onnxruntime's own converter and quantizer do the work; which nodes stay in float32 is measured here.
+onnxruntime's own converter and quantizer do the work; which nodes stay in float32 is measured here. bfloat16, which
+the converter does not write, is in `repaconv.exporters.bfloat16`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ HEADROOM = 8.0
 # Kernels of these square their input, and some add the squares up in float16.
 SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization")
 QUANTIZED = ("MatMul", "Gemm", "Conv")
+# From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind.
+INT8_OPSET = 20
 
 
 def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
@@ -66,13 +69,43 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     copied.CopyFrom(model)
     with quiet_logging():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
+        _join_islands(typed.model.graph)
         typed.topological_sort(is_deterministic=True)  # the converter puts its casts at the end
     sorted_model: onnx.ModelProto = typed.model
     return sorted_model
 
 
+def _join_islands(graph: onnx.GraphProto) -> None:
+    """Let float32 go from one kept node to the next; the converter takes every value down to float16 between them.
+
+    It also casts once for each input, under one name, so that x * x makes two nodes of a kind.
+    """
+    from onnx import TensorProto
+
+    nodes = {tuple(node.output): node for node in graph.node}.values()
+    casts = {node.output[0]: node for node in nodes if node.op_type == "Cast"}
+    kept_in_float = {}
+    for name, node in casts.items():
+        before = casts.get(node.input[0])
+        if _casts_to(node, TensorProto.FLOAT) and before is not None and _casts_to(before, TensorProto.FLOAT16):
+            kept_in_float[name] = before.input[0]
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            node.input[place] = kept_in_float.get(name, name)
+    used = {name for node in nodes for name in node.input} | {value.name for value in graph.output}
+    left = [node for node in nodes if node.op_type != "Cast" or node.output[0] in used]
+    used = {name for node in left for name in node.input} | {value.name for value in graph.output}
+    left = [node for node in left if node.op_type != "Cast" or node.output[0] in used]
+    del graph.node[:]
+    graph.node.extend(left)
+
+
 def to_int8(
-    model: onnx.ModelProto, batches: Iterable[NDArray[np.float32]], keep: Sequence[str] = ()
+    model: onnx.ModelProto,
+    batches: Iterable[NDArray[np.float32]],
+    keep: Sequence[str] = (),
+    *,
+    symmetric: bool = False,
 ) -> onnx.ModelProto:
     """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
 
@@ -80,6 +113,8 @@ def to_int8(
         model: The float32 graph, one input.
         batches: Images [n, C, H, W], as the graph takes them.
         keep: Names of nodes that stay in float32.
+        symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else activations in uint8, which
+            processors multiply faster.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -104,9 +139,10 @@ def to_int8(
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTIZED),
             per_channel=True,
-            activation_type=QuantType.QUInt8,
+            activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             nodes_to_exclude=list(keep),
+            extra_options={"ActivationSymmetric": True, "QuantizeBias": False} if symmetric else {},
         )
         return onnx.load(path)
 
@@ -138,14 +174,13 @@ def in_float(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:
             low = all(source is not None and source.op_type == "DequantizeLinear" for source in sources)
         else:
             low = not any(types.get(name) == onnx.TensorProto.FLOAT for name in node.input) and not any(
-                source is not None and source.op_type == "Cast" and _to_float32(source) for source in sources
+                source is not None and source.op_type == "Cast" and _casts_to(source, onnx.TensorProto.FLOAT)
+                for source in sources
             )
         if not low:
             kept.append(node.name)
     return tuple(kept)
 
 
-def _to_float32(node: onnx.NodeProto) -> bool:
-    import onnx
-
-    return any(entry.name == "to" and entry.i == onnx.TensorProto.FLOAT for entry in node.attribute)
+def _casts_to(node: onnx.NodeProto, kind: int) -> bool:
+    return any(entry.name == "to" and entry.i == kind for entry in node.attribute)

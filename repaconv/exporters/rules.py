@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx
 
-FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch")
+FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points")
 
 
 def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbids: Collection[str]) -> list[str]:
@@ -30,7 +30,8 @@ def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbi
             found.append(f"opset {entry.version}, it reads up to {opset}")
     used = {node.op_type for node in model.graph.node}
     found += [f"operator {name}" for name in sorted(used & set(lacks))]
-    constants = {weight.name for weight in model.graph.initializer}
+    weights = {weight.name: weight for weight in model.graph.initializer}
+    constants = set(weights)
     constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
     for node in model.graph.node:
         if "topk-from-a-value" in forbids and node.op_type == "TopK" and node.input[1] not in constants:
@@ -38,6 +39,10 @@ def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbi
         adds = any(entry.name == "reduction" and entry.s not in (b"", b"none") for entry in node.attribute)
         if "scatter-add" in forbids and node.op_type.startswith("Scatter") and adds:
             found.append(f"{node.name}: a scatter that adds")
+        if "zero-points" in forbids and node.op_type == "QuantizeLinear" and len(node.input) > 2:
+            shift = weights.get(node.input[2])
+            if shift is None or onnx.numpy_helper.to_array(shift).any():
+                found.append(f"{node.name}: a zero point that is not 0")
     doubles = [weight.name for weight in model.graph.initializer if weight.data_type == onnx.TensorProto.DOUBLE]
     if "float64" in forbids and doubles:
         found.append(f"float64 in {doubles[0]}")

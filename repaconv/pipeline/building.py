@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from repaconv.targets import Target
 
 # What the parsed network calls the types, by precision asked for.
-TYPES = {"fp32": "FLOAT", "fp16": "HALF"}
+TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
 LARGEST_BATCH = 32
 
 

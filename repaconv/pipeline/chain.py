@@ -12,6 +12,7 @@ from repaconv.artefact import ExportArtefact, FoldArtefact, Link, Location, Tole
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import read_artefact
 from repaconv.pipeline.common import TRAINING, load_onnx, stored_weights, training_form
+from repaconv.pipeline.graphs import BF16_NOTE, runnable
 
 if TYPE_CHECKING:
     from repaconv.methods.contract import Method, TrainingForm
@@ -145,10 +146,13 @@ def _onnx_steps(
     from repaconv.proof.runners import FixedBatch
 
     batch = None if exported.batch == "dynamic" else int(exported.batch)
-    whole = FixedBatch(load_onnx(path), batch)
+    typed = exported.precision == "bf16"
+    source = runnable(onnx.load(path), "bf16").SerializeToString() if typed else path
+    whole = FixedBatch(load_onnx(source), batch)
     core: Runner = whole
     if exported.preprocessing:
-        core = FixedBatch(load_onnx(without_preprocessing(onnx.load(path)).SerializeToString()), batch)
+        bare = runnable(without_preprocessing(onnx.load(path)), exported.precision)
+        core = FixedBatch(load_onnx(bare.SerializeToString()), batch)
     allowed = meter(name).tolerance
     steps = [
         Step(
@@ -157,6 +161,7 @@ def _onnx_steps(
             lambda piece: core.run(piece.images),
             meter(name),
             lambda images: _within_onnx(net, exported, path, images, allowed),
+            BF16_NOTE if typed else "",
         )
     ]
     if exported.preprocessing and name == "onnx":
@@ -229,7 +234,7 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
 
     def graph(at: Path, kind: ExportArtefact) -> Any:
         model = onnx.load(at)
-        return without_preprocessing(model) if kind.preprocessing else model
+        return runnable(without_preprocessing(model) if kind.preprocessing else model, kind.precision)
 
     candidate = graph(path, exported)
     beside = net.taken.export_json()

@@ -21,7 +21,7 @@ from repaconv.pipeline.common import (
     stored_weights,
     with_files,
 )
-from repaconv.pipeline.graphs import proved_graph, write_graph
+from repaconv.pipeline.graphs import BF16_NOTE, proved_graph, runnable, write_graph
 from repaconv.pipeline.inputs import choose_inputs
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def export(
 
     Args:
         run: The run's folder; the newest when None.
-        onnx: The file to write; ``model.onnx``, ``model.fp16.onnx`` or ``model.int8.onnx`` of the run when None.
+        onnx: The file to write; ``model.onnx``, or ``model.fp16.onnx`` and so on of the run when None.
         target: Whose opset is written: a name, or the path of a .toml.
-        precision: ``fp32``, ``fp16`` or ``int8``; the latter two are lossy and are made from the float32 graph.
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``; all but the first are lossy.
         batch: A fixed batch; free when None.
         image_size: A fixed size, a square by one number; where the backbone takes any, free when None.
         simplify: Run onnxsim, and keep its graph if it computes the same.
         with_preprocessing: Let the graph take pixels (uint8, [B, H, W, C], RGB) and normalise them itself.
-        inputs: An .npz of images to measure ranges on, for fp16 and int8.
+        inputs: An .npz of images to measure a lower precision on.
         images: A folder of them instead. Without either, random images are taken, and the artefact says so.
         unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
@@ -71,7 +71,7 @@ def export(
         Refused: If the folded model is gone or changed.
         UsageProblem: If there is no run, or the network does not take that image size.
     """
-    from repaconv.exporters.precision import in_float
+    from repaconv.exporters.precision import INT8_OPSET, in_float
     from repaconv.exporters.preprocessing import with_preprocessing as with_pixels
     from repaconv.exporters.rules import violations
     from repaconv.exporters.to_onnx import add_metadata, check, operators_of
@@ -104,7 +104,7 @@ def export(
         stored_weights(taken, folded),
         (config.in_channels, *size),
         output=folded.output,
-        opset=device.opset,
+        opset=min(device.opset, INT8_OPSET) if precision == "int8" else device.opset,
         lacks=device.lacks,
         batch=batch,
         free_size=free_size,
@@ -112,9 +112,10 @@ def export(
         simplified=simplify,
         progress=progress,
     )
-    typed = (
-        _Typed(graph.model) if given is None else _typed(graph.model, precision, given, batch, folded, config, progress)
-    )
+    typed = _Typed(graph.model)
+    if given is not None:
+        symmetric = "zero-points" in device.forbids
+        typed = _typed(graph.model, precision, given, batch, folded, config, symmetric=symmetric, progress=progress)
     model = with_pixels(typed.model, folded.preprocessing) if with_preprocessing else typed.model
     check(model)
     exported_link = graph.links[0]
@@ -150,7 +151,7 @@ def export(
         calibration=given.name if given else "",
         lacks=device.lacks,
         violations=tuple(against),
-        opset=device.opset,
+        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
         batch="dynamic" if batch is None else batch,
         image_size="dynamic" if free_size else size,
         simplified=graph.simplified,
@@ -178,9 +179,12 @@ def _typed(
     batch: int | None,
     folded: FoldArtefact,
     config: Any,
+    *,
+    symmetric: bool,
     progress: Progress,
 ) -> _Typed:
     """The graph in that precision, judged by the float32 one on the same images."""
+    from repaconv.exporters.bfloat16 import to_bf16
     from repaconv.exporters.precision import islands, to_fp16, to_int8
     from repaconv.proof.locate import broken, locate
     from repaconv.proof.parity import Meter
@@ -196,17 +200,20 @@ def _typed(
     if precision == "fp16":
         kept = tuple(islands(model, largest_values(model, load_onnx, pieces)))
         typed = to_fp16(model, kept)
+    elif precision == "bf16":
+        typed = to_bf16(model)
     else:
-        typed = to_int8(model, pieces)
+        typed = to_int8(model, pieces, symmetric=symmetric)
     logits = folded.output == "logits"
     choosing = decides(registry.load(registry.BACKBONES, folded.backbone).deploy(config))
     meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
-    before, after = (FixedBatch(load_onnx(form.SerializeToString()), batch) for form in (model, typed))
+    runs_here = runnable(typed, precision)
+    before, after = (FixedBatch(load_onnx(form.SerializeToString()), batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
     for piece in pieces:
         meter.add(after.run(piece), before.run(piece))
-    link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}")
-    right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, typed))
+    link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}", BF16_NOTE if precision == "bf16" else "")
+    right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing))
     return _Typed(typed, (link,), kept)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 EXPORTED, SIMPLIFIED = "ONNX as exported", "ONNX simplified"
+BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
 
 
 class Graph(NamedTuple):
@@ -119,6 +120,13 @@ def proved_graph(
 def write_graph(model: onnx.ModelProto, path: Path) -> None:
     """Atomically write the file; equal graphs are equal bytes."""
     write_bytes(path, model.SerializeToString(deterministic=True))
+
+
+def runnable(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
+    """What ONNX Runtime runs in place of the graph: itself, but for bfloat16."""
+    from repaconv.exporters.bfloat16 import rounded_in_float32
+
+    return rounded_in_float32(model) if precision == "bf16" else model
 
 
 def _run(model: onnx.ModelProto, probes: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:

@@ -55,7 +55,7 @@ class Target(Record):
     board_python: str = ""
     opset: int = Field(ge=13)
     lacks: tuple[str, ...] = ()
-    forbids: tuple[Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch"], ...] = ()
+    forbids: tuple[Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points"], ...] = ()
     precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...]
     source: tuple[str, ...] = ()
     bench: BenchDefaults

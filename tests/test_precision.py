@@ -1,0 +1,153 @@
+"""Lower precision: every method in float16, bfloat16 and int8, as links with their agreement, and as real engines."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from faults import META, SETTINGS, far_off
+from onnx import TensorProto, helper
+from test_locate import graph, net
+
+import repaconv as rc
+from repaconv import registry
+from repaconv.exporters import precision as precision_module
+from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
+from repaconv.exporters.precision import in_float, islands, to_fp16, to_int8
+from repaconv.exporters.rules import violations
+from repaconv.exporters.to_onnx import check, to_onnx
+from repaconv.pipeline.common import load_onnx
+from repaconv.proof.data import random_inputs
+from repaconv.proof.parity import judge
+from repaconv.proof.policy import tolerance
+from repaconv.proof.ranges import largest_values
+from repaconv.proof.runners import decides
+
+NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
+CARDS = ("8.6", "8.9")
+
+
+def typed(model, precision, pieces):
+    if precision == "fp16":
+        return to_fp16(model, islands(model, largest_values(model, load_onnx, pieces)))
+    if precision == "bf16":
+        return to_bf16(model)
+    return to_int8(model, pieces, symmetric=precision == "int8, symmetric")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "int8, symmetric"])
+@pytest.mark.parametrize("name", NETS)
+def test_every_method_in_every_precision(name, precision, record_property):
+    model, runner = graph(name)
+    _, _, images = net(name)
+    pieces = [piece.images for piece in random_inputs(images.shape[1:], count=32, seed=1).batches(len(images))]
+    low = typed(model, precision, pieces)
+    check(low)
+    kind = precision.partition(",")[0]
+    sound = {"zero-points"} if "symmetric" in precision else set()
+    assert violations(low, 22, (), sound) == []
+    runs_here = rounded_in_float32(low) if kind == "bf16" else low
+    before, after = (load_onnx(each.SerializeToString()) for each in (model, runs_here))
+    outputs = [np.concatenate([each.run(piece) for piece in pieces]) for each in (before, after)]
+    allowed = tolerance(kind, decides=decides(runner.module))
+    link = judge(kind, ("float32", outputs[0]), (kind, outputs[1]), logits=True, tolerance=allowed)
+    agreement = f"{link.metrics.top1_agreement:.1%} agree, cosine {link.metrics.cosine:.6f}"
+    record_property("lower precision", f"{name} {precision}: {agreement}")
+    assert link.verdict == "passed", agreement
+    assert 0 < link.metrics.max_rel_error < 0.2
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_engines_of_every_method_are_what_was_asked_for(name):
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is absent")
+    from repaconv.engines.trt_rtx import ENGINE
+
+    build, weights, images = net(name)
+    runner = graph(name)[1]
+    assert build
+    assert weights
+    model = to_onnx(runner.module, images.shape[1:], output="logits", opset=22, batch=len(images), free_size=False)
+    for low, asked in ((to_bf16(model), "BF16"), (to_int8(graph(name)[0], [images], symmetric=True), "INT8")):
+        built = ENGINE.build(low.SerializeToString(), CARDS, {})
+        assert len(built.engine) > 10_000
+        assert all(kind.endswith(f".{asked}") for kind in built.types), built.types
+
+
+def small(nodes, weights, opset=22):
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, 8))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (None, None))],
+        [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def test_bfloat16_rounds_as_torch_does():
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal(shape, dtype=np.float32) for shape in ((4, 8), (8, 3)))
+    model = small([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"w": w})
+    low = to_bf16(model)
+    check(low)
+    assert [value.type.tensor_type.elem_type for value in (*low.graph.input, *low.graph.output)] == [1, 1]
+    got = load_onnx(rounded_in_float32(low).SerializeToString()).run(x)
+    a, b = (torch.from_numpy(each).bfloat16() for each in (x, w))
+    expected = (a.float() @ b.float()).bfloat16().float().numpy()
+    assert np.array_equal(got, expected)
+    assert not np.array_equal(got, x @ w)
+
+
+def test_what_takes_no_bfloat16_stays_in_float32():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "m/MatMul"),
+        helper.make_node("Shape", ["h"], ["s"], "m/Shape"),
+        helper.make_node("TopK", ["h", "k"], ["t", "i"], "m/TopK"),
+        helper.make_node("Add", ["t", "t"], ["y"], "m/Add"),
+    ]
+    low = to_bf16(small(nodes, {"w": np.eye(8, dtype=np.float32), "k": np.array([2])}))
+    check(low)
+    inferred = onnx.shape_inference.infer_shapes(low).graph.value_info
+    kinds = {value.name: value.type.tensor_type.elem_type for value in inferred}
+    assert (kinds["h"], kinds["t"]) == (TensorProto.BFLOAT16, TensorProto.FLOAT)
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    assert np.array_equal(load_onnx(rounded_in_float32(low).SerializeToString()).run(x), 2 * x[:, :-3:-1])
+    old = small([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"w": np.eye(8, dtype=np.float32)}, opset=12)
+    assert in_float(to_bf16(old), "bf16") == ("m",)
+
+
+def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, monkeypatch):
+    """On a board whose parser has no LayerNormalization the squares are values of the graph, and too large."""
+    method = registry.load(registry.METHODS, "dwconv")
+    torch.save({"state_dict": far_off(method.example("tiny", seed=1)), "meta": META.get("dwconv", {})}, "c.pth")
+    rc.fold("c.pth", settings=SETTINGS["dwconv"])
+    cured = rc.export(target="jetson-nano", precision="fp16")
+    assert cured.verdict == "passed"
+    assert any(node.startswith("blocks.0.norm1/") for node in cured.islands)
+    assert not any("attn" in node for node in cured.islands)
+    with monkeypatch.context() as planted:
+        planted.setattr(precision_module, "islands", lambda model, largest: [])
+        broken = rc.export(target="jetson-nano", precision="fp16")
+    assert broken.verdict == "failed"
+    assert broken.links[-1].location.module == "blocks.0.norm1"
+
+
+def test_int8_for_a_board_has_zero_points_of_0(tiny):
+    rc.fold(tiny)
+    done = rc.export(target="orin-nano", precision="int8")
+    assert (done.verdict, done.violations, done.opset) == ("passed", (), 20)
+    plain = rc.export(target="x86-64", precision="int8")
+    model = onnx.load("repaconv-out/tiny/model.int8.onnx")
+    assert plain.verdict == "passed"
+    assert violations(model, 20, (), ("zero-points",))
+
+
+def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
+    rc.fold(tiny)
+    rc.export(target="rtx-40")
+    done = rc.export(target="rtx-40", precision="bf16", with_preprocessing=True)
+    assert (done.verdict, done.opset, done.in_float) == ("passed", 22, ())
+    link = next(link for link in rc.verify().links if link.name == "bf16")
+    assert link.verdict == "passed"
+    assert "rounded to bfloat16" in link.note

@@ -332,8 +332,9 @@ class ExportArtefact(Artefact):
     ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
     target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
     graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
-    precision, ``calibration`` what its ranges were measured on. The verdict is that of the graph that was written: a
-    simplifier's that was thrown away is a failed link and no failed export.
+    precision, ``calibration`` what its ranges were measured on. ``data`` are the weights that have a file of their
+    own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was thrown away is a failed
+    link and no failed export.
     """
 
     stage: str = "export"
@@ -355,6 +356,7 @@ class ExportArtefact(Artefact):
     model_sha256: str
     links: tuple[Link, ...]
     payload: Payload
+    data: Payload | None = None
 
 
 class BuildArtefact(Artefact):

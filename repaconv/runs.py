@@ -6,14 +6,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from repaconv.artefact import Artefact, FoldArtefact, Payload
+from repaconv.artefact import Artefact, ExportArtefact, FoldArtefact, Payload
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, sha256_of, write_text
 
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
 # What a run folder may hold; a second fold of the same checkpoint removes these and nothing else.
-LATER_STAGES = ("verify.json", "drift-*.svg", "model*.onnx", "export*.json")
+LATER_STAGES = ("verify.json", "drift-*.svg", "model*.onnx", "model*.onnx.data", "export*.json")
 BENCH, BUILD = "bench", "build"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
@@ -83,6 +83,17 @@ class Run:
                 code="artefact.hash",
             )
         return path
+
+
+def graph_of(run: Run, exported: ExportArtefact) -> Path:
+    """The ONNX model that an artefact describes, its weights looked at too where they have a file of their own.
+
+    Raises:
+        Refused: If one of them is gone or its hash is another.
+    """
+    if exported.data is not None:
+        run.payload(exported.data)
+    return run.payload(exported.payload)
 
 
 def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool) -> Run:

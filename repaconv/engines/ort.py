@@ -14,7 +14,7 @@ from repaconv.errors import EnvironmentProblem, Refused
 class OrtSession:
     """A loaded model. ``options`` says what was set, everything else is ONNX Runtime's default."""
 
-    def __init__(self, model: Path | bytes, threads: int, dims: Mapping[str, int]) -> None:
+    def __init__(self, model: Path | bytes, threads: int, dims: Mapping[str, int], folder: Path | None) -> None:
         """See `OnnxRuntime.session`."""
         import onnxruntime
 
@@ -22,6 +22,8 @@ class OrtSession:
         settings.intra_op_num_threads = threads
         settings.inter_op_num_threads = 1
         settings.log_severity_level = 3
+        if folder is not None:
+            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         for name, size in dims.items():
             settings.add_free_dimension_override_by_name(name, size)
         source = model if isinstance(model, bytes) else str(model)
@@ -77,20 +79,28 @@ class OnnxRuntime:
             ) from error
         return str(onnxruntime.__version__)
 
-    def session(self, model: Path | bytes, *, threads: int, dims: Mapping[str, int] | None = None) -> OrtSession:
+    def session(
+        self,
+        model: Path | bytes,
+        *,
+        threads: int,
+        dims: Mapping[str, int] | None = None,
+        folder: Path | None = None,
+    ) -> OrtSession:
         """Load a model.
 
         Args:
             model: An .onnx file or its bytes.
             threads: Of one inference, the calling thread included.
             dims: Sizes for free dimensions by name, so that shapes are known when the graph is optimised.
+            folder: Where the external weights of a graph in bytes lie.
 
         Raises:
             Refused: If ONNX Runtime does not take the model.
         """
         self.version()
         try:
-            return OrtSession(model, threads, dims or {})
+            return OrtSession(model, threads, dims or {}, folder)
         except Exception as error:
             where = "the model" if isinstance(model, bytes) else str(model)
             raise Refused(

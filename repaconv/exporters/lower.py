@@ -102,9 +102,10 @@ class _Lowering:
                 raise _no_older(node, self.opset)
             self._drop(node, name)
         if node.op_type == "Reshape" and self.opset < 14 and "allowzero" in attributes:
-            if node.input[1] in self.constants and 0 in self.value_of(node.input[1]):
+            zero = node.input[1] in self.constants and 0 in self.value_of(node.input[1])
+            if attributes["allowzero"] and zero:
                 raise _no_older(node, self.opset)
-            self._drop(node, "allowzero")  # without a zero in the shape, and no batch is one, it says nothing
+            self._drop(node, "allowzero")  # 0 says what was always so, and 1 nothing: no batch is 0
 
     @staticmethod
     def _drop(node: onnx.NodeProto, name: str) -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-# protobuf's limit for one message; larger weights need external data.
+# protobuf's limit for one message; larger weights lie in a file of their own, but for those that a rewrite may look at.
 ONE_FILE_BYTES = 2 * 1024**3
+INLINE_BYTES = 2**20
+DATA = "weights.data"
 # The dynamo exporter writes this; asked for an older one, it may hand on a newer graph without an error.
 OLDEST_EXPORTED = 18
 
@@ -32,6 +35,7 @@ def to_onnx(
     lacks: Collection[str] = (),
     batch: int | None,
     free_size: bool,
+    scratch: Path | None = None,
 ) -> onnx.ModelProto:
     """Export a module that maps [B, C, H, W] to [B, K], with torch's dynamo exporter.
 
@@ -43,17 +47,19 @@ def to_onnx(
         lacks: Operators to write with others.
         batch: None leaves it free, under the name ``batch``; a number fixes it.
         free_size: Leave ``height`` and ``width`` free.
+        scratch: A folder for the weights of a net above 2 GiB: ``weights.data``, which the graph then refers to.
 
     Raises:
-        Refused: If the graph with its weights does not fit into one ONNX file (2 GiB).
+        Refused: If the weights do not fit into one ONNX file (2 GiB) and there is no ``scratch``, or if torch's
+            exporter does not know an operator.
     """
     import torch
 
-    size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-    if size >= ONE_FILE_BYTES:
+    large = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()) >= ONE_FILE_BYTES
+    if large and scratch is None:
         raise Refused(
-            f"the weights take {size / 1024**3:.1f} GiB, one ONNX file holds 2 GiB.",
-            hint="External data is not written yet; export a smaller network.",
+            "the weights take more than 2 GiB, which one ONNX file cannot hold.",
+            hint="Export it as a run: repaconv export writes such weights to a file of their own.",
             code="export.too-large",
         )
     free = {0: "batch"} if batch is None else {}
@@ -61,23 +67,52 @@ def to_onnx(
         free |= {2: "height", 3: "width"}
     # A free dimension that is 1 in the example would be taken for a constant.
     example = torch.zeros(2 if batch is None else batch, *shape)
-    with _quiet():
-        program = torch.onnx.export(
-            module,
-            (example,),
-            dynamo=True,
-            opset_version=max(opset, OLDEST_EXPORTED),
-            input_names=["input"],
-            output_names=[output],
-            dynamic_shapes=(free,) if free else None,
-            verbose=False,
-        )
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                opset_version=max(opset, OLDEST_EXPORTED),
+                input_names=["input"],
+                output_names=[output],
+                dynamic_shapes=(free,) if free else None,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        last = [line for line in str(error).splitlines() if line.startswith("<class")]
+        why = last[0].partition(">: ")[2] if last else str(error).splitlines()[0]
+        raise Refused(
+            f"torch does not write this form as ONNX: {why.rstrip('.')}.",
+            hint="The deploy form can be written; a form of your own needs operators that torch's exporter knows.",
+            code="export.operator",
+        ) from error
     assert program is not None
-    model = _without_traces(program.model_proto)
+    model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
     written = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if written != opset or lacks:
         model = lower(model, opset, lacks)
     return model
+
+
+def _beside_its_weights(model: Any, folder: Path) -> onnx.ModelProto:
+    """Write large weights to a file in the folder, one after the other; the graph refers to it."""
+    import onnx
+    import onnx_ir
+
+    path = folder / "graph.onnx"
+    onnx_ir.save(model, path, external_data=DATA, size_threshold_bytes=INLINE_BYTES)
+    graph = onnx.load(path, load_external_data=False)
+    path.unlink()
+    return graph
+
+
+def refer_to(model: onnx.ModelProto, data: str) -> None:
+    """Let the graph's external weights lie in a file of that name beside it; in place."""
+    for weight in model.graph.initializer:
+        for entry in weight.external_data:
+            if entry.key == "location":
+                entry.value = data
 
 
 def add_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:
@@ -147,8 +182,12 @@ def operators_of(model: onnx.ModelProto) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
-def check(model: Any) -> None:
+def check(model: onnx.ModelProto, folder: Path | None = None) -> None:
     """Hold the graph against the ONNX specification, shapes included.
+
+    Args:
+        model: The graph.
+        folder: Where its external weights lie, if it has such.
 
     Raises:
         Refused: With the checker's first sentence.
@@ -156,7 +195,13 @@ def check(model: Any) -> None:
     import onnx
 
     try:
-        onnx.checker.check_model(model, full_check=True)
+        if folder is None:
+            onnx.checker.check_model(model, full_check=True)
+            return
+        path = folder / "checked.onnx"  # only as a file may a graph have its weights elsewhere
+        path.write_bytes(model.SerializeToString())
+        onnx.checker.check_model(str(path), full_check=True)
+        path.unlink()
     except Exception as error:
         raise Refused(
             f"the exported graph is not valid ONNX: {str(error).splitlines()[0]}.",

@@ -67,8 +67,8 @@ def build(
         )
     exported = read_artefact(path, ExportArtefact)
     overridden = runs.require_passed(exported, path, unverified=unverified)
-    source = taken.payload(exported.payload)
-    model = onnx.load(source)
+    source = runs.graph_of(taken, exported)
+    model = onnx.load(source, load_external_data=False)
     progress(f"build for {device.name}", 0, 0)
     built = engine.build(source.read_bytes(), (device.compute_capability,), _shapes(model, exported, device))
     asked = TYPES[precision]

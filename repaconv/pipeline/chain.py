@@ -110,7 +110,7 @@ def steps_of(
     idle: list[Link] = []
     took: list[Path] = []
     for exported in exports:
-        path = net.taken.payload(exported.payload)
+        path = runs.graph_of(net.taken, exported)
         took.append(path)
         name = "onnx" if exported.precision == "fp32" else exported.precision
         label = ONNX_LABEL if name == "onnx" else f"{ONNX_LABEL}, {name}"
@@ -151,8 +151,8 @@ def _onnx_steps(
     whole = FixedBatch(load_onnx(source), batch)
     core: Runner = whole
     if exported.preprocessing:
-        bare = runnable(without_preprocessing(onnx.load(path)), exported.precision)
-        core = FixedBatch(load_onnx(bare.SerializeToString()), batch)
+        bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
+        core = FixedBatch(load_onnx(bare.SerializeToString(), path.parent), batch)
     allowed = meter(name).tolerance
     steps = [
         Step(
@@ -236,6 +236,8 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
         model = onnx.load(at)
         return runnable(without_preprocessing(model) if kind.preprocessing else model, kind.precision)
 
+    if exported.data is not None:
+        return Location(module="", reason="a graph above 2 GiB is not followed")
     candidate = graph(path, exported)
     beside = net.taken.export_json()
     if allowed.kind == "lossy" and not beside.is_file():
@@ -248,7 +250,7 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
     if len(fixed) > 1 or single.image_size not in ("dynamic", tuple(images.shape[2:])):
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     images = _filled(images, fixed)
-    before = OnnxTrace(graph(net.taken.payload(single.payload), single), load_onnx, by_module=False)
+    before = OnnxTrace(graph(runs.graph_of(net.taken, single), single), load_onnx, by_module=False)
     after = OnnxTrace(candidate, load_onnx, by_module=False)
     choosing = decides(net.fold.module)
     return locate(before, after, images, allowed=None, decides=choosing)

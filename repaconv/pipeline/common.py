@@ -14,8 +14,6 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import sha256_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from repaconv.checkpoint import Checkpoint
@@ -122,16 +120,10 @@ def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:
     return tensors
 
 
-def run_onnx(model: Path | bytes, images: NDArray[np.float32]) -> NDArray[np.floating]:
-    """Images [N, C, H, W] through ONNX Runtime."""
-    output: NDArray[np.floating] = load_onnx(model).run(images)
-    return output
-
-
-def load_onnx(model: Path | bytes) -> Any:
-    """An ONNX Runtime session on all cores that this process may use."""
+def load_onnx(model: Path | bytes, folder: Path | None = None) -> Any:
+    """An ONNX Runtime session on all cores that this process may use; ``folder`` has a graph's external weights."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return registry.load(registry.ENGINES, "onnxruntime").session(model, threads=cores or 1)
+    return registry.load(registry.ENGINES, "onnxruntime").session(model, threads=cores or 1, folder=folder)
 
 
 def require_size(backbone: Any, config: Any, height: int, width: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link, VerifyArtefact
-from repaconv.errors import UsageProblem
+from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, write_artefact
 from repaconv.pipeline.common import (
     DEPLOY,
@@ -98,72 +99,68 @@ def export(
     given = None
     if precision != "fp32":
         given = choose_inputs(folded, config, inputs=inputs, images=images, count=CALIBRATION_IMAGES, seed=1, size=size)
-    graph = proved_graph(
-        DEPLOY,
-        backbone.deploy(config),
-        stored_weights(taken, folded),
-        (config.in_channels, *size),
-        output=folded.output,
-        opset=min(device.opset, INT8_OPSET) if precision == "int8" else device.opset,
-        lacks=device.lacks,
-        batch=batch,
-        free_size=free_size,
-        tolerances=folded.tolerances,
-        simplified=simplify,
-        progress=progress,
-    )
-    typed = _Typed(graph.model)
-    if given is not None:
-        symmetric = "zero-points" in device.forbids
-        typed = _typed(graph.model, precision, given, batch, folded, config, symmetric=symmetric, progress=progress)
-    model = with_pixels(typed.model, folded.preprocessing) if with_preprocessing else typed.model
-    check(model)
-    exported_link = graph.links[0]
-    add_metadata(
-        model,
-        {
-            "repaconv.method": folded.method,
-            "repaconv.version": made_by()["repaconv"],
-            "repaconv.source_sha256": folded.origin.sha256,
-            "repaconv.model_sha256": folded.payload.sha256,
-            "repaconv.precision": precision,
-            "repaconv.lossy": "yes" if typed.links else "no",
-            "repaconv.preprocessing": folded.preprocessing.model_dump_json(),
-            "repaconv.preprocessing_in_graph": "yes" if with_preprocessing else "no",
-            "repaconv.tolerance": f"{exported_link.tolerance.rtol if exported_link.tolerance else 0:g} relative to the "
-            "largest output",
-            "repaconv.unverified": "; ".join(overridden),
-        },
-    )
-    path = Path(onnx) if onnx else taken.onnx(precision)
-    write_graph(model, path)
-    against = violations(model, device.opset, device.lacks, device.forbids)
-    sound = graph.sound and not against and all(link.verdict != "failed" for link in typed.links)
-    artefact = ExportArtefact(
-        made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
-        verdict="passed" if sound else "failed",
-        unverified=overridden,
-        target=device.name,
-        precision=precision,
-        preprocessing=with_preprocessing,
-        islands=typed.islands,
-        in_float=() if precision == "fp32" else in_float(typed.model, precision),
-        calibration=given.name if given else "",
-        lacks=device.lacks,
-        violations=tuple(against),
-        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
-        batch="dynamic" if batch is None else batch,
-        image_size="dynamic" if free_size else size,
-        simplified=graph.simplified,
-        simplifier=graph.simplifier,
-        nodes=len(model.graph.node),
-        operators=operators_of(model),
-        model_sha256=folded.payload.sha256,
-        links=(*graph.links, *typed.links),
-        payload=payload_of(path, taken.folder),
-    )
-    write_artefact(taken.export_json(precision), artefact)
-    return with_files(artefact, [taken.model], [path, taken.export_json(precision)])
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=taken.folder) as temporary:
+        scratch = Path(temporary)
+        graph = proved_graph(
+            DEPLOY,
+            backbone.deploy(config),
+            stored_weights(taken, folded),
+            (config.in_channels, *size),
+            output=folded.output,
+            opset=min(device.opset, INT8_OPSET) if precision == "int8" else device.opset,
+            lacks=device.lacks,
+            batch=batch,
+            free_size=free_size,
+            tolerances=folded.tolerances,
+            simplified=simplify,
+            scratch=scratch,
+            progress=progress,
+        )
+        typed = _Typed(graph.model)
+        if given is not None and graph.data is not None:
+            raise Refused(
+                "the weights take more than 2 GiB; lower precision of such a net is not written yet.",
+                hint="Export it in fp32, and let the target's own tools lower it.",
+                code="export.too-large",
+            )
+        if given is not None:
+            symmetric = "zero-points" in device.forbids
+            typed = _typed(graph.model, precision, given, batch, folded, config, symmetric=symmetric, progress=progress)
+        model = with_pixels(typed.model, folded.preprocessing) if with_preprocessing else typed.model
+        check(model, scratch if graph.data else None)
+        entries = _metadata(folded, precision, overridden, graph.links[0], with_preprocessing=with_preprocessing)
+        add_metadata(model, entries)
+        path = Path(onnx) if onnx else taken.onnx(precision)
+        data = write_graph(model, path, graph.data)
+        against = violations(model, device.opset, device.lacks, device.forbids)
+        sound = graph.sound and not against and all(link.verdict != "failed" for link in typed.links)
+        artefact = ExportArtefact(
+            made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
+            verdict="passed" if sound else "failed",
+            unverified=overridden,
+            target=device.name,
+            precision=precision,
+            preprocessing=with_preprocessing,
+            islands=typed.islands,
+            in_float=() if precision == "fp32" else in_float(typed.model, precision),
+            calibration=given.name if given else "",
+            lacks=device.lacks,
+            violations=tuple(against),
+            opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+            batch="dynamic" if batch is None else batch,
+            image_size="dynamic" if free_size else size,
+            simplified=graph.simplified,
+            simplifier=graph.simplifier,
+            nodes=len(model.graph.node),
+            operators=operators_of(model),
+            model_sha256=folded.payload.sha256,
+            links=(*graph.links, *typed.links),
+            payload=payload_of(path, taken.folder),
+            data=payload_of(data, taken.folder) if data else None,
+        )
+        write_artefact(taken.export_json(precision), artefact)
+        beside = [data] if data else []
+        return with_files(artefact, [taken.model], [path, *beside, taken.export_json(precision)])
 
 
 class _Typed(NamedTuple):
@@ -216,6 +213,25 @@ def _typed(
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing))
     return _Typed(typed, (link,), kept)
+
+
+def _metadata(
+    folded: FoldArtefact, precision: str, overridden: tuple[str, ...], exported: Link, *, with_preprocessing: bool
+) -> dict[str, str]:
+    """What the file says of itself wherever it goes."""
+    allowed = exported.tolerance.rtol if exported.tolerance else 0
+    return {
+        "repaconv.method": folded.method,
+        "repaconv.version": made_by()["repaconv"],
+        "repaconv.source_sha256": folded.origin.sha256,
+        "repaconv.model_sha256": folded.payload.sha256,
+        "repaconv.precision": precision,
+        "repaconv.lossy": "no" if precision == "fp32" else "yes",
+        "repaconv.preprocessing": folded.preprocessing.model_dump_json(),
+        "repaconv.preprocessing_in_graph": "yes" if with_preprocessing else "no",
+        "repaconv.tolerance": f"{allowed:g} relative to the largest output",
+        "repaconv.unverified": "; ".join(overridden),
+    }
 
 
 def _overridden(run: runs.Run, folded: FoldArtefact, *, unverified: bool) -> tuple[str, ...]:

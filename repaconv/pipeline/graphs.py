@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefact import Link
-from repaconv.files import write_bytes
-from repaconv.pipeline.common import Progress, load_onnx, run_onnx
+from repaconv.files import write_bytes, write_with
+from repaconv.pipeline.common import Progress, load_onnx
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,12 +23,13 @@ BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has n
 
 
 class Graph(NamedTuple):
-    """An ONNX model, the links from the torch module to it, and who simplified it."""
+    """An ONNX model, the links from torch to it, who simplified it, and the file of its weights if they have one."""
 
     model: onnx.ModelProto
     links: tuple[Link, ...]
     simplifier: str
     simplified: bool
+    data: Path | None
 
     @property
     def sound(self) -> bool:
@@ -47,6 +50,7 @@ def proved_graph(
     free_size: bool,
     tolerances: Mapping[str, float],
     simplified: bool = True,
+    scratch: Path,
     progress: Progress,
 ) -> Graph:
     """Export a module with these weights and follow it, graph by graph, under ONNX Runtime.
@@ -56,7 +60,7 @@ def proved_graph(
     import torch
 
     from repaconv.exporters.simplify import not_done, simplify
-    from repaconv.exporters.to_onnx import check, to_onnx
+    from repaconv.exporters.to_onnx import DATA, check, to_onnx
     from repaconv.proof.data import random_inputs
     from repaconv.proof.locate import locate
     from repaconv.proof.parity import Meter
@@ -82,25 +86,31 @@ def proved_graph(
     weights = {n: value.to(torch.float32) if value.is_floating_point() else value for n, value in tensors.items()}
     module.load_state_dict(weights, assign=True)
     progress(f"{what}: to ONNX", 0, 0)
-    exported = to_onnx(module, shape, output=output, opset=opset, lacks=lacks, batch=batch, free_size=free_size)
-    check(exported)
+    exported = to_onnx(
+        module, shape, output=output, opset=opset, lacks=lacks, batch=batch, free_size=free_size, scratch=scratch
+    )
+    data = scratch / DATA if (scratch / DATA).is_file() else None
+    folder = scratch if data else None
+    check(exported, folder)
 
     def judged(name: str, ends: tuple[str, str], model: onnx.ModelProto, against: list[NDArray[np.floating]]) -> Link:
         meter = Meter(tolerance(name, logits=logits, usual=tolerances), logits=logits)
-        for got, right, unsure in zip(_run(model, probes), against, undecided, strict=True):
+        for got, right, unsure in zip(_run(model, probes, folder), against, undecided, strict=True):
             meter.add(got, right, undecided=unsure)
         return meter.link(name, *ends)
 
     progress(f"{what}: ONNX Runtime", 0, 0)
-    before = _run(exported, probes)
+    before = _run(exported, probes, folder)
     link = judged("exported", (f"{what} in torch, float32", EXPORTED), exported, expected)
+    if data is not None:
+        return Graph(exported, (link, not_done("not tried on a net above 2 GiB")), "none", False, data)
     if link.verdict == "failed":
         assert link.tolerance is not None
         wrong = OnnxTrace(exported, load_onnx, by_module=True)
         where = locate(TorchTrace(runner), wrong, probes[0], allowed=link.tolerance.rtol)
         link = link.model_copy(update={"location": where})
     if not simplified:
-        return Graph(exported, (link, not_done("not asked for")), "none", False)
+        return Graph(exported, (link, not_done("not asked for")), "none", False, None)
 
     def compare(smaller: onnx.ModelProto) -> Link:
         found = judged("simplified", (EXPORTED, SIMPLIFIED), smaller, before)
@@ -114,12 +124,34 @@ def proved_graph(
     progress(f"{what}: simplify", 0, 0)
     result = simplify(exported, compare)
     check(result.model)
-    return Graph(result.model, (link, result.link), result.simplifier, result.accepted)
+    return Graph(result.model, (link, result.link), result.simplifier, result.accepted, None)
 
 
-def write_graph(model: onnx.ModelProto, path: Path) -> None:
-    """Atomically write the file; equal graphs are equal bytes."""
+def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:
+    """Write the file; equal graphs are equal bytes.
+
+    Weights of their own go to ``<path>.data``. They move there before the graph comes, and after an older one went: a
+    graph never stands beside the weights of another.
+
+    Returns:
+        Where the weights went, if they have a file of their own.
+    """
+    from repaconv.exporters.to_onnx import refer_to
+
+    beside = path.with_name(f"{path.name}.data")
+    if data is not None or beside.exists():
+        path.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+    if data is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refer_to(model, beside.name)
+        write_with(beside, partial(_move, data))
     write_bytes(path, model.SerializeToString(deterministic=True))
+    return beside if data is not None else None
+
+
+def _move(source: Path, target: Path) -> None:
+    shutil.move(source, target)
 
 
 def runnable(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
@@ -129,6 +161,6 @@ def runnable(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     return rounded_in_float32(model) if precision == "bf16" else model
 
 
-def _run(model: onnx.ModelProto, probes: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:
-    content = model.SerializeToString()
-    return [run_onnx(content, probe) for probe in probes]
+def _run(model: onnx.ModelProto, probes: list[NDArray[np.float32]], folder: Path | None) -> list[NDArray[np.floating]]:
+    session = load_onnx(model.SerializeToString(), folder)
+    return [session.run(probe) for probe in probes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -171,7 +172,7 @@ def _subjects(
             code="artefact.hash",
         )
     overridden = runs.require_passed(exported, run.export_json(), unverified=unverified)
-    subjects = [Subject(DEPLOY, run.payload(exported.payload))]
+    subjects = [Subject(DEPLOY, runs.graph_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     note = ""
     if not other:
@@ -207,20 +208,22 @@ def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact
             return run.training_onnx
     method, form, _ = training_form(folded, None)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    graph = proved_graph(
-        TRAINING,
-        method.training(form),
-        form.tensors,
-        (form.config.in_channels, *size),
-        output=folded.output,
-        opset=exported.opset,
-        lacks=exported.lacks,
-        batch=None if exported.batch == "dynamic" else int(exported.batch),
-        free_size=exported.image_size == "dynamic",
-        tolerances=folded.tolerances,
-        progress=progress,
-    )
-    write_graph(graph.model, run.training_onnx)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=run.folder) as scratch:
+        graph = proved_graph(
+            TRAINING,
+            method.training(form),
+            form.tensors,
+            (form.config.in_channels, *size),
+            output=folded.output,
+            opset=exported.opset,
+            lacks=exported.lacks,
+            batch=None if exported.batch == "dynamic" else int(exported.batch),
+            free_size=exported.image_size == "dynamic",
+            tolerances=folded.tolerances,
+            scratch=Path(scratch),
+            progress=progress,
+        )
+        write_graph(graph.model, run.training_onnx, graph.data)
     made = _TrainingOnnx(
         source_sha256=folded.origin.sha256, settings=folded.settings, like=like, sha256=sha256_of(run.training_onnx)
     )

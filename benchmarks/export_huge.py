@@ -1,0 +1,63 @@
+"""What exporting a net above 2 GiB takes: a whole ViT-Huge, its weights in a file of their own.
+
+    python benchmarks/export_huge.py [-o result.json]
+
+RePaViT of ViT-Huge with an idle ratio of 0.25, full size, seeded random weights: 2.3 GB folded. Each stage is a process
+of its own, imports included; GNU time gives its wall time and its largest resident set, in which the pages of mapped
+files count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from fold_large import timed
+
+from repaconv.files import canonical_json
+from repaconv.measure.fingerprint import fingerprint
+from repaconv.methods.repavit import METHOD
+
+ARGS = Namespace(idle_ratio=0.25, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
+STAGES = {
+    "fold": ["fold", "{checkpoint}", "-o", "{run}"],
+    "export": ["export", "{run}", "--onnx"],
+    "export for jetson-nano": ["export", "{run}", "--onnx", "--target", "jetson-nano"],
+    "verify": ["verify", "{run}", "--count", "2"],
+}
+
+
+def main() -> None:
+    """Run the stages and print; write the result where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out", type=Path)
+    chosen = parser.parse_args()
+    stages = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        places = {"checkpoint": str(folder / "checkpoint.pth"), "run": str(folder / "run")}
+        weights = METHOD.example("vit-huge/0.25", seed=1)
+        torch.save({"model": weights, "args": ARGS}, places["checkpoint"])
+        del weights
+        for stage, words in STAGES.items():
+            command = [sys.executable, "-m", "repaconv", *(word.format(**places) for word in words), "--quiet"]
+            milliseconds, peak = timed(command)
+            stages[stage] = {"wall_s": round(milliseconds / 1000, 1), "peak_resident_bytes": peak}
+            print(f"{stage}: {milliseconds / 1000:.0f} s, {peak / 1024**3:.1f} GiB")
+        sizes = {path.name: path.stat().st_size for path in sorted((folder / "run").iterdir()) if path.is_file()}
+        links = json.loads((folder / "run" / "verify.json").read_text())["links"]
+        worst = {link["name"]: [link["verdict"], link["metrics"]["max_rel_error"]] for link in links}
+    print(sizes, worst)
+    if chosen.out:
+        whole = {"machine": fingerprint(()), "stages": stages, "bytes": sizes, "links": worst}
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(canonical_json(whole))
+
+
+if __name__ == "__main__":
+    main()

@@ -360,7 +360,12 @@ class ExportArtefact(Artefact):
 
 
 class BuildArtefact(Artefact):
-    """An engine for a target. ``layer_types`` counts the types of what computes, ``MATRIX_MULTIPLY.HALF`` for one."""
+    """An engine for a target.
+
+    ``layer_types`` counts the types of what computes, ``MATRIX_MULTIPLY.HALF`` for one; ``note`` says what they were
+    read from. ``options`` are the runtime's, ``timing_cache`` is the hash of TensorRT's measurements after the build.
+    ``links`` compare the engine with its model where it runs on the machine that built it.
+    """
 
     stage: str = "build"
     target: str
@@ -368,7 +373,10 @@ class BuildArtefact(Artefact):
     compute_capability: str
     precision: str
     layer_types: dict[str, int]
+    options: dict[str, str] = Field(default={})
+    timing_cache: str = ""
     note: str
+    links: tuple[Link, ...] = ()
     onnx_sha256: str
     payload: Payload
 

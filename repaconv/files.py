@@ -116,6 +116,15 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         ) from error
 
 
+def stage_of(path: Path) -> str:
+    """Which stage a ``.json`` says that it is of; empty if it says none."""
+    try:
+        plain = json.loads(path.read_text())
+    except (ValueError, OSError):
+        return ""
+    return str(plain.get("stage", "")) if isinstance(plain, dict) else ""
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -1,38 +1,78 @@
-"""Real TensorRT-RTX engines of all methods, built with no GPU, and what they are proved to be."""
+"""Real engines: TensorRT-RTX for all methods with no GPU, ONNX Runtime, OpenVINO, and what they are proved to be."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
+import onnx
 import pytest
 from onnx import TensorProto, helper
 from test_locate import graph, net
 
 import repaconv as rc
+from repaconv.engines.contract import Order
+from repaconv.engines.trt import Building
 from repaconv.engines.trt_rtx import ENGINE
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.exporters.precision import to_fp16
+from repaconv.exporters.to_onnx import to_onnx
+from repaconv.pipeline.building import _Timings
 from repaconv.pipeline.common import load_target
 
 NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
 CARDS = ("8.6", "8.9")
+RTX = pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="TensorRT-RTX is absent")
+BUILD = Path("repaconv-out/tiny/build")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is absent")
+def order(model, **settings):
+    """For what lies in the test's own folder."""
+    onnx.save(model, "ordered.onnx")
+    return Order(Path("ordered.onnx"), **{"capabilities": CARDS, **settings})
 
 
+# --- TensorRT-RTX, and the API that it shares with TensorRT ---------------------------------------------
+
+
+@RTX
 @pytest.mark.parametrize("name", NETS)
 def test_every_method_builds_in_both_precisions(name):
     model, _ = graph(name)
     assert net(name)
     for typed, asked in ((model, "FLOAT"), (to_fp16(model, []), "HALF")):
-        built = ENGINE.build(typed.SerializeToString(), CARDS, {})
+        built = ENGINE.build(order(typed))
         assert len(built.engine) > 10_000
         assert built.types
         assert all(kind.endswith(f".{asked}") for kind in built.types), built.types
+
+
+@RTX
+def test_the_build_tells_how_far_it_is_and_takes_what_is_set():
+    ticks = []
+    shapes = {"input": ((1, 3, 32, 32), (2, 3, 32, 32), (8, 3, 32, 32))}
+    model = to_onnx(
+        graph("repavit-tiny")[1].module, (3, 32, 32), output="logits", opset=20, batch=None, free_size=False
+    )
+    wanted = order(model, shapes=shapes, workspace=2**28, tick=lambda *step: ticks.append(step))
+    import tensorrt_rtx as trt
+
+    building = Building(trt, wanted, "")
+    building.config.num_compute_capabilities = 1
+    building.config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorRT-RTX takes a timing cache and says that it has no use for it
+        building.exchange_timings()
+        assert building.timings
+    assert building.config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 2**28
+    assert building.config.num_optimization_profiles == 1
+    assert len(building.plan()) > 10_000
+    assert len(ticks) > 10
+    assert all(total > step >= 0 for _, step, total in ticks)
+    assert any("INFO" in line for line in building.log.lines)
 
 
 def small(tiny):
@@ -40,22 +80,23 @@ def small(tiny):
     rc.export(target="rtx-40", image_size=32)
 
 
+@RTX
 def test_build_of_a_run(tiny, repaconv):
     small(tiny)
     done = rc.build(target="rtx-40")
     assert (done.verdict, done.precision, done.compute_capability) == ("passed", "fp32", "8.9")
     assert "not verified here" in done.note
-    folder = Path("repaconv-out/tiny/build")
-    assert {path.name for path in folder.iterdir()} == {"rtx-40.engine", "rtx-40.json", "rtx-40.log"}
-    assert json.loads((folder / "rtx-40.json").read_text())["layer_types"] == dict(done.layer_types)
+    assert {path.name for path in BUILD.iterdir()} == {"rtx-40.engine", "rtx-40.json", "rtx-40.log"}
+    assert json.loads((BUILD / "rtx-40.json").read_text())["layer_types"] == dict(done.layer_types)
     code, out, _ = repaconv("build", "--target", "rtx-30")
     assert code == 0
     assert "not verified here" in out
-    assert rc.verify(engine=folder / "rtx-40.engine").links[-1].verdict == "not verified"
+    assert rc.verify(engine=BUILD / "rtx-40.engine").links[-1].verdict == "not verified"
     rc.fold(tiny)
-    assert not folder.exists()
+    assert not BUILD.exists()
 
 
+@RTX
 def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaconv, monkeypatch):
     from repaconv.exporters import precision
 
@@ -68,6 +109,7 @@ def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaco
     assert "FLOAT" in out
 
 
+@RTX
 def test_what_cannot_be_built_is_told(tiny, repaconv):
     rc.fold(tiny)
     with pytest.raises(UsageProblem, match="no fp32 ONNX model yet"):
@@ -81,10 +123,11 @@ def test_what_cannot_be_built_is_told(tiny, repaconv):
     with pytest.raises(EnvironmentProblem, match="RTX cards alone"):
         rc.bench(target="rtx-40")
     with pytest.raises(EnvironmentProblem, match=r"compute capability 8\.7"):
-        ENGINE.build(graph("repavit-tiny")[0].SerializeToString(), ("8.7",), {})
+        ENGINE.build(order(graph("repavit-tiny")[0], capabilities=("8.7",)))
     assert load_target("rtx-50").compute_capability == "12.0"
 
 
+@RTX
 def test_an_operator_that_the_parser_lacks_is_named():
     value = helper.make_tensor_value_info
     nodes = [helper.make_node("Det", ["x"], ["y"], "m/Det")]
@@ -93,4 +136,101 @@ def test_an_operator_that_the_parser_lacks_is_named():
     )
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     with pytest.raises(Refused, match=r"m/Det \(Det\)"):
-        ENGINE.build(model.SerializeToString(), CARDS, {})
+        ENGINE.build(order(model))
+
+
+@RTX
+def test_an_engine_of_another_version_than_the_targets_is_not_built(tiny, monkeypatch):
+    small(tiny)
+    monkeypatch.setattr(type(ENGINE), "version", lambda self: "2.0.1")
+    with pytest.raises(EnvironmentProblem, match=r"rtx-40 has tensorrt-rtx 1\.7, here is 2\.0\.1"):
+        rc.build(target="rtx-40")
+
+
+def test_a_timing_cache_is_kept_by_target_and_version_and_pinned_by_its_hash(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    device = load_target("orin-nano")
+    timings = _Timings.of(None, device, "10.3.0")
+    assert timings.content is None
+    digest = timings.keep(b"measured")
+    assert digest == hashlib.sha256(b"measured").hexdigest()
+    again = _Timings.of(None, device, "10.3.0")
+    assert again.content == b"measured"
+    assert _Timings.of(None, device, "10.3.1").content is None
+    again.path.write_bytes(b"tampered")
+    with pytest.raises(Refused, match="its hash is another"):
+        _Timings.of(None, device, "10.3.0")
+
+
+# --- what runs here ---------------------------------------------------------------------------------------
+
+
+def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export()
+    rc.export(precision="int8")
+    rc.export(precision="fp16")
+    done = rc.build(target="x86-64")
+    assert (done.verdict, done.links[0].verdict) == ("passed", "passed")
+    assert all(kind.endswith(".FLOAT") for kind in done.layer_types)
+    assert done.options["intra_op_num_threads"] == "1"
+    low = rc.build(target="x86-64", precision="int8")
+    assert low.verdict == "passed"
+    assert any(kind.endswith(".INT8") for kind in low.layer_types)
+    code, out, _ = repaconv("build", "--target", "x86-64", "--precision", "fp16")
+    assert code == 1
+    assert "Conv.FLOAT" in out
+    assert next(link for link in rc.verify(engine=BUILD / "x86-64.onnx").links if link.name == "engine").verdict == (
+        "passed"
+    )
+    lossy = next(link for link in rc.verify(engine=BUILD / "x86-64.int8.onnx").links if link.name == "engine")
+    assert (lossy.verdict, lossy.tolerance.kind) == ("passed", "lossy")
+    (BUILD / "x86-64.onnx").write_bytes(b"another")
+    with pytest.raises(Refused, match="hash is another"):
+        rc.verify(engine=BUILD / "x86-64.onnx")
+
+
+def test_an_engine_for_another_processor_has_nothing_of_this_one_in_it(tiny):
+    rc.fold(tiny)
+    rc.export(target="arm64")
+    done = rc.build(target="arm64")
+    assert done.verdict == "passed"
+    assert done.options["graph_optimization_level"] == "ORT_ENABLE_EXTENDED"
+    model = onnx.load(BUILD / "arm64.onnx")
+    assert not [node.op_type for node in model.graph.node if "nchwc" in node.domain]
+
+
+def test_openvino_compiles_in_the_precision_that_is_asked_for(tiny):
+    pytest.importorskip("openvino", reason="OpenVINO is absent")
+    rc.fold(tiny)
+    with pytest.raises(UsageProblem, match="makes bf16 of a float32 graph itself"):
+        rc.export(target="x86-64-openvino", precision="bf16")
+    rc.export(target="x86-64-openvino", image_size=32)
+    rc.export(target="x86-64-openvino", image_size=32, precision="int8")
+    plain = rc.build(target="x86-64-openvino")
+    assert (plain.verdict, plain.links[0].tolerance.kind) == ("passed", "exact")
+    assert all(kind.endswith(".FLOAT") for kind in plain.layer_types)
+    int8 = rc.build(target="x86-64-openvino", precision="int8")
+    assert (int8.verdict, int8.links[0].tolerance.kind) == ("passed", "lossy")
+    engine = BUILD / "x86-64-openvino.blob"
+    assert rc.verify(engine=engine).links[-1].verdict == "passed"
+    found = rc.bench(engine, target="x86-64-openvino", against="repaconv-out/tiny/model.onnx", image_size=32, rounds=2)
+    assert found.agreement.verdict == "passed"
+    engine.write_bytes(engine.read_bytes()[: 2**10])
+    with pytest.raises(Refused, match="hash is another"):
+        rc.bench(engine, target="x86-64-openvino", image_size=32, rounds=2)
+
+
+def test_openvino_in_bfloat16_where_the_processor_multiplies_it(tiny):
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is absent")
+    rc.fold(tiny)
+    rc.export(target="x86-64-openvino", image_size=32)
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        with pytest.raises(EnvironmentProblem, match="does not compute in bf16"):
+            rc.build(target="x86-64-openvino", precision="bf16")
+        return
+    low = rc.build(target="x86-64-openvino", precision="bf16")
+    assert low.verdict == "passed"
+    assert all(kind.endswith(".BF16") for kind in low.layer_types)
+    link = rc.verify(engine=BUILD / "x86-64-openvino.bf16.blob").links[-1]
+    assert (link.verdict, link.tolerance.kind) == ("passed", "lossy")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from faults import META, SETTINGS, far_off
 from onnx import TensorProto, helper
+from test_build import RTX, order
 from test_locate import graph, net
 
 import repaconv as rc
@@ -25,7 +26,6 @@ from repaconv.proof.ranges import largest_values
 from repaconv.proof.runners import decides
 
 NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
-CARDS = ("8.6", "8.9")
 
 
 def typed(model, precision, pieces):
@@ -58,9 +58,9 @@ def test_every_method_in_every_precision(name, precision, record_property):
     assert 0 < link.metrics.max_rel_error < 0.2
 
 
+@RTX
 @pytest.mark.parametrize("name", NETS)
 def test_engines_of_every_method_are_what_was_asked_for(name):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is absent")
     from repaconv.engines.trt_rtx import ENGINE
 
     build, weights, images = net(name)
@@ -69,7 +69,7 @@ def test_engines_of_every_method_are_what_was_asked_for(name):
     assert weights
     model = to_onnx(runner.module, images.shape[1:], output="logits", opset=22, batch=len(images), free_size=False)
     for low, asked in ((to_bf16(model), "BF16"), (to_int8(graph(name)[0], [images], symmetric=True), "INT8")):
-        built = ENGINE.build(low.SerializeToString(), CARDS, {})
+        built = ENGINE.build(order(low))
         assert len(built.engine) > 10_000
         assert all(kind.endswith(f".{asked}") for kind in built.types), built.types
 

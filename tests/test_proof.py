@@ -391,7 +391,7 @@ def test_memory_does_not_grow_with_the_images(tiny):
 def test_polygraphys_runners_are_runners(tiny):
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
-    from repaconv.engines.polygraphy import FromPolygraphy
+    from repaconv.engines.tensorrt import FromPolygraphy
 
     rc.fold(tiny)
     rc.export()

@@ -275,10 +275,19 @@ def export(
 @app.command(epilog="Example: repaconv build --target rtx-40")
 def build(
     run: RunArgument = None,
-    target: Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")] = "rtx-40",
+    target: Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")] = "x86-64",
     precision: Annotated[
         str, typer.Option("--precision", help="Which of the run's ONNX models: fp32, fp16, bf16 or int8.")
     ] = "fp32",
+    workspace: Annotated[
+        int | None, typer.Option("--workspace", min=1, help="MiB that TensorRT's kernels may take.")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None, typer.Option("--timing-cache", help="TensorRT's; one a target and version if left out.")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Fail where the timing cache has no answer: the same engine again.")
+    ] = False,
     unverified: Unverified = False,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -291,7 +300,16 @@ def build(
         "build",
         format,
         quiet,
-        lambda progress: stage(run, target=target, precision=precision, unverified=unverified, progress=progress),
+        lambda progress: stage(
+            run,
+            target=target,
+            precision=precision,
+            workspace_mib=workspace,
+            timing_cache=timing_cache,
+            replay=replay,
+            unverified=unverified,
+            progress=progress,
+        ),
         render.building,
     )
 
@@ -299,10 +317,12 @@ def build(
 @app.command(epilog="Example: repaconv bench --target x86-64")
 def bench(
     model: Annotated[
-        Path | None, typer.Argument(metavar="[RUN|MODEL.onnx]", help="A run or an .onnx file; the newest run.")
+        Path | None, typer.Argument(metavar="[RUN|MODEL.onnx|ENGINE]", help="What to measure; the newest run.")
     ] = None,
     target: Target = "x86-64",
-    against: Annotated[Path | None, typer.Option("--against", help="Another .onnx, not the training form.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Another .onnx or engine, not the training form.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of one inference.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images a call.")] = None,
     image_size: Annotated[str | None, typer.Option("--image-size", help="Of the images: N or HEIGHTxWIDTH.")] = None,

@@ -182,9 +182,12 @@ def exporting(done: ExportArtefact) -> None:
 
 
 def building(done: BuildArtefact) -> None:
-    """The engine and the types of what computes in it."""
+    """The engine, the types of what computes in it, and how it compares where it runs here."""
+    if done.links:
+        out().print(_links(done.links))
     types = ", ".join(f"{count} {name}" for name, count in done.layer_types.items())
-    size = f"{done.payload.bytes:,} bytes, {done.runtime}, compute capability {done.compute_capability}"
+    gpu = f", compute capability {done.compute_capability}" if done.compute_capability else ""
+    size = f"{done.payload.bytes:,} bytes, {done.runtime}{gpu}"
     out().print(f"{_verdict(done.verdict)}: {_plain(done.payload.path)}, {size}")
     out().print(f"asked for {done.precision}: {_plain(types)}")
     out().print(f"[yellow]{_plain(done.note)}[/]")

@@ -6,25 +6,12 @@ is proved of the network that was parsed, before it was built.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repaconv.errors import EnvironmentProblem, Refused
-
-# Layers whose type is what people mean by an engine's precision.
-COMPUTING = ("CONVOLUTION", "MATRIX_MULTIPLY")
-
-
-@dataclass(frozen=True)
-class Built:
-    """An engine, the types of the parsed network's computing layers (``MATRIX_MULTIPLY.HALF``), and the log."""
-
-    engine: bytes
-    types: Mapping[str, int]
-    log: str
+from repaconv.engines.contract import Built, Order
+from repaconv.engines.trt import Building
+from repaconv.errors import EnvironmentProblem
 
 
 class TensorRtRtx:
@@ -32,6 +19,7 @@ class TensorRtRtx:
 
     name = "tensorrt-rtx"
     suffix = ".engine"
+    runs = False
 
     def version(self) -> str:
         """Of the installed package.
@@ -61,13 +49,8 @@ class TensorRtRtx:
             code="runtime.missing",
         )
 
-    def build(self, model: bytes, capabilities: tuple[str, ...], shapes: Mapping[str, tuple[Any, Any, Any]]) -> Built:
-        """Compile.
-
-        Args:
-            model: ONNX.
-            capabilities: Of the cards, e.g. ``8.6`` and ``8.9``.
-            shapes: Least, usual and largest shape of each input that is free.
+    def build(self, order: Order) -> Built:
+        """Compile for cards of those compute capabilities.
 
         Raises:
             EnvironmentProblem: If TensorRT-RTX is not installed or does not know such a card.
@@ -76,52 +59,20 @@ class TensorRtRtx:
         self.version()
         import tensorrt_rtx as trt
 
-        log = _log(trt)
-        builder = trt.Builder(log)
-        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, log)
-        if not parser.parse(model):
-            first = parser.get_error(0)
-            where = f"{first.node_name() or first.node_operator()} ({first.node_operator()})"
-            raise Refused(
-                f"TensorRT-RTX does not take {where}: {first.desc()}.",
-                hint="Export for this target: repaconv export --onnx --target rtx-40.",
-                code="build.parser",
-            )
-        config = builder.create_builder_config()
-        config.num_compute_capabilities = len(capabilities)
-        for number, capability in enumerate(capabilities):
-            config.set_compute_capability(_capability(trt, capability), number)
-        if shapes:
-            profile = builder.create_optimization_profile()
-            for name, (least, usual, largest) in shapes.items():
-                profile.set_shape(name, least, usual, largest)
-            config.add_optimization_profile(profile)
-        types = _types(network)
-        plan = builder.build_serialized_network(network, config)
-        if plan is None:
-            raise Refused(
-                f"TensorRT-RTX does not build the graph: {log.last or 'it does not say why'}.",
-                hint="The build's log has more.",
-                code="build.failed",
-            )
-        return Built(bytes(plan), types, "\n".join(log.lines))
-
-
-def _log(trt: Any) -> Any:
-    class Log(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.lines: list[str] = []
-            self.last = ""
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.INFO:
-                self.lines.append(f"{str(severity).rpartition('.')[2]}: {message}")
-            if severity <= trt.ILogger.Severity.ERROR:
-                self.last = message.splitlines()[0]
-
-    return Log()
+        building = Building(trt, order, hint="Export for this target: repaconv export --onnx --target rtx-40.")
+        building.config.num_compute_capabilities = len(order.capabilities)
+        for number, capability in enumerate(order.capabilities):
+            building.config.set_compute_capability(_capability(trt, capability), number)
+        types = building.types()
+        plan = building.plan()
+        return Built(
+            engine=plan,
+            types=types,
+            log="\n".join(building.log.lines),
+            options={"compute_capability": ", ".join(order.capabilities)},
+            proved="the types are those of the parsed network; the engine itself can be opened on its device alone",
+            runs_here=False,
+        )
 
 
 def _capability(trt: Any, text: str) -> Any:
@@ -134,30 +85,6 @@ def _capability(trt: Any, text: str) -> Any:
             code="build.capability",
         )
     return getattr(trt.ComputeCapability, name)
-
-
-def _types(network: Any) -> dict[str, int]:
-    """Types of what computes; INT8 where all that is multiplied comes out of DequantizeLinear."""
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    made_by = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}
-
-    def dequantized(tensor: Any) -> bool:
-        layer = made_by.get(tensor.name)
-        while layer is not None and _kind(layer) == "SHUFFLE":  # the parser's own, to bring ranks together
-            layer = made_by.get(layer.get_input(0).name)
-        return layer is not None and _kind(layer) == "DEQUANTIZE"
-
-    found: Counter[str] = Counter()
-    for layer in layers:
-        if _kind(layer) in COMPUTING:
-            inputs = [layer.get_input(place) for place in range(min(layer.num_inputs, 2))]
-            kind = "INT8" if all(map(dequantized, inputs)) else str(inputs[0].dtype).rpartition(".")[2]
-            found[f"{_kind(layer)}.{kind}"] += 1
-    return dict(sorted(found.items()))
-
-
-def _kind(layer: Any) -> str:
-    return str(layer.type).rpartition(".")[2]
 
 
 ENGINE = TensorRtRtx()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import BuildArtefact, ExportArtefact
-from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import payload_of, read_artefact, write_artefact, write_bytes, write_text
-from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
+from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link
+from repaconv.engines.contract import label
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.files import payload_of, read_artefact, sha256_of, write_artefact, write_bytes, write_text
+from repaconv.pipeline.common import Progress, load_onnx, load_target, made_by, silent, with_files
 
 if TYPE_CHECKING:
     import onnx
 
     from repaconv.targets import Target
 
-# What the parsed network calls the types, by precision asked for.
-TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
 LARGEST_BATCH = 32
+PROBES = 4
 
 
 def build(
@@ -26,58 +28,81 @@ def build(
     *,
     target: str,
     precision: str = "fp32",
+    workspace_mib: int | None = None,
+    timing_cache: str | Path | None = None,
+    replay: bool = False,
     unverified: bool = False,
     progress: Progress = silent,
 ) -> BuildArtefact:
-    """Build an engine from the run's ONNX model of that precision.
+    """Build an engine from the run's ONNX model, prove what it computes in, and compare it where it runs here.
 
     Args:
         run: The run's folder; the newest when None.
         target: What it is for; its runtime must be able to build here.
-        precision: Which of the run's ONNX models; engines are typed as their graph.
+        precision: Which of the run's ONNX models; where the runtime itself lowers precision, that of the engine.
+        workspace_mib: Scratch memory for TensorRT's kernels, in MiB; its own limit when None.
+        timing_cache: TensorRT's measurements of kernels, read and written; the user's cache of this target when None.
+        replay: Fail where the timing cache has no answer: the same engine again.
         unverified: Go on behind a failed export, and record it.
         progress: See `Progress`.
 
     Returns:
-        The artefact; its verdict is failed if the engine does not compute in what was asked for.
+        The artefact; its verdict is failed if the engine does not compute in what was asked for, or something else.
 
     Raises:
-        EnvironmentProblem: If the target's runtime is not here.
+        EnvironmentProblem: If the target's runtime is not here, or another version than the target's.
         Refused: If it does not take the graph.
-        UsageProblem: If there is no ONNX model of that precision, or the runtime builds no engines here.
+        UsageProblem: If there is no such ONNX model.
     """
     import onnx
 
+    from repaconv.engines.contract import Order
+
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
-    if not hasattr(engine, "build"):
-        raise EnvironmentProblem(
-            f"engines for {device.name} are built there, by its {device.runtime} {device.runtime_version}, not here.",
-            hint="Build with the board's own trtexec from the run's ONNX model, then repaconv verify --engine there.",
-            code="build.elsewhere",
-        )
-    version = engine.version()
+    version = _version_for(device, engine)
     taken = runs.find_run(Path(run) if run else None)
-    path = taken.export_json(precision)
+    typed = "fp32" if device.typed_by == "runtime" and precision == "bf16" else precision
+    path = taken.export_json(typed)
     if not path.is_file():
         raise UsageProblem(
-            f"{taken.folder} has no {precision} ONNX model yet.",
-            hint=f"repaconv export --onnx --target {device.name} --precision {precision}",
+            f"{taken.folder} has no {typed} ONNX model yet.",
+            hint=f"repaconv export --onnx --target {device.name} --precision {typed}",
             code="build.no-model",
         )
     exported = read_artefact(path, ExportArtefact)
     overridden = runs.require_passed(exported, path, unverified=unverified)
     source = runs.graph_of(taken, exported)
-    model = onnx.load(source, load_external_data=False)
+    timings = _Timings.of(Path(timing_cache) if timing_cache else None, device, version)
     progress(f"build for {device.name}", 0, 0)
-    built = engine.build(source.read_bytes(), (device.compute_capability,), _shapes(model, exported, device))
-    asked = TYPES[precision]
-    other = sum(count for name, count in built.types.items() if not name.endswith(f".{asked}"))
-    sound = other <= len(exported.in_float) and any(name.endswith(f".{asked}") for name in built.types)
+    order = Order(
+        model=source,
+        precision=precision,
+        capabilities=(device.compute_capability,),
+        shapes=_shapes(onnx.load(source, load_external_data=False), exported, device),
+        islands=exported.islands,
+        here=device.architecture == platform.machine(),
+        threads=device.bench.threads,
+        workspace=None if workspace_mib is None else workspace_mib * 2**20,
+        timing_cache=timings.content,
+        replay=replay,
+        tick=progress,
+    )
+    built = engine.build(order)
     file = taken.engine(device.name, precision, engine.suffix)
     write_bytes(file, built.engine)
-    log = file.with_suffix(".log")
-    write_text(log, f"{built.log}\n")
+    wrote = [file]
+    if built.log:
+        write_text(file.with_suffix(".log"), f"{built.log}\n")
+        wrote.append(file.with_suffix(".log"))
+    links = (_compared(taken, file, source, engine, exported, precision, device, progress),) if built.runs_here else ()
+    asked = label(precision)
+    wrong = {name: count for name, count in built.types.items() if not name.endswith(f".{asked}")}
+    staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
+    other = sum(wrong.values()) - sum(staying.values())
+    typed_right = other <= len(exported.in_float) and any(name.endswith(f".{asked}") for name in built.types)
+    kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
+    sound = typed_right and all(link.verdict != "failed" for link in links)
     artefact = BuildArtefact(
         made_by={**made_by(), device.runtime: version},
         verdict="passed" if sound else "failed",
@@ -87,31 +112,132 @@ def build(
         compute_capability=device.compute_capability,
         precision=precision,
         layer_types=dict(built.types),
-        note="the types are those of the parsed network; the engine itself can be opened on its device alone, and was "
-        "not verified here",
+        options=dict(built.options),
+        timing_cache=timings.keep(built.timing_cache) if built.timing_cache else "",
+        note=built.proved + kept + ("" if built.runs_here else ", and was not verified here"),
+        links=links,
         onnx_sha256=exported.payload.sha256,
         payload=payload_of(file, file.parent),
     )
     beside = file.with_suffix(".json")
     write_artefact(beside, artefact)
-    return with_files(artefact, [source], [file, log, beside])
+    return with_files(artefact, [source], [*wrote, beside])
+
+
+def _version_for(device: Target, engine: Any) -> str:
+    """The runtime's version here, if it is the one that the target has.
+
+    Raises:
+        EnvironmentProblem: If it is not here, or another.
+    """
+    try:
+        version = str(engine.version())
+    except EnvironmentProblem as problem:
+        if device.runtime != "tensorrt":
+            raise
+        raise EnvironmentProblem(
+            f"engines for {device.name} are built there, by its {device.runtime} {device.runtime_version}, not here.",
+            hint=f"Take the model there with all that it needs: repaconv bundle --target {device.name}.",
+            code="build.elsewhere",
+        ) from problem
+    wanted = device.runtime_version.split(".")[:2]
+    if wanted != [""] and version.split(".")[: len(wanted)] != wanted:
+        raise EnvironmentProblem(
+            f"{device.name} has {device.runtime} {device.runtime_version}, here is {version}: its engines do not load.",
+            hint="Build on the device, or for another target: `repaconv targets` lists them.",
+            code="build.version",
+        )
+    return version
+
+
+def _compared(
+    taken: runs.Run,
+    file: Path,
+    source: Path,
+    engine: Any,
+    exported: ExportArtefact,
+    precision: str,
+    device: Target,
+    progress: Progress,
+) -> Link:
+    """The engine against the ONNX model that it was built from, on random images."""
+    from repaconv.proof.data import random_pixels
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.runners import FixedBatch, decides
+
+    progress("engine against its model", 0, 0)
+    folded = read_artefact(taken.fold_json, FoldArtefact)
+    backbone = registry.load(registry.BACKBONES, folded.backbone)
+    config = backbone.from_json(folded.config)
+    logits, choosing = folded.output == "logits", decides(backbone.deploy(config))
+    link = "engine" if precision == "fp32" else precision
+    allowed = tolerance(link, logits=logits, decides=choosing, usual=folded.tolerances)
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    batch = None if exported.batch == "dynamic" else int(exported.batch)
+    given = random_pixels((config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
+    more = {"precision": precision} if device.typed_by == "runtime" else {}
+    after = FixedBatch(engine.session(file, threads=device.bench.threads, **more), batch)
+    before = FixedBatch(load_onnx(source), batch)
+    meter = Meter(allowed, logits=logits)
+    for piece in given.batches():
+        images: Any = piece.pixels if exported.preprocessing else piece.images
+        meter.add(after.run(images), before.run(images))
+    name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
+    return meter.link("engine", f"{name} under ONNX Runtime", file.name)
+
+
+class _Timings(NamedTuple):
+    """TensorRT's measurements of kernels for one target and version, and where they are kept."""
+
+    path: Path
+    content: bytes | None
+
+    @classmethod
+    def of(cls, given: Path | None, device: Target, version: str) -> _Timings:
+        """Read them, if they are still those that were written.
+
+        Raises:
+            Refused: If their hash is another.
+        """
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        path = given or home / "repaconv" / "timings" / f"{device.name}-{device.runtime}-{version}.cache"
+        if not path.is_file():
+            return cls(path, None)
+        pin = path.with_name(f"{path.name}.sha256")
+        if pin.is_file() and pin.read_text().strip() != sha256_of(path):
+            raise Refused(
+                f"the timing cache {path} is not the file that was written: its hash is another.",
+                hint=f"Delete it and {pin.name}, and let the builder measure again.",
+                code="build.timing-cache",
+            )
+        return cls(path, path.read_bytes())
+
+    def keep(self, content: bytes) -> str:
+        """Write them back with their hash, which the artefact records, too."""
+        write_bytes(self.path, content)
+        digest = sha256_of(self.path)
+        write_text(self.path.with_name(f"{self.path.name}.sha256"), f"{digest}\n")
+        return digest
 
 
 def what_works(target: str) -> list[registry.PluginRow]:
     """Of a target, what of it can be done on this machine, and what would mend the rest."""
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
+    wanted = f"{device.runtime} {device.runtime_version}".strip()
+    export = f"works: opset {device.opset}, {', '.join(device.precisions)}"
+    rows = [registry.PluginRow(device.name, "export", wanted, "", export)]
     try:
-        here, problem = f"{device.runtime} {engine.version()}", ""
+        here, problem = f"works: {device.runtime} {_version_for(device, engine)}", ""
     except EnvironmentProblem as error:
         here, problem = "", f"{error.message} {error.hint}"
-    wanted = f"{device.runtime} {device.runtime_version}".strip()
-    export = f"opset {device.opset}, {', '.join(device.precisions)}"
-    rows = [registry.PluginRow(device.name, "export", wanted, "", f"works: {export}")]
-    if hasattr(engine, "build"):
-        rows.append(registry.PluginRow(device.name, "build", wanted, problem, f"works: {here}"))
-        return [*rows, registry.PluginRow(device.name, "bench", wanted, "", "on the device alone, by its own tools")]
-    return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, problem, f"works: {here}")]
+    rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
+    if not engine.runs:
+        return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, "", "on the device alone")]
+    if device.architecture not in ("", platform.machine()):
+        here = f"{here}, as on a {platform.machine()}: for times of its own, run this there"
+    return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, problem, here)]
 
 
 def _shapes(model: onnx.ModelProto, exported: ExportArtefact, device: Target) -> dict[str, tuple[Any, Any, Any]]:
@@ -119,7 +245,7 @@ def _shapes(model: onnx.ModelProto, exported: ExportArtefact, device: Target) ->
     found = {}
     for entry in model.graph.input:
         dims = [(d.dim_param, d.dim_value) for d in entry.type.tensor_type.shape.dim]
-        if not any(name for name, _ in dims):
+        if not any(name for name, _ in dims) or not device.compute_capability:
             continue
         if exported.image_size == "dynamic":
             raise UsageProblem(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import ExportArtefact, FoldArtefact, Link, Location, Tolerance
+from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link, Location, Tolerance
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import read_artefact
+from repaconv.files import read_artefact, stage_of
 from repaconv.pipeline.common import TRAINING, load_onnx, stored_weights, training_form
 from repaconv.pipeline.graphs import BF16_NOTE, runnable
 
@@ -79,6 +79,7 @@ def steps_of(
     given: Inputs,
     meter: Callable[[str], Meter],
     engine: Path | None,
+    built: BuildArtefact | None,
 ) -> tuple[list[Step], list[Link], list[Path]]:
     """What can be run, what cannot and why, and the files that were taken.
 
@@ -126,7 +127,7 @@ def steps_of(
     if engine is not None:
         took.append(engine)
         try:
-            runner = _engine_runner(engine)
+            runner: Runner = load_engine(engine, built, threads=1)
         except EnvironmentProblem as problem:
             idle.append(not_verified("engine", REFERENCE, engine.name, f"{problem.message} {problem.hint}".strip()))
         else:
@@ -199,17 +200,34 @@ def _has_pixels(given: Inputs) -> bool:
     return given.piece(0, 1).pixels is not None
 
 
-def _engine_runner(path: Path) -> Runner:
-    """An engine file through the runtime that it is for.
+def built_as(engine: Path) -> BuildArtefact | None:
+    """What the file beside an engine says of it, if there is one.
+
+    Raises:
+        Refused: If the engine is not the file that was built.
+        UsageProblem: If there is no engine.
+    """
+    if not engine.is_file():
+        raise UsageProblem(f"there is no file {engine}.", hint="Give an engine that was built.", code="engine.missing")
+    beside = engine.with_suffix(".json")
+    if not beside.is_file() or stage_of(beside) != "build":
+        return None
+    built = read_artefact(beside, BuildArtefact)
+    runs.Run(engine.parent).payload(built.payload)
+    return built
+
+
+def load_engine(path: Path, built: BuildArtefact | None, **settings: Any) -> Any:
+    """A session of an engine file, by the runtime that it is for.
 
     Raises:
         EnvironmentProblem: If that runtime, or the device it needs, is not here.
     """
-    if not path.is_file():
-        raise UsageProblem(f"there is no file {path}.", hint="Give an engine that was built.", code="engine.missing")
-    runtime: Any = registry.load(registry.ENGINES, "onnxruntime" if path.suffix in (".onnx", ".ort") else "tensorrt")
-    session: Runner = runtime.session(path, threads=1)
-    return session
+    kinds = {".onnx": "onnxruntime", ".ort": "onnxruntime", ".blob": "openvino"}
+    name = built.runtime.split(" ")[0] if built else kinds.get(path.suffix, "tensorrt")
+    if built and name == "openvino":
+        settings["precision"] = built.precision
+    return registry.load(registry.ENGINES, name).session(path, **settings)
 
 
 # --- where a link fails -------------------------------------------------------------------------------

@@ -91,6 +91,12 @@ def export(
             hint=f"It takes {', '.join(device.precisions)}.",
             code="precision",
         )
+    if precision == "bf16" and device.typed_by == "runtime":
+        raise UsageProblem(
+            f"{device.runtime} makes bf16 of a float32 graph itself.",
+            hint=f"repaconv export --onnx --target {device.name}, then build --target {device.name} --precision bf16.",
+            code="precision",
+        )
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
     size = as_image_size(image_size) or folded.image_size

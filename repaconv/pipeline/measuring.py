@@ -12,6 +12,7 @@ from repaconv import registry, runs
 from repaconv.artefact import BenchArtefact, ExportArtefact, FoldArtefact, ImageSize, Link, Preprocessing, Record
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import canonical_json, read_artefact, sha256_of, write_artefact, write_text
+from repaconv.pipeline.chain import built_as, load_engine
 from repaconv.pipeline.common import (
     DEPLOY,
     TRAINING,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from repaconv.engines.ort import OrtSession
+
+
+MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 
 
 class Subject(NamedTuple):
@@ -56,9 +60,9 @@ def bench(
     """Measure latency, interleaved with what it is compared to, and the interval of their ratio.
 
     Args:
-        model: A run's folder or an .onnx file; the newest run when None.
-        target: Whose protocol is used.
-        against: Another .onnx file. Without it a run is compared to its own training form, exported alike.
+        model: A run's folder, an .onnx file or an engine that `build` made; the newest run when None.
+        target: Whose protocol is used, and whose runtime for .onnx files.
+        against: Another .onnx file or engine. Without it a run is compared to its own training form, exported alike.
         threads: Of one inference; the target's when None.
         batch: Images a call; the target's when None.
         image_size: Of the images, a square by one number; the model's when None.
@@ -81,7 +85,7 @@ def bench(
     threads = threads or device.bench.threads
     batch = batch or device.bench.batch
     rounds = rounds or device.bench.rounds
-    bare = model is not None and Path(model).suffix == ".onnx"
+    bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
     subjects, overridden, logits, size, note, wanted = _subjects(run, model, against, unverified, progress)
     size = as_image_size(image_size) or size
@@ -90,7 +94,9 @@ def bench(
         sessions: dict[str, OrtSession] = {}
         for subject in subjects:
             dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
-            sessions[subject.name] = engine.session(subject.path, threads=threads, dims=dims)
+            built = built_as(subject.path)
+            load = engine.session if built is None else partial(load_engine, built=built)
+            sessions[subject.name] = load(subject.path, threads=threads, dims=dims)
         first = sessions[subjects[0].name]
         shape = _image_shape(first.input_shape, batch, size, subjects[0].path)
         given = random_pixels(shape, wanted or _any_preprocessing(shape), count=batch, seed=seed).piece(0, batch)

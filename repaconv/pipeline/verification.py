@@ -10,7 +10,7 @@ from repaconv import registry, runs
 from repaconv.artefact import ExportArtefact, FoldArtefact, Link, VerifyArtefact
 from repaconv.errors import Refused
 from repaconv.files import read_artefact, write_artefact, write_text
-from repaconv.pipeline.chain import REFERENCE, Net, Step, net_of, steps_of, users_names
+from repaconv.pipeline.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
 from repaconv.pipeline.common import (
     Progress,
     made_by,
@@ -57,7 +57,8 @@ def verify(
         rtol: Relative tolerances by link, in place of the policy's.
         atol: Absolute ones; where both are given, either suffices.
         require: Links that must have been run: one that is not verified is then a failure.
-        engine: An engine that was built from this run's ONNX model, to be loaded by its runtime and run.
+        engine: An engine that was built from this run's ONNX model, to be loaded by its runtime and run; the ``.json``
+            beside it says in which precision.
         drift: Follow the drift through the network for links that pass, too.
         out: Where the result goes; ``verify.json`` in the run's folder when None.
         progress: See `Progress`.
@@ -82,11 +83,15 @@ def verify(
     require_size(backbone, config, *given.shape[2:])
     logits, choosing = folded.output == "logits", decides(net.fold.module)
 
+    built = built_as(Path(engine)) if engine else None
+
     def meter(name: str) -> Meter:
+        if name == "engine" and built and built.precision != "fp32":
+            return parity.Meter(policy.tolerance(built.precision, logits=logits, decides=choosing), logits=logits)
         allowed = policy.tolerance(name, logits=logits, decides=choosing, usual=folded.tolerances, rtol=rtol, atol=atol)
         return parity.Meter(allowed, logits=logits)
 
-    steps, idle, took = steps_of(net, exports, given, meter, Path(engine) if engine else None)
+    steps, idle, took = steps_of(net, exports, given, meter, Path(engine) if engine else None, built)
     scale = _over(given, net, steps, logits, progress)
     links = [*(_judged(step, given, net, follow=drift) for step in steps), *idle]
     links += [

@@ -1,6 +1,6 @@
 """What can be run: images in, output out. A runtime is one file in ``engines/``; a torch module is one here.
 
-Polygraphy's runners take and give dicts of all tensors and are loaded by name; `repaconv.engines.polygraphy` makes
+Polygraphy's runners take and give dicts of all tensors and are loaded by name; `repaconv.engines.tensorrt` makes
 one of ours from any of them.
 """
 

@@ -39,10 +39,12 @@ class Target(Record):
     Attributes:
         runtime: A registered engine's name; ``runtime_version`` is the device's own.
         compute_capability: Of its GPU.
+        architecture: Of its processor, as ``platform.machine()`` calls it, where that is what computes.
         board_python: Of the system on the device.
         opset: The newest that the parser reads, and that is written.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
+        typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
         source: Where this is from.
         variants: The same device with other systems: ``orin-nano@jp5.1``.
     """
@@ -52,11 +54,13 @@ class Target(Record):
     runtime: str
     runtime_version: str = ""
     compute_capability: str = ""
+    architecture: str = ""
     board_python: str = ""
     opset: int = Field(ge=13)
     lacks: tuple[str, ...] = ()
     forbids: tuple[Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points"], ...] = ()
     precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...]
+    typed_by: Literal["graph", "runtime"] = "graph"
     source: tuple[str, ...] = ()
     bench: BenchDefaults
     variants: dict[str, Variant] = Field(default={})

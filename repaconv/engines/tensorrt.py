@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.engines.contract import Built, Order
+from repaconv.engines.trt import Building
+from repaconv.engines.trtexec import layer_types
 from repaconv.errors import EnvironmentProblem, Refused
 
 
@@ -59,23 +63,28 @@ class FromPolygraphy:
 
 
 class TensorRt:
-    """TensorRT engines, through Polygraphy's runner. Not verified here: no machine of ours has had the device."""
+    """TensorRT engines: built by its own API, run by Polygraphy's runner.
+
+    Not verified here: no machine of ours has had the device. What builds is held by tests on TensorRT-RTX, whose API is
+    the same (`repaconv.engines.trt`).
+    """
 
     name = "tensorrt"
+    suffix = ".engine"
+    runs = True
 
     def version(self) -> str:
         """Of the installed package.
 
         Raises:
-            EnvironmentProblem: If it or Polygraphy cannot be imported.
+            EnvironmentProblem: If it cannot be imported.
         """
-        require_polygraphy()
         try:
             import tensorrt
         except ImportError as error:
             raise EnvironmentProblem(
                 f"TensorRT cannot be imported: {error}.",
-                hint="Verify on the machine that the engine is for, with its own TensorRT.",
+                hint="Build and verify on the machine that the engine is for, with its own TensorRT.",
                 code="runtime.missing",
             ) from error
         return str(tensorrt.__version__)
@@ -93,6 +102,7 @@ class TensorRt:
             Refused: If the engine does not load.
         """
         self.version()
+        require_polygraphy()
         from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
         content = model if isinstance(model, bytes) else model.read_bytes()
@@ -106,6 +116,37 @@ class TensorRt:
                 hint="An engine runs only on the TensorRT version and the kind of GPU that it was built for.",
                 code="engine.unloadable",
             ) from error
+
+    def build(self, order: Order) -> Built:
+        """Build for the GPU of this machine, and read back what was built.
+
+        Raises:
+            EnvironmentProblem: If TensorRT is not here.
+            Refused: If it does not take the graph.
+        """
+        self.version()
+        import tensorrt as trt
+
+        building = Building(trt, order, hint="Export for this target: repaconv export --onnx --target NAME.")
+        building.exchange_timings()
+        plan = building.plan()
+        engine = trt.Runtime(building.log).deserialize_cuda_engine(plan)
+        inspected = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+        found = layer_types(json.loads(inspected))
+        return Built(
+            engine=plan,
+            types=found or building.types(),
+            log="\n".join(building.log.lines),
+            options={
+                "workspace": str(order.workspace or "TensorRT's own limit"),
+                "strongly_typed": str(building.typed),
+            },
+            proved="the types are those that the engine's layers have"
+            if found
+            else "the engine tells no types of its layers; these are of the parsed network",
+            runs_here=True,
+            timing_cache=building.timings,
+        )
 
 
 ENGINE = TensorRt()

@@ -1,0 +1,178 @@
+"""OpenVINO on the CPU: bfloat16 where the processor multiplies it, and a compiled model that loads without compiling.
+
+On such processors OpenVINO takes bfloat16 by itself, for float32 graphs too, and again when a compiled model is loaded:
+so the precision is always said.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.engines.contract import Built, Order, as_text
+from repaconv.errors import EnvironmentProblem, Refused
+
+DEVICE = "CPU"
+HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+"""What OpenVINO calls them; int8 is in the graph."""
+TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
+# What computes, as OpenVINO calls it after fusing; a MatMul without weights is what stays one.
+COMPUTING = ("FullyConnected", "MatMul", "Convolution", "ScaledDotProductAttention")
+
+
+class OpenVinoSession:
+    """A compiled model. ``options`` says what was set."""
+
+    def __init__(self, compiled: Any, options: Mapping[str, str]) -> None:
+        """See `OpenVino.session`."""
+        self._compiled, self.options = compiled, dict(options)
+        self._input = compiled.input(0)
+
+    def run(self, images: NDArray[Any]) -> NDArray[np.floating]:
+        """Images [N, C, H, W] to the first output [N, K], copied out of the runtime's buffer."""
+        return np.array(self._compiled([images])[0])
+
+    @property
+    def input_shape(self) -> tuple[int | str | None, ...]:
+        """Of the first input, [B, C, H, W]; None stands for dimensions that are free."""
+        dims = tuple(dim.get_length() if dim.is_static else None for dim in self._input.get_partial_shape())
+        return (dims[0], dims[3], *dims[1:3]) if self.takes_pixels and len(dims) == 4 else dims
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether the input is pixels, [B, H, W, C] in uint8."""
+        return bool(self._input.get_element_type().get_type_name() == "u8")
+
+
+class OpenVino:
+    """The runtime as the registry knows it."""
+
+    name = "openvino"
+    suffix = ".blob"
+    runs = True
+
+    def version(self) -> str:
+        """Of the installed package.
+
+        Raises:
+            EnvironmentProblem: If it cannot be imported.
+        """
+        try:
+            import openvino
+        except ImportError as error:
+            raise EnvironmentProblem(
+                f"OpenVINO cannot be imported: {error}.",
+                hint="pip install 'repaconv[openvino]'",
+                code="runtime.missing",
+            ) from error
+        return str(openvino.__version__).partition("-")[0]
+
+    def session(
+        self,
+        model: Path | bytes,
+        *,
+        threads: int,
+        dims: Mapping[str, int] | None = None,
+        folder: Path | None = None,
+        precision: str = "fp32",
+    ) -> OpenVinoSession:
+        """Compile an ONNX model, or load a compiled one.
+
+        Args:
+            model: An .onnx file, its bytes, or a compiled model (.blob).
+            threads: Of one inference.
+            dims: For other runtimes: OpenVINO takes shapes as they come.
+            folder: For other runtimes.
+            precision: What it computes in.
+
+        Raises:
+            EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
+            Refused: If OpenVINO does not take the model.
+        """
+        options = self._options(precision, threads)
+        try:
+            if isinstance(model, Path) and model.suffix == self.suffix:
+                compiled = self._core().import_model(io.BytesIO(model.read_bytes()), DEVICE, options)
+            else:
+                compiled = self._core().compile_model(self._read(model), DEVICE, options)
+        except Exception as error:  # OpenVINO raises RuntimeError with the text of several
+            raise _refused(model, error) from error
+        return OpenVinoSession(compiled, as_text(options))
+
+    def build(self, order: Order) -> Built:
+        """Compile for this processor.
+
+        Raises:
+            EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
+            Refused: If OpenVINO does not take the model.
+        """
+        options = self._options(order.precision, order.threads)
+        try:
+            compiled = self._core().compile_model(self._read(order.model), DEVICE, options)
+        except Exception as error:
+            raise _refused(order.model, error) from error
+        return Built(
+            engine=bytes(compiled.export_model().getvalue()),
+            types=_types(compiled.get_runtime_model()),
+            log="",
+            options=as_text(options),
+            proved="the types are those of the compiled model, which is what runs",
+            runs_here=True,
+            may_stay=("MatMul.FLOAT",),
+        )
+
+    def _core(self) -> Any:
+        self.version()
+        import openvino
+
+        return openvino.Core()
+
+    def _read(self, model: Path | bytes) -> Any:
+        core = self._core()
+        return core.read_model(io.BytesIO(model) if isinstance(model, bytes) else str(model))
+
+    def _options(self, precision: str, threads: int) -> dict[str, Any]:
+        can = self._core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+        if precision not in HINTS or (precision == "bf16" and "BF16" not in can):
+            raise EnvironmentProblem(
+                f"OpenVINO does not compute in {precision} on this processor, which has {', '.join(can)}.",
+                hint="bf16 wants AVX512-BF16 or AMX; fp32 and int8 run everywhere.",
+                code="build.precision",
+            )
+        return {
+            "INFERENCE_PRECISION_HINT": HINTS[precision],
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "ENABLE_CPU_PINNING": False,  # whoever measures has pinned already
+        }
+
+
+def _types(model: Any) -> dict[str, int]:
+    """Types of what computes in the compiled model."""
+    found: Counter[str] = Counter()
+    for operation in model.get_ordered_ops():
+        info = operation.get_rt_info()
+        kind, precision = (str(info[name].value) for name in ("layerType", "runtimePrecision"))
+        if kind in COMPUTING:
+            found[f"{kind}.{TYPES.get(precision, precision.upper())}"] += 1
+    return dict(sorted(found.items()))
+
+
+def _refused(model: Path | bytes, error: Exception) -> Refused:
+    where = "the model" if isinstance(model, bytes) else str(model)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return Refused(
+        f"OpenVINO does not load {where}: {lines[-1] if lines else 'it does not say why'}.",
+        hint="A compiled model runs on the OpenVINO and the processor that it was built for.",
+        code="engine.unloadable",
+    )
+
+
+ENGINE = OpenVino()

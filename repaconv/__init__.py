@@ -1,7 +1,7 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
-``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bench``, ``gate`` and ``table`` are the commands of the same
-names; they take the same arguments and return the artefacts that the commands write.
+``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``, ``gate`` and ``table`` are
+the commands of the same names; they take the same arguments and return the artefacts that the commands write.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repaconv.pipeline import bench as bench
     from repaconv.pipeline import build as build
+    from repaconv.pipeline import bundle as bundle
+    from repaconv.pipeline import collect as collect
     from repaconv.pipeline import export as export
     from repaconv.pipeline import fold as fold
     from repaconv.pipeline import gate as gate
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import table as table
     from repaconv.pipeline import verify as verify
 
-__all__ = ["bench", "build", "export", "fold", "gate", "inspect", "table", "verify"]
+__all__ = ["bench", "build", "bundle", "collect", "export", "fold", "gate", "inspect", "table", "verify"]
 
 
 def __getattr__(name: str) -> Any:

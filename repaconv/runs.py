@@ -52,6 +52,14 @@ class Run:
         name = target if precision == "fp32" else f"{target}.{precision}"
         return self.folder / BUILD / f"{name}{suffix}"
 
+    def bundle_json(self, target: str, precision: str) -> Path:
+        """Describes the bundle for a board."""
+        return self.engine(target, precision, ".bundle.json")
+
+    def collected_json(self, target: str, precision: str) -> Path:
+        """What that board made of it."""
+        return self.engine(target, precision, ".collected.json")
+
     def drift_svg(self, link: str) -> Path:
         """The curve of a link's drift."""
         return self.folder / f"drift-{link}.svg"

@@ -314,6 +314,69 @@ def build(
     )
 
 
+@app.command(epilog="Example: repaconv bundle --target orin-nano --precision fp16")
+def bundle(
+    run: RunArgument = None,
+    target: Annotated[str, typer.Option("--target", help="A board with TensorRT.")] = "orin-nano",
+    precision: Annotated[str, typer.Option("--precision", help="Which of the run's ONNX models.")] = "fp32",
+    inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz of images for the board.")] = None,
+    images: Images = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="How many images.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random images.")] = 0,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images a call.")] = None,
+    workspace: Annotated[
+        int | None, typer.Option("--workspace", min=1, help="MiB that TensorRT's kernels may take.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Where the checkpoint is now.")] = None,
+    unverified: Unverified = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The bundle; build/<target>.tar.gz of the run.")
+    ] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Pack the ONNX model, images and their float64 outputs, and a script that needs the board's trtexec alone."""
+    from repaconv.cli import render
+    from repaconv.pipeline import bundle as stage
+
+    finish(
+        "bundle",
+        format,
+        quiet,
+        lambda progress: stage(
+            run,
+            target=target,
+            precision=precision,
+            inputs=inputs,
+            images=images,
+            count=count,
+            seed=seed,
+            batch=batch,
+            workspace_mib=workspace,
+            checkpoint=checkpoint,
+            unverified=unverified,
+            out=out,
+            progress=progress,
+        ),
+        render.bundling,
+    )
+
+
+@app.command(epilog="Example: repaconv collect result.tar.gz")
+def collect(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The board's result.tar.gz.")],
+    run: RunArgument = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The artefact; beside the run's engines.")] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Read what a board made of a bundle, judge it, and join it to the run. Exit 0 or 1."""
+    from repaconv.cli import render
+    from repaconv.pipeline import collect as stage
+
+    finish("collect", format, quiet, lambda progress: stage(result, run, out=out, progress=progress), render.collecting)
+
+
 @app.command(epilog="Example: repaconv bench --target x86-64")
 def bench(
     model: Annotated[

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         BenchArtefact,
         BlockCost,
         BuildArtefact,
+        BundleArtefact,
+        CollectArtefact,
         Cost,
         ExportArtefact,
         FoldArtefact,
@@ -191,6 +193,35 @@ def building(done: BuildArtefact) -> None:
     out().print(f"{_verdict(done.verdict)}: {_plain(done.payload.path)}, {size}")
     out().print(f"asked for {done.precision}: {_plain(types)}")
     out().print(f"[yellow]{_plain(done.note)}[/]")
+
+
+def bundling(done: BundleArtefact) -> None:
+    """What to do with a bundle."""
+    out().print(
+        f"{_plain(done.payload.path)}: {done.payload.bytes:,} bytes for {done.target}, "
+        f"TensorRT {done.runtime_version}, {done.precision}, with {_plain(done.inputs)}"
+    )
+    out().print("on the board: tar xzf it and python3 run.py; then here: repaconv collect result.tar.gz")
+
+
+def collecting(done: CollectArtefact) -> None:
+    """The board's engine: what it computes, in what, and how fast."""
+    out().print(_links(done.links))
+    times = done.latency
+    out().print(
+        f"{_plain(done.target)}, {_plain(done.runtime)}, batch {done.batch}: GPU p50 {times.p50_ms:.3f} ms, "
+        f"p95 {times.p95_ms:.3f}, p99 {times.p99_ms:.3f}, {len(times.samples_ms)} runs"
+    )
+    out().print(f"precision {_verdict(done.precision_proof)}: {_plain(done.note)}")
+    if done.fused_attentions:
+        out().print(f"{done.fused_attentions} kernels compute a whole attention")
+    slowest = sorted(done.profile, key=lambda row: -row.mean_ms)[:5]
+    if slowest and slowest[0].mean_ms:
+        table = _table("slowest layers", "mean ms")
+        for row in slowest:
+            table.add_row(_plain(row.name), f"{row.mean_ms:.4f}")
+        out().print(table)
+    out().print(f"{_verdict(done.verdict)}, measured on the board by its own trtexec")
 
 
 def measuring(done: BenchArtefact) -> None:

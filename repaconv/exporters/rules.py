@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx
 
-FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points")
+FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8")
 
 
 def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbids: Collection[str]) -> list[str]:
@@ -46,6 +46,9 @@ def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbi
     doubles = [weight.name for weight in model.graph.initializer if weight.data_type == onnx.TensorProto.DOUBLE]
     if "float64" in forbids and doubles:
         found.append(f"float64 in {doubles[0]}")
+    pixels = [entry.name for entry in model.graph.input if entry.type.tensor_type.elem_type == onnx.TensorProto.UINT8]
+    if "uint8" in forbids and pixels:
+        found.append(f"pixels in uint8 ({pixels[0]})")
     free = [entry.name for entry in model.graph.input if entry.type.tensor_type.shape.dim[0].dim_param]
     if "dynamic-batch" in forbids and free:
         found.append(f"a free batch in {free[0]}")

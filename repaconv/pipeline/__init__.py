@@ -4,6 +4,8 @@ Every stage returns its artefact and says nothing; ``progress`` is told how far 
 """
 
 from repaconv.pipeline.building import build as build
+from repaconv.pipeline.bundling import bundle as bundle
+from repaconv.pipeline.collecting import collect as collect
 from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.folding import fold as fold
 from repaconv.pipeline.gating import gate as gate

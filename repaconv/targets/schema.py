@@ -58,7 +58,9 @@ class Target(Record):
     board_python: str = ""
     opset: int = Field(ge=13)
     lacks: tuple[str, ...] = ()
-    forbids: tuple[Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points"], ...] = ()
+    forbids: tuple[
+        Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
+    ] = ()
     precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
     source: tuple[str, ...] = ()

@@ -1,0 +1,210 @@
+"""collect: what a board made of a bundle, read as data, judged, and joined to the run."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import runs
+from repaconv.artefact import BundleArtefact, CollectArtefact, ExportArtefact, FoldArtefact, LayerTime, Link, Verdict
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import read_artefact, sha256_of, write_artefact
+from repaconv.pipeline.chain import REFERENCE
+from repaconv.pipeline.common import Progress, made_by, silent, with_files
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# A result holds texts; what is larger than this is not one.
+LARGEST_FILE = 256 * 2**20
+
+
+def collect(
+    result: str | Path,
+    run: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> CollectArtefact:
+    """Read what a board made of a bundle, judge it, and join it to the run.
+
+    Args:
+        result: The board's result.tar.gz. It is read as data; nothing of it is unpacked to disk or run.
+        run: The run's folder; the newest when None.
+        out: Where the artefact goes; ``build/<target>.collected.json`` of the run when None.
+        progress: See `Progress`.
+
+    Returns:
+        The artefact; its verdict is failed if the engine computes something else, or in another precision.
+
+    Raises:
+        Refused: If the result is damaged, of another bundle, or not what trtexec writes.
+    """
+    from repaconv.engines import trtexec
+    from repaconv.measure.statistics import latency
+
+    progress("collect", 0, 0)
+    found = _read_result(Path(result))
+    told = _as_json(found, "result.json")
+    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+        raise _damaged("result.json says nothing of its files")
+    for name, digest in told["files"].items():
+        if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
+            raise _damaged(f"{name} is gone or not what the board wrote")
+    if extra := set(found) - set(told["files"]) - {"result.json"}:
+        raise _damaged(f"nothing vouches for {min(extra)}")
+    taken = runs.find_run(Path(run) if run else None)
+    made, place = _bundle_of(taken, str(told.get("bundle_sha256")))
+    if told.get("problem"):
+        step = next((entry["step"] for entry in reversed(told["commands"])), "build")
+        last = [line for line in found.get(f"{step}.log", b"").decode("utf-8", "replace").splitlines() if "[E]" in line]
+        raise Refused(
+            f"the board says: {told['problem']}. {last[0] if last else ''}".rstrip(),
+            hint=f"{step}.log in the result has all that trtexec said.",
+            code="collect.problem",
+        )
+    version = trtexec.version_of(found.get("build.log", b"").decode("utf-8", "replace")) or str(told.get("version"))
+    expected, shape = _expected(taken, made)
+    link = _judged(found, made, expected, f"{made.target}, TensorRT {version}", taken)
+    samples = trtexec.compute_ms(_as_json(found, "times.json"))
+    printed = trtexec.median_ms(found["times.log"].decode("utf-8", "replace")) if "times.log" in found else None
+    layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
+    types = trtexec.layer_types(layers)
+    typed, note = _typed(made.precision, types, trtexec.layers_told(layers), taken)
+    same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
+    artefact = CollectArtefact(
+        made_by=made_by(),
+        verdict="failed" if link.verdict == "failed" or typed == "failed" or not same else "passed",
+        unverified=made.unverified,
+        target=made.target,
+        runtime=f"tensorrt {version}",
+        precision=made.precision,
+        batch=shape[0],
+        links=(link,),
+        precision_proof=typed,
+        layer_types=types,
+        fused_attentions=trtexec.fused_attentions(layers),
+        latency=latency("engine", "engine.plan", str(told["engine"].get("sha256", "")), samples),
+        printed_median_ms=printed,
+        profile=tuple(
+            LayerTime(name=row.name, mean_ms=row.mean_ms)
+            for row in (trtexec.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else [])
+        ),
+        machine={"board": told.get("board", {}), "before": told.get("before", {}), "after": told.get("after", {})},
+        commands=tuple(" ".join(map(str, entry["command"])) for entry in told["commands"]),
+        note=note + ("" if same else f"; the board's TensorRT is not {made.target}'s, {made.runtime_version}"),
+        bundle_sha256=made.bundle_sha256,
+        result_sha256=sha256_of(Path(result)),
+    )
+    target_path = Path(out) if out else taken.collected_json(made.target, made.precision)
+    write_artefact(target_path, artefact)
+    return with_files(artefact, [Path(result), place], [target_path])
+
+
+def _read_result(path: Path) -> dict[str, bytes]:
+    """The files of a result, in memory; only plain files with plain names are taken."""
+    if not path.is_file():
+        raise UsageProblem(f"there is no file {path}.", hint="Give the board's result.tar.gz.", code="collect.missing")
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            for member in tar:
+                plain = member.isreg() and Path(member.name).name == member.name and not member.name.startswith(".")
+                if not plain or member.size > LARGEST_FILE or member.name in found:
+                    raise _damaged(f"it holds {member.name!r}, which no result does")
+                file = tar.extractfile(member)
+                assert file is not None
+                found[member.name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, gzip.BadGzipFile) as error:
+        raise _damaged(str(error)) from error
+    return found
+
+
+def _as_json(found: dict[str, bytes], name: str) -> Any:
+    if name not in found:
+        raise _damaged(f"{name} is not in it")
+    try:
+        return json.loads(found[name])
+    except ValueError as error:
+        raise _damaged(f"{name} is not JSON ({error})") from error
+
+
+def _damaged(why: str) -> Refused:
+    return Refused(
+        f"this is not a board's result: {why}.",
+        hint="Take result.tar.gz as run.py left it; run it again if it was cut off.",
+        code="collect.damaged",
+    )
+
+
+def _bundle_of(taken: runs.Run, sha256: str) -> tuple[BundleArtefact, Path]:
+    """The run's bundle that this result is of, and its file."""
+    for path in sorted((taken.folder / runs.BUILD).glob("*.bundle.json")):
+        made = read_artefact(path, BundleArtefact)
+        if made.bundle_sha256 == sha256:
+            return made, taken.payload(made.payload)
+    raise Refused(
+        f"the result is of no bundle of {taken.folder}.",
+        hint="Give the run that the bundle was made from: repaconv collect RESULT RUN.",
+        code="collect.other-bundle",
+    )
+
+
+def _expected(taken: runs.Run, made: BundleArtefact) -> tuple[NDArray[np.float32], tuple[int, ...]]:
+    """The outputs [N, ...] that were bundled, without those of zeros, and the shape of a call."""
+    import numpy as np
+
+    with tarfile.open(taken.payload(made.payload), "r:gz") as tar:
+        content = {m.name: tar.extractfile(m) for m in tar if m.name.startswith("expected_") or m.name == "bundle.json"}
+        described = json.loads(content["bundle.json"].read())  # type: ignore[union-attr]
+        calls = [
+            np.frombuffer(content[f"expected_{number}.bin"].read(), "<f4").reshape(described["shape"][0], -1)  # type: ignore[union-attr]
+            for number in range(described["batches"])
+        ]
+    return np.concatenate(calls)[: made.images], tuple(described["shape"])
+
+
+def _judged(
+    found: dict[str, bytes], made: BundleArtefact, expected: NDArray[np.float32], candidate: str, taken: runs.Run
+) -> Link:
+    """The engine's outputs against the float64 training form's, by the policy of its precision."""
+    import numpy as np
+
+    from repaconv.engines import trtexec
+    from repaconv.proof.parity import Meter
+
+    folded = read_artefact(taken.fold_json, FoldArtefact)
+    calls = sorted((name for name in found if name.startswith("output_")), key=lambda name: int(name[7:-5]))
+    outputs = []
+    for name in calls:
+        tensors = trtexec.outputs(_as_json(found, name))
+        if folded.output not in tensors:
+            raise _damaged(f"{name} has no {folded.output}")
+        outputs.append(tensors[folded.output].reshape(made.batch, -1))
+    whole = np.concatenate(outputs)[: made.images] if outputs else np.zeros((0, 0))
+    if whole.shape != expected.shape:
+        raise _damaged(f"its outputs are {list(whole.shape)}, the network gives {list(expected.shape)}")
+    meter = Meter(made.tolerance, logits=folded.output == "logits")
+    meter.add(whole, expected)
+    return meter.link("engine", REFERENCE, candidate)
+
+
+def _typed(precision: str, types: dict[str, int], told: tuple[int, int], taken: runs.Run) -> tuple[Verdict, str]:
+    """Whether what computes is of the precision asked for; what is not told is not verified, never passed."""
+    from repaconv.engines.contract import label
+
+    layers, described = told
+    if not types:
+        why = "no layer tells of what it computes" if described else "the layers tell their names alone"
+        return "not verified", f"{why} ({layers} layers)"
+    exported = read_artefact(taken.export_json(precision), ExportArtefact)
+    other = sum(count for name, count in types.items() if not name.endswith(f".{label(precision)}"))
+    right = sum(types.values()) - other
+    allowed = len(exported.in_float) + len(exported.islands)
+    verdict: Verdict = "passed" if right and other <= allowed else "failed"
+    return verdict, f"{right} of {right + other} layers that compute are {precision}, read from the engine"

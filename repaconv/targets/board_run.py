@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Build, verify and measure on the board: python3 run.py. Needs Python 3.6 and TensorRT's own trtexec, nothing else.
+
+Takes what lies beside it (bundle.json says what), leaves result.tar.gz there, which `repaconv collect` reads on the
+desk. Exit codes: 0 done, 1 the engine does not compute what it should, 3 no trtexec or another TensorRT than the bundle
+is for, 4 the bundle is not as it was made, 5 trtexec failed.
+"""
+
+import argparse
+import array
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+USUAL = "/usr/src/tensorrt/bin/trtexec"
+MEASURED = ("times.json", "profile.json", "layers.json")
+
+
+def main():
+    """Run all steps; leave the result whatever happens after the first of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trtexec", help="where it is, if neither on the PATH nor in " + USUAL)
+    parser.add_argument("--any-version", action="store_true", help="go on with another TensorRT, and record it")
+    parser.add_argument("-o", "--out", default="result.tar.gz", help="the result")
+    chosen = parser.parse_args()
+    with open(os.path.join(HERE, "bundle.json"), "rb") as file:
+        content = file.read()
+    bundle = json.loads(content.decode())
+    for name, digest in sorted(bundle["files"].items()):
+        if not os.path.isfile(os.path.join(HERE, name)) or sha256(os.path.join(HERE, name)) != digest:
+            return leave(4, "%s is not the file that was bundled: unpack the bundle again." % name)
+    trtexec = chosen.trtexec or shutil.which("trtexec") or (USUAL if os.path.isfile(USUAL) else "")
+    if not trtexec:
+        return leave(3, "there is no trtexec: say where it is with --trtexec.")
+    said = subprocess.run([trtexec, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.decode()
+    version = version_of(said)
+    same = version.split(".")[:2] == bundle["runtime_version"].split(".")[:2]
+    if not same and not chosen.any_version:
+        told = (version or "of unknown version", bundle["runtime_version"], bundle["target"])
+        return leave(3, "this trtexec is %s, the bundle is for %s (%s): bundle for this one, or --any-version." % told)
+    work = os.path.join(HERE, "work")
+    shutil.rmtree(work, ignore_errors=True)
+    os.makedirs(work)
+    board = Board(trtexec, said, version, bundle, work)
+    before = state()
+    problem = ""
+    try:
+        board.build()
+        board.verify()
+        board.measure()
+    except subprocess.CalledProcessError as error:
+        problem = "trtexec failed (exit %d) at: %s" % (error.returncode, board.step)
+    result = {
+        "bundle_sha256": hashlib.sha256(content).hexdigest(),
+        "version": version,
+        "commands": board.commands,
+        "problem": problem,
+        "board": describe(),
+        "before": before,
+        "after": state(),
+        "engine": board.engine_facts(),
+        "files": {name: sha256(os.path.join(work, name)) for name in sorted(os.listdir(work)) if kept(name)},
+    }
+    with open(os.path.join(work, "result.json"), "w") as file:
+        json.dump(result, file, indent=2, sort_keys=True)
+    pack(work, sorted(result["files"]) + ["result.json"], chosen.out)
+    print("wrote " + chosen.out)
+    if problem:
+        return leave(5, problem + "; its words are in the result.")
+    error = board.worst()
+    print("largest error %.3g of the largest output, %.3g allowed for exact engines" % (error, bundle["rtol"]))
+    wrong = error != error or (bundle["exact"] and error > bundle["rtol"])
+    return leave(1, "the engine does not compute what it should.") if wrong else 0
+
+
+class Board:
+    """trtexec of one version, and the files of one bundle."""
+
+    def __init__(self, trtexec, said, version, bundle, work):
+        self.trtexec, self.said, self.bundle, self.work = trtexec, said, bundle, work
+        self.major = int(version.split(".")[0] or 0)
+        self.commands, self.step = [], ""
+
+    def run(self, step, options):
+        """One call, its words in <step>.log; options that this trtexec does not know are left out, and recorded so."""
+        self.step = step
+        known = [option for option in options if option.split("=")[0] in self.said]
+        command = [self.trtexec] + known
+        left_out = [option for option in options if option not in known]
+        self.commands.append({"step": step, "command": command, "left_out": left_out})
+        print("%s: %s" % (step, " ".join(command)))
+        sys.stdout.flush()
+        with open(os.path.join(self.work, step + ".log"), "wb") as log:
+            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.work, check=True)
+
+    def build(self):
+        """The engine, told layer by layer."""
+        bundle = self.bundle
+        options = ["--onnx=" + os.path.join(HERE, "model.onnx"), "--saveEngine=engine.plan"]
+        options += ["--profilingVerbosity=detailed", "--exportLayerInfo=layers.json", "--timingCacheFile=timing.cache"]
+        if bundle["dynamic"]:
+            shape = bundle["input"] + ":" + "x".join(str(size) for size in bundle["shape"])
+            options += ["--minShapes=" + shape, "--optShapes=" + shape, "--maxShapes=" + shape]
+        if bundle["workspace_mib"]:
+            new = "--memPoolSize" in self.said
+            options.append(("--memPoolSize=workspace:%d" if new else "--workspace=%d") % bundle["workspace_mib"])
+        self.run("build", options + self.precision() + ONCE)
+
+    def precision(self):
+        """From TensorRT 10 on a network is typed as its graph is; before, flags let the builder choose."""
+        precision = self.bundle["precision"]
+        if precision == "fp32":
+            return ["--noTF32"]
+        if self.major >= 10:
+            return ["--stronglyTyped"] if self.major == 10 else []
+        options = {"fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[precision]
+        if self.bundle["islands"]:
+            each = ",".join(name + ":fp32" for name in self.bundle["islands"])
+            options += ["--precisionConstraints=obey", "--layerPrecisions=" + each]
+        return options
+
+    def shapes(self):
+        """What a call of a dynamic engine must be told."""
+        if not self.bundle["dynamic"]:
+            return []
+        return ["--shapes=%s:%s" % (self.bundle["input"], "x".join(str(size) for size in self.bundle["shape"]))]
+
+    def verify(self):
+        """The recorded images through the engine."""
+        for number in range(self.bundle["batches"]):
+            values = "%s:%s" % (self.bundle["input"], os.path.join(HERE, "input_%d.bin" % number))
+            options = ["--loadEngine=engine.plan", "--loadInputs=" + values, "--exportOutput=output_%d.json" % number]
+            self.run("verify_%d" % number, options + self.shapes() + ONCE)
+
+    def measure(self):
+        """Kernels alone: no transfers, spin wait, a CUDA graph; from TensorRT 11 on that is how trtexec measures."""
+        bundle = self.bundle
+        options = ["--loadEngine=engine.plan", "--exportTimes=times.json"] + self.shapes()
+        options += ["--warmUp=%d" % bundle["warmup_ms"], "--duration=%d" % bundle["duration_s"], "--iterations=100"]
+        if self.major < 11:
+            options += ["--noDataTransfers", "--useSpinWait", "--useCudaGraph"]
+        self.run("times", options)
+        self.run(
+            "profile", ["--loadEngine=engine.plan", "--exportProfile=profile.json", "--dumpProfile"] + self.shapes()
+        )
+
+    def worst(self):
+        """Largest error of all outputs relative to the largest expected number; NaN where one is not finite."""
+        largest, scale = 0.0, 0.0
+        for number in range(self.bundle["batches"]):
+            expected = array.array("f")
+            with open(os.path.join(HERE, "expected_%d.bin" % number), "rb") as file:
+                expected.frombytes(file.read())
+            with open(os.path.join(self.work, "output_%d.json" % number)) as file:
+                found = [row for row in json.load(file) if row["name"] == self.bundle["output"]]
+            values = [float(value) for value in found[0]["values"]] if found else []
+            if len(values) != len(expected) or any(value != value for value in values):
+                return float("nan")
+            largest = max([largest] + [abs(a - b) for a, b in zip(values, expected)])
+            scale = max([scale] + [abs(value) for value in expected])
+        return largest / (scale or 1.0)
+
+    def engine_facts(self):
+        """Of the plan, which stays on the board."""
+        path = os.path.join(self.work, "engine.plan")
+        return {"bytes": os.path.getsize(path), "sha256": sha256(path)} if os.path.isfile(path) else {}
+
+
+ONCE = ["--warmUp=0", "--duration=0", "--iterations=1"]
+
+
+def version_of(text):
+    """8.2.1 of the banner [TensorRT v8201], 10.3.0 of v100300."""
+    if "[TensorRT v" not in text:
+        return ""
+    digits = text.split("[TensorRT v")[1].split("]")[0]
+    if "." in digits:
+        return ".".join(digits.split(".")[:3])
+    number, base = int(digits), 1000 if len(digits) < 6 else 10000
+    return "%d.%d.%d" % (number // base, number % base // 100, number % 100)
+
+
+def describe():
+    """The board: what it is, its system, its power mode."""
+    return {
+        "model": read("/proc/device-tree/model"),
+        "l4t": read("/etc/nv_tegra_release"),
+        "system": " ".join(platform.uname()),
+        "python": platform.python_version(),
+        "nvpmodel": ask(["nvpmodel", "-q"]),
+        "jetson_clocks": ask(["jetson_clocks", "--show"]),
+    }
+
+
+def state():
+    """What changes while one measures: load, temperatures, clocks."""
+    found = {"load": list(os.getloadavg())}
+    zones = "/sys/class/thermal"
+    for zone in sorted(os.listdir(zones)) if os.path.isdir(zones) else []:
+        value = read(os.path.join(zones, zone, "temp"))
+        if value:
+            found["%s %s" % (zone, read(os.path.join(zones, zone, "type")))] = value
+    frequencies = "/sys/devices/system/cpu"
+    for cpu in sorted(os.listdir(frequencies)) if os.path.isdir(frequencies) else []:
+        value = read(os.path.join(frequencies, cpu, "cpufreq", "scaling_cur_freq"))
+        if value:
+            found[cpu + " kHz"] = value
+    return found
+
+
+def read(path):
+    """A small file's text, empty if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).decode("utf-8", "replace").strip().strip("\0")
+    except OSError:
+        return ""
+
+
+def ask(command):
+    """What a tool says, empty if it is not here or may not be asked."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
+
+
+def sha256(path):
+    """Hex digest of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def kept(name):
+    """Whether a file goes into the result: what was said and measured, not the engine."""
+    return name.endswith(".log") or name in MEASURED or name.startswith("output_")
+
+
+def pack(folder, names, out):
+    """Whole or not at all."""
+    with tarfile.open(out + ".part", "w:gz") as tar:
+        for name in names:
+            tar.add(os.path.join(folder, name), arcname=name)
+    os.replace(out + ".part", out)
+
+
+def leave(code, message):
+    """One sentence, and the exit code."""
+    sys.stderr.write("error: %s\n" % message)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

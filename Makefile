@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint bench-forms bench-fold bench-export bench-gate clean
+.PHONY: demo test lint arm bench-forms bench-fold bench-export bench-gate clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -15,6 +15,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+arm: .venv/installed-dev
+	$(BIN)/python tests/arm.py .arm
 
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json
@@ -40,4 +43,4 @@ bench-gate: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv demo-out
+	rm -rf .venv .arm demo-out

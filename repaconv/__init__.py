@@ -2,6 +2,7 @@
 
 ``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``, ``gate`` and ``table`` are
 the commands of the same names; they take the same arguments and return the artefacts that the commands write.
+``inspect_file`` is ``inspect`` for graphs and engines.
 """
 
 from __future__ import annotations
@@ -17,10 +18,23 @@ if TYPE_CHECKING:
     from repaconv.pipeline import fold as fold
     from repaconv.pipeline import gate as gate
     from repaconv.pipeline import inspect as inspect
+    from repaconv.pipeline import inspect_file as inspect_file
     from repaconv.pipeline import table as table
     from repaconv.pipeline import verify as verify
 
-__all__ = ["bench", "build", "bundle", "collect", "export", "fold", "gate", "inspect", "table", "verify"]
+__all__ = [
+    "bench",
+    "build",
+    "bundle",
+    "collect",
+    "export",
+    "fold",
+    "gate",
+    "inspect",
+    "inspect_file",
+    "table",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -252,6 +252,19 @@ class Inspection(Record):
     blocks: tuple[BlockCost, ...] = ()
 
 
+class FileInspection(Record):
+    """What an ONNX graph or an engine says of itself, read as bytes; the result of ``inspect`` for those."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "inspect"
+    path: str
+    kind: str
+    sha256: str
+    bytes: int
+    facts: tuple[Fact, ...]
+    problems: tuple[str, ...] = ()
+
+
 class TableRow(Record):
     """One model of a paper's table: the paper's figures as printed, and ours.
 

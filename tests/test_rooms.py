@@ -19,6 +19,7 @@ LEVELS = {
     "checkpoint": 1,
     "runs": 1,
     "toml": 1,
+    "onnxfile": 1,
     "recipe": 2,
     "backbones": 2,
     "methods": 3,

@@ -49,6 +49,9 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How results are 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
 CheckpointArgument = Annotated[Path, typer.Argument(metavar="CKPT", help=".pth, .pt, .bin or .safetensors.")]
+InspectArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A checkpoint, an .onnx or an engine; nothing in it is run.")
+]
 Weights = Annotated[str | None, typer.Option("--weights", help="Which set of the file, e.g. model_ema.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the file does not tell.")
@@ -77,25 +80,29 @@ def finish(
 
 @app.command(epilog="Example: repaconv inspect ckpt.pth")
 def inspect(
-    checkpoint: CheckpointArgument,
+    checkpoint: InspectArgument,
     weights: Weights = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the result here, as JSON.")] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Say what a checkpoint holds: container, method, backbone, sizes. Runs nothing in it."""
+    """Say what a checkpoint, a graph or an engine holds: container, method, backbone, sizes. Runs nothing in it."""
     from repaconv.cli import render
     from repaconv.files import write_artefact
     from repaconv.pipeline import inspect as stage
+    from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS, inspect_file
+
+    other = checkpoint.suffix in NOT_CHECKPOINTS
 
     def run(_progress: Any) -> Record:
-        seen = stage(checkpoint, weights=weights, settings=pairs(set_, "--set"))
+        seen: Record = inspect_file(checkpoint) if other else stage(checkpoint, weights=weights, settings=settings)
         if out:
             write_artefact(out, seen)
         return seen
 
-    finish("inspect", format, quiet, run, render.inspection)
+    settings = pairs(set_, "--set")
+    finish("inspect", format, quiet, run, render.file_inspection if other else render.inspection)
 
 
 @app.command(epilog="Example: repaconv fold ckpt.pth --method riformer")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CollectArtefact,
         Cost,
         ExportArtefact,
+        FileInspection,
         FoldArtefact,
         GateReport,
         Inspection,
@@ -105,6 +106,17 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
     for verb, names in (("took", took), ("wrote", wrote)):
         for name in names:
             console.print(f"[dim]{verb:>5}[/] {_plain(_short(name))}")
+
+
+def file_inspection(seen: FileInspection) -> None:
+    """What a graph or an engine says of itself."""
+    table = _table("", "", "source")
+    table.add_row("kind", seen.kind, f"{seen.bytes:,} bytes")
+    for fact in seen.facts:
+        table.add_row(_plain(fact.name), _value(fact.value), _plain(fact.source))
+    out().print(table)
+    for problem in seen.problems:
+        out().print(f"[bold red]caution:[/] {_plain(problem)}")
 
 
 def inspection(seen: Inspection) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from repaconv.engines.contract import Built, Order, as_text
 from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.onnxfile import require_inside
 
 DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -101,6 +102,8 @@ class OpenVino:
                 compiled = self._core().import_model(io.BytesIO(model.read_bytes()), DEVICE, options)
             else:
                 compiled = self._core().compile_model(self._read(model), DEVICE, options)
+        except Refused:
+            raise
         except Exception as error:  # OpenVINO raises RuntimeError with the text of several
             raise _refused(model, error) from error
         return OpenVinoSession(compiled, as_text(options))
@@ -115,6 +118,8 @@ class OpenVino:
         options = self._options(order.precision, order.threads)
         try:
             compiled = self._core().compile_model(self._read(order.model), DEVICE, options)
+        except Refused:
+            raise
         except Exception as error:
             raise _refused(order.model, error) from error
         return Built(
@@ -135,6 +140,8 @@ class OpenVino:
 
     def _read(self, model: Path | bytes) -> Any:
         core = self._core()
+        if isinstance(model, Path):
+            require_inside(model)
         return core.read_model(io.BytesIO(model) if isinstance(model, bytes) else str(model))
 
     def _options(self, precision: str, threads: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from repaconv.engines.contract import Built, Order, as_text
 from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.onnxfile import require_inside
 
 # What computes, as ONNX Runtime calls it after fusing.
 COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
@@ -95,6 +96,7 @@ class OnnxRuntime:
             Refused: If ONNX Runtime does not take the model.
         """
         self.version()
+        require_inside(order.model)
         import onnx
         import onnxruntime
 
@@ -146,9 +148,11 @@ class OnnxRuntime:
             folder: Where the external weights of a graph in bytes lie.
 
         Raises:
-            Refused: If ONNX Runtime does not take the model.
+            Refused: If ONNX Runtime does not take the model, or it wants files from outside its folder.
         """
         self.version()
+        if isinstance(model, Path):
+            require_inside(model)
         try:
             return OrtSession(model, threads, dims or {}, folder)
         except Exception as error:

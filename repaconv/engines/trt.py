@@ -12,6 +12,7 @@ from typing import Any
 
 from repaconv.engines.contract import Order
 from repaconv.errors import Refused
+from repaconv.onnxfile import require_inside
 
 # Layers whose type is what people mean by an engine's precision.
 COMPUTING = ("CONVOLUTION", "MATRIX_MULTIPLY")
@@ -26,6 +27,7 @@ class Building:
         Raises:
             Refused: If the parser does not take the graph; ``hint`` says what to do then.
         """
+        require_inside(order.model)
         self.trt, self.order = trt, order
         self.log = _log(trt)
         self.builder = trt.Builder(self.log)

@@ -7,6 +7,7 @@ from repaconv.pipeline.building import build as build
 from repaconv.pipeline.bundling import bundle as bundle
 from repaconv.pipeline.collecting import collect as collect
 from repaconv.pipeline.exporting import export as export
+from repaconv.pipeline.file_inspection import inspect_file as inspect_file
 from repaconv.pipeline.folding import fold as fold
 from repaconv.pipeline.gating import gate as gate
 from repaconv.pipeline.inspection import inspect as inspect

@@ -1,0 +1,72 @@
+"""ONNX files as files: what they refer to, without running or loading any of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.errors import Refused
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """The graph, without weights that lie in other files.
+
+    Raises:
+        Refused: If it is no ONNX file.
+    """
+    import onnx
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's, whose class is its own
+        raise Refused(
+            f"{path} is not an ONNX file: {str(error).splitlines()[0] if str(error) else type(error).__name__}.",
+            hint="Give a file that an exporter wrote.",
+            code="onnx.unreadable",
+        ) from error
+    if not model.graph.node and not model.opset_import:
+        raise Refused(
+            f"{path} is not an ONNX file.", hint="Give a file that an exporter wrote.", code="onnx.unreadable"
+        )
+    return model
+
+
+def external_files(model: onnx.ModelProto) -> list[str]:
+    """Names of the files in which weights lie, as the graph says them; subgraphs included."""
+    found: set[str] = set()
+
+    def look(graph: onnx.GraphProto) -> None:
+        tensors = list(graph.initializer)
+        for node in graph.node:
+            for entry in node.attribute:
+                tensors += [*([entry.t] if entry.HasField("t") else []), *entry.tensors]
+                for inner in [*([entry.g] if entry.HasField("g") else []), *entry.graphs]:
+                    look(inner)
+        found.update(entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+
+    look(model.graph)
+    return sorted(found)
+
+
+def strays(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Which of them lie outside the graph's own folder, or would if they were there; links are followed."""
+    home = folder.resolve()
+    return [name for name in external_files(model) if not (home / name).resolve().is_relative_to(home)]
+
+
+def require_inside(path: Path) -> None:
+    """Refuse a graph that would have files read from outside its folder.
+
+    Raises:
+        Refused: Naming the first of them, or if it is no ONNX file.
+    """
+    outside = strays(read_graph(path), path.parent)
+    if outside:
+        raise Refused(
+            f"{path} wants its weights from {outside[0]!r}, outside its folder.",
+            hint="A graph's weights belong beside it; `repaconv inspect` shows what it refers to and runs nothing.",
+            code="onnx.external",
+        )

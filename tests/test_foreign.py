@@ -1,0 +1,98 @@
+"""Files of others: graphs and engines are inspected and not run, and nothing is read from outside their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from test_build import RTX
+
+import repaconv as rc
+from repaconv.errors import Refused, UsageProblem
+from repaconv.pipeline.common import load_onnx
+
+
+def graph_with_weights_in(place: str) -> onnx.ModelProto:
+    weight = numpy_helper.from_array(np.ones((3, 2), dtype=np.float32), "w")
+    external_data_helper.set_external_data(weight, place)
+    weight.ClearField("raw_data")
+    made = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "m")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("n", 3))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 2))],
+        [weight],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10, producer_name="somebody")
+
+
+@pytest.mark.parametrize("place", ["../secret.bin", "/etc/passwd", "a/../../secret.bin", "link.bin"])
+def test_weights_from_outside_the_folder_are_refused(place, tmp_path, repaconv):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (tmp_path / "secret.bin").write_bytes(np.ones((3, 2), dtype=np.float32).tobytes())
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    path = folder / "model.onnx"
+    path.write_bytes(graph_with_weights_in(place).SerializeToString())
+    with pytest.raises(Refused, match="outside its folder") as told:
+        load_onnx(path)
+    assert told.value.code == "onnx.external"
+    assert repaconv("bench", path)[0] == 4
+    seen = rc.inspect_file(path)
+    assert "outside its folder" in seen.problems[0]
+    code, out, _ = repaconv("inspect", path)
+    assert code == 0
+    assert "caution" in out
+
+
+def test_weights_beside_the_graph_are_taken(tmp_path):
+    (tmp_path / "w.bin").write_bytes(2 * np.ones((3, 2), dtype=np.float32).tobytes() * 2)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(graph_with_weights_in("w.bin").SerializeToString())
+    assert load_onnx(path).run(np.ones((1, 3), dtype=np.float32)).shape == (1, 2)
+    assert rc.inspect_file(path).problems == ()
+    (tmp_path / "w.bin").unlink()
+    assert rc.inspect_file(path).problems == ("its weights 'w.bin' are not there",)
+
+
+def test_what_a_graph_says_of_itself(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export(with_preprocessing=True)
+    seen = {fact.name: fact.value for fact in rc.inspect_file("repaconv-out/tiny/model.onnx").facts}
+    assert seen["inputs"] == "image [batch, height, width, 3]"
+    assert seen["repaconv.method"] == "riformer"
+    assert "Conv" in seen["operators"]
+    code, out, _ = repaconv("inspect", "repaconv-out/tiny/model.onnx", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["data"]["kind"] == "ONNX graph"
+
+
+@RTX
+def test_an_engine_is_told_by_its_bytes_and_not_loaded(tiny):
+    rc.fold(tiny)
+    rc.export(target="rtx-40", image_size=32)
+    rc.build(target="rtx-40")
+    seen = rc.inspect_file("repaconv-out/tiny/build/rtx-40.engine")
+    told = {fact.name: fact.value for fact in seen.facts}
+    assert (seen.kind, told["built by"], told["target"]) == ("TensorRT-RTX engine", "1.7.1.116", "rtx-40")
+    assert "runs code" in told["caution"]
+
+
+def test_what_is_no_engine_and_no_graph(tmp_path, repaconv):
+    (tmp_path / "a.engine").write_bytes(b"something else")
+    seen = rc.inspect_file(tmp_path / "a.engine")
+    assert seen.kind == "unknown"
+    assert seen.problems
+    (tmp_path / "b.onnx").write_bytes(b"\xff" * 40)
+    with pytest.raises(Refused, match="not an ONNX file"):
+        rc.inspect_file(tmp_path / "b.onnx")
+    (tmp_path / "c.onnx").write_bytes(b"")
+    with pytest.raises(Refused, match="not an ONNX file"):
+        load_onnx(tmp_path / "c.onnx")
+    with pytest.raises(UsageProblem, match="there is no file"):
+        rc.inspect_file(Path("nothing.plan"))
+    assert repaconv("inspect", tmp_path / "b.onnx")[0] == 4

@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint arm bench-forms bench-fold bench-export bench-gate clean
+.PHONY: demo test lint arm docker-steps bench-forms bench-fold bench-export bench-gate clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -18,6 +18,9 @@ lint: .venv/installed-dev
 
 arm: .venv/installed-dev
 	$(BIN)/python tests/arm.py .arm
+
+docker-steps:
+	$(PYTHON) tests/docker_steps.py .docker-steps
 
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json
@@ -43,4 +46,4 @@ bench-gate: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .arm demo-out
+	rm -rf .venv .arm .docker-steps demo-out

@@ -179,13 +179,37 @@ def test_a_simplifier_that_breaks_the_graph_is_not_trusted(tiny, monkeypatch):
     rc.fold(tiny)
     for broken, verdict in ((wrong, "failed"), (crash, "not verified")):
         monkeypatch.setattr(onnxsim, "simplify", broken)
-        exported = rc.export()
+        exported = rc.export(simplifier="onnxsim")
         assert exported.verdict == "passed"
         assert not exported.simplified
         assert exported.links[-1].verdict == verdict
         if broken is wrong:
             assert exported.links[-1].location.module == "head"
         assert rc.verify().verdict == "passed"
+
+
+def test_where_the_first_simplifier_fails_the_second_is_tried(tiny, monkeypatch):
+    import onnxsim
+
+    pytest.importorskip("onnxslim", reason="onnxslim is absent")
+    rc.fold(tiny)
+    slim = rc.export(simplifier="onnxslim")
+    assert (slim.verdict, slim.simplified, slim.links[-1].verdict) == ("passed", True, "passed")
+    assert slim.simplifier.startswith("onnxslim ")
+    names = [node.name for node in onnx.load(RUN / "model.onnx").graph.node]
+    assert any(name.startswith("network.2.1.mlp.fc1/Conv") for name in names)
+    assert len(set(names)) == len(names)
+
+    def crash(model):
+        raise RuntimeError("segmentation of thought")
+
+    monkeypatch.setattr(onnxsim, "simplify", crash)
+    found = rc.export()
+    assert found.simplifier.startswith("onnxslim ")
+    assert "onnxsim failed: segmentation of thought" in found.links[-1].note
+    assert rc.verify().verdict == "passed"
+    with pytest.raises(UsageProblem, match="no simplifier"):
+        rc.export(simplifier="onnxfast")
 
 
 def test_bench_compares_what_computes_the_same(tiny):

@@ -240,7 +240,10 @@ def export(
     image_size: Annotated[
         str | None, typer.Option("--image-size", help="Fix them: N or HEIGHTxWIDTH; free if the network allows it.")
     ] = None,
-    simplify: Annotated[bool, typer.Option(help="Run onnxsim, and keep its graph if it computes the same.")] = True,
+    simplify: Annotated[bool, typer.Option(help="Simplify, and keep that graph if it computes the same.")] = True,
+    simplifier: Annotated[
+        str, typer.Option("--simplifier", help="onnxsim, onnxslim, or auto: the first that runs.")
+    ] = "auto",
     with_preprocessing: Annotated[
         bool, typer.Option("--with-preprocessing", help="Take pixels (uint8, NHWC, RGB); normalise in the graph.")
     ] = False,
@@ -269,6 +272,7 @@ def export(
             batch=fixed,
             image_size=size(image_size),
             simplify=simplify,
+            simplifier=simplifier,
             with_preprocessing=with_preprocessing,
             inputs=inputs,
             images=images,

@@ -1,7 +1,8 @@
-"""onnxsim, trusted only as far as ONNX Runtime agrees: before against after, else the graph stays as it was."""
+"""onnxsim and onnxslim, trusted only as far as ONNX Runtime agrees: before against after, else the graph stays."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,10 +13,13 @@ from repaconv.exporters.to_onnx import restore_names
 if TYPE_CHECKING:
     import onnx
 
+TOOLS = ("onnxsim", "onnxslim")
+"""In the order in which they are tried; the second where the first is not there or fails."""
+
 
 @dataclass(frozen=True)
 class Simplified:
-    """The graph to go on with, whether it is the simplified one, who simplified, and the proof."""
+    """The graph to go on with, whether it is a simplified one, who simplified, and the proof."""
 
     model: onnx.ModelProto
     accepted: bool
@@ -23,26 +27,54 @@ class Simplified:
     link: Link
 
 
-def simplify(model: onnx.ModelProto, compare: Callable[[onnx.ModelProto], Link]) -> Simplified:
+def simplify(
+    model: onnx.ModelProto, compare: Callable[[onnx.ModelProto], Link], tools: tuple[str, ...] = TOOLS
+) -> Simplified:
     """Simplify and compare. A graph that computes something else is thrown away; its link says failed.
 
     Args:
         model: The exported graph.
-        compare: Judges the simplified graph by the exported one, on the same inputs.
+        compare: Judges a simplified graph by the exported one, on the same inputs.
+        tools: Of `TOOLS`, tried one after the other until one runs through. One that runs through and is wrong ends it:
+            that is something to know.
     """
-    try:
-        import onnxsim
-
-        name = f"onnxsim {onnxsim.__version__}"
-        smaller, _ = onnxsim.simplify(model)
-        restore_names(smaller, model)
-        link = compare(smaller)
-    except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
-        return Simplified(model, False, "none", not_done(f"onnxsim failed: {str(error).splitlines()[0]}"))
-    if link.verdict != "passed":
+    problems: list[str] = []
+    for tool in tools:
+        try:
+            smaller, name = _run(tool, model)
+            restore_names(smaller, model)
+            link = compare(smaller)
+        except ImportError:
+            problems.append(f"{tool} is not installed")
+            continue
+        except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
+            problems.append(f"{tool} failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        if link.verdict == "passed":
+            return Simplified(smaller, True, name, link.model_copy(update={"note": "; ".join(problems)}))
         note = "its graph was thrown away, the one before it is what was written"
         return Simplified(model, False, name, link.model_copy(update={"note": note}))
-    return Simplified(smaller, True, name, link)
+    return Simplified(model, False, "none", not_done("; ".join(problems)))
+
+
+def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """A new graph, and who made it."""
+    if tool == "onnxslim":
+        import onnx
+        import onnxslim
+
+        level = logging.getLogger().level
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        try:
+            smaller = onnxslim.slim(copied)
+        finally:
+            logging.getLogger().setLevel(level)
+        return smaller, f"onnxslim {onnxslim.__version__}"
+    import onnxsim
+
+    smaller, _ = onnxsim.simplify(model)
+    return smaller, f"onnxsim {onnxsim.__version__}"
 
 
 def not_done(note: str) -> Link:

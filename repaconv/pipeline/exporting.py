@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link, VerifyArtefact
 from repaconv.errors import Refused, UsageProblem
+from repaconv.exporters.simplify import TOOLS
 from repaconv.files import payload_of, read_artefact, write_artefact
 from repaconv.pipeline.common import (
     DEPLOY,
@@ -42,6 +43,7 @@ def export(
     batch: int | None = None,
     image_size: int | ImageSize | None = None,
     simplify: bool = True,
+    simplifier: str = "auto",
     with_preprocessing: bool = False,
     inputs: str | Path | None = None,
     images: str | Path | None = None,
@@ -57,7 +59,8 @@ def export(
         precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``; all but the first are lossy.
         batch: A fixed batch; free when None.
         image_size: A fixed size, a square by one number; where the backbone takes any, free when None.
-        simplify: Run onnxsim, and keep its graph if it computes the same.
+        simplify: Run a simplifier, and keep its graph if it computes the same.
+        simplifier: ``onnxsim``, ``onnxslim``, or ``auto``: the first, and the second where that fails.
         with_preprocessing: Let the graph take pixels (uint8, [B, H, W, C], RGB) and normalise them itself.
         inputs: An .npz of images to measure a lower precision on.
         images: A folder of them instead. Without either, random images are taken, and the artefact says so.
@@ -81,6 +84,11 @@ def export(
         raise UsageProblem(
             f"there is no precision {precision!r}.", hint=f"Known: {', '.join(runs.PRECISIONS)}.", code="precision"
         )
+    if simplifier not in ("auto", *TOOLS):
+        raise UsageProblem(
+            f"there is no simplifier {simplifier!r}.", hint=f"Known: auto, {', '.join(TOOLS)}.", code="simplifier"
+        )
+    tools = TOOLS if simplifier == "auto" else (simplifier,)
     taken = runs.find_run(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
     overridden = _overridden(taken, folded, unverified=unverified)
@@ -118,7 +126,7 @@ def export(
             batch=batch,
             free_size=free_size,
             tolerances=folded.tolerances,
-            simplified=simplify,
+            simplifiers=tools if simplify else (),
             scratch=scratch,
             progress=progress,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefact import Link
+from repaconv.exporters.simplify import TOOLS
 from repaconv.files import write_bytes, write_with
 from repaconv.pipeline.common import Progress, load_onnx
 
@@ -49,7 +50,7 @@ def proved_graph(
     batch: int | None,
     free_size: bool,
     tolerances: Mapping[str, float],
-    simplified: bool = True,
+    simplifiers: tuple[str, ...] = TOOLS,
     scratch: Path,
     progress: Progress,
 ) -> Graph:
@@ -109,7 +110,7 @@ def proved_graph(
         wrong = OnnxTrace(exported, load_onnx, by_module=True)
         where = locate(TorchTrace(runner), wrong, probes[0], allowed=link.tolerance.rtol)
         link = link.model_copy(update={"location": where})
-    if not simplified:
+    if not simplifiers:
         return Graph(exported, (link, not_done("not asked for")), "none", False, None)
 
     def compare(smaller: onnx.ModelProto) -> Link:
@@ -122,7 +123,7 @@ def proved_graph(
         return found.model_copy(update={"location": where})
 
     progress(f"{what}: simplify", 0, 0)
-    result = simplify(exported, compare)
+    result = simplify(exported, compare, simplifiers)
     check(result.model)
     return Graph(result.model, (link, result.link), result.simplifier, result.accepted, None)
 

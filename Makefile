@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint arm docker-steps bench-forms bench-fold bench-export bench-gate clean
+.PHONY: demo test lint arm docker-steps bench-forms bench-fold bench-power bench-export bench-gate clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -27,6 +27,9 @@ bench-forms: .venv/installed
 
 bench-fold: .venv/installed
 	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
+
+bench-power: .venv/installed
+	$(BIN)/python benchmarks/bench_power.py -o benchmarks/results/bench_power.json
 
 bench-export: .venv/installed
 	$(BIN)/python benchmarks/export_huge.py -o benchmarks/results/export_huge.json

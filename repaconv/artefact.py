@@ -516,6 +516,7 @@ class Latency(Record):
     model: str
     sha256: str
     p50_ms: float
+    p90_ms: float
     p95_ms: float
     p99_ms: float
     min_ms: float
@@ -536,6 +537,63 @@ class Ratio(Record):
     verdict: Literal["faster", "slower", "no difference shown"]
 
 
+class Quality(Record):
+    """Whether a measurement can be believed.
+
+    ``others`` is the share of the machine's time that other processes took, ``others_here`` that of the cores which
+    were used, ``stolen`` the hypervisor's; None where the system does not tell. ``speed`` is how long a fixed loop took
+    at the end, relative to the beginning; ``before`` and ``after`` are clocks, temperatures and load.
+    """
+
+    verdict: Literal["trusted", "noisy", "inconclusive"]
+    reasons: tuple[str, ...]
+    seconds: float
+    others: float | None
+    others_here: float | None
+    stolen: float | None
+    speed: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+class NodeTime(Record):
+    """One node of the graph that runs: mean milliseconds, its share of all, and what it computes (2 a MAC)."""
+
+    name: str
+    module: str
+    operator: str
+    mean_ms: float
+    share: float
+    flops: int
+
+
+class ModuleTime(Record):
+    """The nodes of one module together; ``gflops`` is its rate, ``share_of_peak`` that of one large matrix product."""
+
+    module: str
+    mean_ms: float
+    share: float
+    flops: int
+    gflops: float
+    share_of_peak: float
+
+
+class Profile(Record):
+    """Where the time goes. ``total_ms`` is the sum over the nodes, ``end_to_end_ms`` was measured without a profiler.
+
+    ``gflops`` is the rate inside the nodes; ``share_of_peak`` is of the whole inference, end to end.
+    """
+
+    runs: int
+    total_ms: float
+    end_to_end_ms: float
+    peak_gflops: float
+    gflops: float
+    share_of_peak: float
+    nodes: tuple[NodeTime, ...]
+    modules: tuple[ModuleTime, ...]
+
+
 class BenchArtefact(Artefact):
     """Latencies measured interleaved in one run, on the machine that ``machine`` describes."""
 
@@ -550,7 +608,10 @@ class BenchArtefact(Artefact):
     seed: int
     session: dict[str, str]
     machine: dict[str, Any]
+    protocol: str = ""
     latencies: tuple[Latency, ...]
     ratio: Ratio | None
+    quality: Quality
+    profile: Profile | None = None
     agreement: Link | None
     note: str = ""

@@ -1,4 +1,4 @@
-"""ONNX files as files: what they refer to, without running or loading any of it."""
+"""ONNX files as files: what they refer to, and how their nodes are named; nothing of them is run."""
 
 from __future__ import annotations
 
@@ -70,3 +70,25 @@ def require_inside(path: Path) -> None:
             hint="A graph's weights belong beside it; `repaconv inspect` shows what it refers to and runs nothing.",
             code="onnx.external",
         )
+
+
+def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
+    """Name nodes that a simplifier or a runtime made after the modules whose weights they have, or feed; in place.
+
+    All are numbered anew, so that no two have one name.
+    """
+    made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
+    used_in = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
+    weights = {weight.name for weight in exported.graph.initializer}
+    feeds: dict[str, str] = {}
+    for number, node in reversed(list(enumerate(model.graph.node))):
+        same = [made_in[name] for name in node.output if name in made_in]
+        known = [used_in[name] for name in node.input if name in weights and name in used_in]
+        following = [feeds[name] for name in node.output if name in feeds]
+        module = next(iter(same or known or following), "")
+        node.name = f"{module}/{node.op_type}_{number}".lstrip("/")
+        feeds |= dict.fromkeys(node.input, module)
+
+
+def _scope(node: onnx.NodeProto) -> str:
+    return str(node.name.rpartition("/")[0])

@@ -23,7 +23,8 @@ def walk(repaconv, checkpoint):
         ["bench", "--target", "x86-64"],
     ):
         code, out, _ = repaconv(*command)
-        assert code == 0, command
+        # on a machine that runs tests beside it, a measurement may be inconclusive
+        assert code in ((0, 5) if command[0] == "bench" else (0,)), command
         assert out
     return Path("repaconv-out") / checkpoint.stem
 
@@ -59,7 +60,9 @@ def test_json_everywhere(repaconv, tiny):
         code, out, _ = repaconv(*command, "--format", "json")
         envelope = json.loads(out)
         assert set(envelope) == {"schema_version", "command", "status", "exit_code", "data", "errors"}
-        assert (code, envelope["exit_code"], envelope["status"]) == (0, 0, "ok")
+        # two rounds are too few for bench to say anything, and it says so
+        expected = (5, 5, "inconclusive") if command[0] == "bench" else (0, 0, "ok")
+        assert (code, envelope["exit_code"], envelope["status"]) == expected
         assert envelope["command"] == command[0]
 
 
@@ -152,7 +155,8 @@ def test_what_the_readme_says_works(repaconv, tiny):
         if command[0] == "collect":  # what happens on the board is replayed
             bundle = next(Path("repaconv-out").glob("*/build/orin-nano.fp16.tar.gz"))
             on_the_board(bundle, "10.3")[1].rename("result.tar.gz")
-        assert repaconv(*command)[0] == 0, command
+        # on a machine that runs tests beside it, a measurement may be inconclusive
+        assert repaconv(*command)[0] in ((0, 5) if command[0] == "bench" else (0,)), command
 
 
 def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, tiny, tmp_path):

@@ -252,13 +252,12 @@ def test_ratios_and_their_intervals():
 
 
 def test_interleaving_runs_everything_once_a_round():
-    from repaconv.measure.protocol import interleaved, pinned
+    from repaconv.measure.protocol import measure, pinned
 
     calls = []
-    samples = interleaved(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=30, warmup_rounds=3, seed=0
-    )
-    assert {len(v) for v in samples.values()} == {30}
+    subjects = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    found = measure(subjects, rounds=30, warmup_rounds=3, seed=0)
+    assert {len(v) for v in found.samples_ms.values()} == {30}
     rounds = [tuple(calls[i : i + 2]) for i in range(0, 66, 2)]
     assert set(rounds) == {("a", "b"), ("b", "a")}
     before = os.sched_getaffinity(0)

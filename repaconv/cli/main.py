@@ -70,6 +70,8 @@ def finish(
     with render.progress(quiet=quiet or format is Format.json) as progress:
         done = stage(progress)
     code = 1 if getattr(done, "verdict", "passed") == "failed" else 0
+    if not code and getattr(getattr(done, "quality", None), "verdict", "") == "inconclusive":
+        code = 5
     if format is Format.json:
         render.envelope(command, code, render.plain_data(done))
     else:
@@ -401,13 +403,21 @@ def bench(
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images a call.")] = None,
     image_size: Annotated[str | None, typer.Option("--image-size", help="Of the images: N or HEIGHTxWIDTH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured, interleaved rounds.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option("--protocol", help="A paper's: repavit, nondeep, nondeep-throughput, dwconv, riformer."),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also say where the time goes, node by node.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of images, order and bootstrap.")] = 0,
     unverified: Unverified = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; bench/<target>.json of the run.")] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the ONNX model's latency here, and the training form beside it in the same run."""
+    """Measure the ONNX model's latency here, and the training form beside it in the same run.
+
+    Exit 5 if the measurement is inconclusive, as on a machine that others use.
+    """
     from repaconv.cli import render
     from repaconv.pipeline import bench as stage
 
@@ -423,6 +433,8 @@ def bench(
             batch=batch,
             image_size=size(image_size),
             rounds=rounds,
+            protocol=protocol,
+            profile=profile,
             seed=seed,
             unverified=unverified,
             out=out,

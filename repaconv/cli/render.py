@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Inspection,
         Link,
         PaperTable,
+        Profile,
         Record,
         Tolerance,
         VerifyArtefact,
@@ -238,9 +239,9 @@ def collecting(done: CollectArtefact) -> None:
 
 def measuring(done: BenchArtefact) -> None:
     """Latencies and their ratio."""
-    table = _table("", "p50 ms", "p95 ms", "p99 ms")
+    table = _table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms")
     for row in done.latencies:
-        table.add_row(row.name, f"{row.p50_ms:.3f}", f"{row.p95_ms:.3f}", f"{row.p99_ms:.3f}")
+        table.add_row(row.name, *(f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms)))
     out().print(table)
     if found := done.ratio:
         out().print(
@@ -252,6 +253,12 @@ def measuring(done: BenchArtefact) -> None:
         out().print(
             f"their outputs differ by {done.agreement.metrics.max_rel_error:.1e}: {_verdict(done.agreement.verdict)}"
         )
+    told = "; ".join(done.quality.reasons) or "nothing speaks against it"
+    out().print(f"measurement {_verdict(done.quality.verdict)}: {_plain(told)}")
+    if done.profile:
+        profiling(done.profile)
+    if done.protocol:
+        out().print(f"protocol {_plain(done.protocol)}")
     if done.note:
         out().print(_plain(done.note))
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
@@ -259,6 +266,19 @@ def measuring(done: BenchArtefact) -> None:
         f"[dim]{_plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
         f"batch {done.batch}, {_size(done.image_size)} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
         f"of warm-up, load {done.machine.get('load_1min')}[/]"
+    )
+
+
+def profiling(found: Profile) -> None:
+    """The modules that take longest, and how near the limit the whole is."""
+    table = _table("module", "ms", "share", "GFLOP/s", "of peak")
+    for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
+        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}") if row.flops else ("", "")
+        table.add_row(_plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
+    out().print(table)
+    out().print(
+        f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
+        f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
     )
 
 
@@ -387,7 +407,7 @@ def _table(*header: str) -> Table:
 
 
 def _verdict(verdict: str) -> str:
-    colour = {"passed": "green", "failed": "bold red"}.get(verdict, "yellow")
+    colour = {"passed": "green", "trusted": "green", "failed": "bold red"}.get(verdict, "yellow")
     return f"[{colour}]{verdict}[/]"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.engines.contract import Built, Order, as_text
 from repaconv.errors import EnvironmentProblem, Refused
-from repaconv.onnxfile import require_inside
+from repaconv.onnxfile import read_graph, require_inside, restore_names
 
 # What computes, as ONNX Runtime calls it after fusing.
 COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
@@ -130,6 +132,76 @@ class OnnxRuntime:
             + ("" if order.here else "; on its device ONNX Runtime adds what it does for that processor alone"),
             runs_here=True,
         )
+
+    def profile(
+        self, model: Path, images: NDArray[Any], *, threads: int, dims: Mapping[str, int], runs: int, warmup_runs: int
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Events of ONNX Runtime's own profiler, and the nodes of the optimised graph in order, named by module.
+
+        The graph is optimised first and given the names of its modules back, which fusing takes; what is profiled is
+        that graph, as it stands.
+
+        Raises:
+            Refused: If ONNX Runtime does not take the model.
+        """
+        import onnx
+        import onnxruntime
+
+        levels = onnxruntime.GraphOptimizationLevel
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "optimised.onnx"
+            for level, source in ((levels.ORT_ENABLE_ALL, model), (levels.ORT_DISABLE_ALL, path)):
+                settings = onnxruntime.SessionOptions()
+                settings.graph_optimization_level = level
+                settings.intra_op_num_threads = threads
+                settings.inter_op_num_threads = 1
+                settings.log_severity_level = 3
+                if source is model:
+                    settings.optimized_model_filepath = str(path)
+                    for name, size in dims.items():
+                        settings.add_free_dimension_override_by_name(name, size)
+                else:
+                    settings.enable_profiling = True
+                    settings.profile_file_prefix = str(Path(folder) / "profile")
+                try:
+                    session = onnxruntime.InferenceSession(str(source), settings, providers=["CPUExecutionProvider"])
+                except Exception as error:
+                    raise _unloadable(model, error) from error
+                if source is model:
+                    optimised = onnx.load(path)
+                    restore_names(optimised, read_graph(model))
+                    onnx.save(optimised, path)
+            feeds = {session.get_inputs()[0].name: images}
+            for _ in range(warmup_runs + runs):
+                session.run(None, feeds)
+            events = json.loads(Path(session.end_profiling()).read_text())
+        kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+        kept = len(kernels) // (warmup_runs + runs) * runs
+        return kernels[-kept:], [node.name for node in optimised.graph.node]
+
+    def peak_gflops(self, threads: int) -> float:
+        """What one large matrix product in float32 reaches here: [512, 1024] x [1024, 1024], the best of several."""
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+
+        weight = numpy_helper.from_array(np.ones((1024, 1024), dtype=np.float32), "w")
+        made = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"], "peak")],
+            "peak",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (512, 1024))],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, (512, 1024))],
+            [weight],
+        )
+        opset = [helper.make_opsetid("", 17)]
+        model: onnx.ModelProto = helper.make_model(made, opset_imports=opset, ir_version=8)
+        session = self.session(model.SerializeToString(), threads=threads)
+        x = np.ones((512, 1024), dtype=np.float32)
+        best = float("inf")
+        for _ in range(25):
+            begin = time.perf_counter()
+            session.run(x)
+            best = min(best, time.perf_counter() - begin)
+        return 2 * 512 * 1024 * 1024 / best / 1e9
 
     def session(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repaconv.artefact import Link
-from repaconv.exporters.to_onnx import restore_names
+from repaconv.onnxfile import restore_names
 
 if TYPE_CHECKING:
     import onnx

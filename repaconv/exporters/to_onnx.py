@@ -135,28 +135,6 @@ def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
-    """Name nodes that a simplifier made after the modules whose weights they have, or that they feed; in place.
-
-    All are numbered anew, so that no two have one name.
-    """
-    made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
-    used_in = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
-    weights = {weight.name for weight in exported.graph.initializer}
-    feeds: dict[str, str] = {}
-    for number, node in reversed(list(enumerate(model.graph.node))):
-        same = [made_in[name] for name in node.output if name in made_in]
-        known = [used_in[name] for name in node.input if name in weights and name in used_in]
-        following = [feeds[name] for name in node.output if name in feeds]
-        module = next(iter(same or known or following), "")
-        node.name = f"{module}/{node.op_type}_{number}".lstrip("/")
-        feeds |= dict.fromkeys(node.input, module)
-
-
-def _scope(node: onnx.NodeProto) -> str:
-    return str(node.name.rpartition("/")[0])
-
-
 def _module_of(node: onnx.NodeProto) -> str:
     """The innermost module of the exporter's scopes, e.g. ``network.0.0.norm1``; the last scope is the call."""
     scopes = next((entry.value for entry in node.metadata_props if entry.key.endswith("name_scopes")), "[]")

@@ -1,4 +1,4 @@
-"""The measurement: warm-up, then rounds in which every subject runs once, in an order drawn anew each time."""
+"""The measurement: warm-up until it rests, then rounds in which every subject runs once, in an order drawn anew."""
 
 from __future__ import annotations
 
@@ -6,12 +6,30 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.measure.watch import Watched, between, state
+
 Tick = Callable[[int, int], None]
 """Told after every round: (done, in all)."""
+
+# The warm-up rests when the medians of two windows of this many rounds differ by no more than this.
+WINDOW, RESTING = 5, 0.03
+LONGEST_WARMUP = 5
+"""Times the rounds that were asked for."""
+PRIORITY = 99
+
+
+class Measured(NamedTuple):
+    """Samples in milliseconds by subject, one a round; how many rounds of warm-up it took, and what else went on."""
+
+    samples_ms: dict[str, NDArray[np.float64]]
+    warmup_rounds: int
+    stable: bool
+    watched: Watched
 
 
 @contextmanager
@@ -33,27 +51,77 @@ def pinned(threads: int) -> Iterator[Sequence[int]]:
         os.sched_setaffinity(0, before)
 
 
-def interleaved(
+@contextmanager
+def first_in_line(wanted: bool) -> Iterator[str]:
+    """Before all other processes, as ``chrt -f 99`` has it; yields why not, empty if it is so or was not wanted."""
+    if not wanted or not hasattr(os, "sched_setscheduler"):
+        yield "this system has no such scheduling" if wanted else ""
+        return
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except OSError as error:
+        yield f"not permitted here ({error.strerror}), so it ran as any other process does"
+        return
+    try:
+        yield ""
+    finally:
+        os.sched_setscheduler(0, policy, parameter)
+
+
+def measure(
     subjects: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
     warmup_rounds: int,
     seed: int,
+    cores: Sequence[int] = (),
     tick: Tick | None = None,
-) -> dict[str, NDArray[np.float64]]:
-    """Wall time in milliseconds of every call, by subject, one entry a round."""
+) -> Measured:
+    """Wall time of every call, interleaved.
+
+    Args:
+        subjects: What is called, by name.
+        rounds: Measured ones.
+        warmup_rounds: At least so many before; up to `LONGEST_WARMUP` times as many until the times come to rest.
+        seed: Of the order.
+        cores: That are used, to tell others' work on them.
+        tick: See `Tick`.
+    """
     random = np.random.default_rng(seed)
     names = list(subjects)
-    samples = {name: np.zeros(rounds) for name in names}
     total = warmup_rounds + rounds
-    for count in range(total):
+
+    def one_round() -> list[float]:
+        spent = [0.0] * len(names)
         for position in random.permutation(len(names)):
-            name = names[position]
             begin = time.perf_counter_ns()
-            subjects[name]()
-            spent = time.perf_counter_ns() - begin
-            if count >= warmup_rounds:
-                samples[name][count - warmup_rounds] = spent / 1e6
+            subjects[names[position]]()
+            spent[position] = (time.perf_counter_ns() - begin) / 1e6
+        return spent
+
+    warmup: list[list[float]] = []
+    while len(warmup) < warmup_rounds or not (stable := _rests(warmup)):
+        if len(warmup) >= LONGEST_WARMUP * max(warmup_rounds, 1):
+            stable = False
+            break
+        warmup.append(one_round())
         if tick:
-            tick(count + 1, total)
-    return samples
+            tick(min(len(warmup), warmup_rounds), total)
+    before = state()
+    measured = np.zeros((rounds, len(names)))
+    for count in range(rounds):
+        measured[count] = one_round()
+        if tick:
+            tick(warmup_rounds + count + 1, total)
+    after = state()
+    samples = {name: measured[:, position].copy() for position, name in enumerate(names)}
+    return Measured(samples, len(warmup), stable, between(before, after, cores))
+
+
+def _rests(warmup: list[list[float]]) -> bool:
+    """Whether the last two windows agree; a warm-up too short for two is taken as it was asked for."""
+    if len(warmup) < 2 * WINDOW:
+        return True
+    earlier, later = (np.median(part, axis=0) for part in (warmup[-2 * WINDOW : -WINDOW], warmup[-WINDOW:]))
+    return bool((np.abs(later / earlier - 1) <= RESTING).all())

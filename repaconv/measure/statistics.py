@@ -9,16 +9,19 @@ from repaconv.artefact import Latency, Ratio, Regression
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
+MATTERS = 0.005
+"""Two sessions of one and the same model may differ by so much, by where their memory came to lie."""
 
 
 def latency(name: str, model: str, sha256: str, samples_ms: NDArray[np.float64]) -> Latency:
     """Percentiles of one subject's samples, in milliseconds."""
-    p50, p95, p99 = np.percentile(samples_ms, [50, 95, 99])
+    p50, p90, p95, p99 = np.percentile(samples_ms, [50, 90, 95, 99])
     return Latency(
         name=name,
         model=model,
         sha256=sha256,
         p50_ms=_rounded(p50),
+        p90_ms=_rounded(p90),
         p95_ms=_rounded(p95),
         p99_ms=_rounded(p99),
         min_ms=_rounded(samples_ms.min()),
@@ -27,14 +30,14 @@ def latency(name: str, model: str, sha256: str, samples_ms: NDArray[np.float64])
 
 
 def ratio(subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: NDArray[np.float64], seed: int) -> Ratio:
-    """Median over rounds of other / subject, with a percentile bootstrap interval over the rounds.
+    """Median over rounds of other / subject, with a bootstrap interval over blocks of rounds.
 
-    The two samples of a round stand beside each other in time, so a slow moment of the machine hits both
-    and leaves their ratio nearly alone.
+    The two samples of a round stand beside each other in time, so a slow moment of the machine hits both and leaves
+    their ratio nearly alone. Moments last longer than a round: blocks are drawn, not rounds.
     """
     ratios = other_ms / subject_ms
     random = np.random.default_rng(seed)
-    medians = np.median(ratios[random.integers(0, len(ratios), (RESAMPLES, len(ratios)))], axis=1)
+    medians = np.median(ratios[_drawn(len(ratios), random)], axis=1)
     low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     p10, p90 = np.percentile(ratios, [10, 90])
     return Ratio(
@@ -46,8 +49,17 @@ def ratio(subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: N
         confidence=CONFIDENCE,
         p10=_rounded(p10),
         p90=_rounded(p90),
-        verdict="faster" if low > 1 else "slower" if high < 1 else "no difference shown",
+        verdict="faster" if low > 1 + MATTERS else "slower" if high < 1 - MATTERS else "no difference shown",
     )
+
+
+def _drawn(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Indices [RESAMPLES, rounds] of a circular block bootstrap (Politis and Romano 1992), blocks of n^(1/3) rounds."""
+    length = max(1, round(rounds ** (1 / 3)))
+    starts = random.integers(0, rounds, (RESAMPLES, -(-rounds // length), 1))
+    blocks = (starts + np.arange(length)) % rounds
+    found: NDArray[np.int64] = blocks.reshape(RESAMPLES, -1)[:, :rounds]
+    return found
 
 
 def regression(
@@ -71,7 +83,7 @@ def regression(
 
     def medians(pair: tuple[NDArray[np.float64], NDArray[np.float64]]) -> tuple[float, NDArray[np.float64]]:
         relative = pair[0] / pair[1]
-        drawn = relative[random.integers(0, len(relative), (RESAMPLES, len(relative)))]
+        drawn = relative[_drawn(len(relative), random)]
         return float(np.median(relative)), np.median(drawn, axis=1)
 
     (present, presents), (past, pasts) = medians(now), medians(then)

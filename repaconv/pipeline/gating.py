@@ -175,6 +175,8 @@ class _Gate:
         if done.ratio:
             told += f", {done.ratio.median:.3f} times as fast as the training form"
             told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
+        if done.quality.verdict != "trusted":
+            told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
         if not section.baseline:
             self._note("bench", "latency", "passed", f"{told}; no baseline was asked for", ("bench",))
             return

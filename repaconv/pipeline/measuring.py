@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import BenchArtefact, ExportArtefact, FoldArtefact, ImageSize, Link, Preprocessing, Record
-from repaconv.errors import Refused, UsageProblem
+from repaconv.artefact import (
+    BenchArtefact,
+    ExportArtefact,
+    FoldArtefact,
+    ImageSize,
+    Link,
+    Preprocessing,
+    Profile,
+    Record,
+)
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import canonical_json, read_artefact, sha256_of, write_artefact, write_text
 from repaconv.pipeline.chain import built_as, load_engine
 from repaconv.pipeline.common import (
@@ -52,6 +61,8 @@ def bench(
     batch: int | None = None,
     image_size: int | ImageSize | None = None,
     rounds: int | None = None,
+    protocol: str | None = None,
+    profile: bool = False,
     seed: int = 0,
     unverified: bool = False,
     out: str | Path | None = None,
@@ -67,6 +78,9 @@ def bench(
         batch: Images a call; the target's when None.
         image_size: Of the images, a square by one number; the model's when None.
         rounds: Measured rounds; the target's when None.
+        protocol: A paper's: ``repavit``, ``nondeep``, ``nondeep-throughput``, ``dwconv`` or ``riformer``. What is given
+            besides goes before it.
+        profile: Also say where the time goes, node by node: ONNX Runtime's profile of the first model.
         seed: Of the images, the order and the bootstrap.
         unverified: Go on behind a failed verdict, and record it.
         out: Where the result goes; ``bench/<target>.json`` of the run, nowhere for a bare .onnx.
@@ -76,19 +90,24 @@ def bench(
         UsageProblem: If there is nothing to measure or the sizes do not fit the model.
     """
     from repaconv.measure.fingerprint import fingerprint
-    from repaconv.measure.protocol import interleaved, pinned
+    from repaconv.measure.profile import bars_svg
+    from repaconv.measure.protocol import first_in_line, measure, pinned
+    from repaconv.measure.protocols import paper
+    from repaconv.measure.quality import quality
     from repaconv.measure.statistics import latency, ratio
     from repaconv.proof.data import random_pixels
 
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
-    threads = threads or device.bench.threads
-    batch = batch or device.bench.batch
-    rounds = rounds or device.bench.rounds
+    named = paper(protocol)
+    threads = threads or named.threads or device.bench.threads
+    rounds = rounds or named.rounds or device.bench.rounds
+    warmup_rounds = device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds
     bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
     subjects, overridden, logits, size, note, wanted = _subjects(run, model, against, unverified, progress)
     size = as_image_size(image_size) or size
+    batch = batch or named.images(device.bench.batch, lambda: _memory_an_image(subjects, engine, threads, size))
 
     with pinned(threads) as cores:
         sessions: dict[str, OrtSession] = {}
@@ -104,14 +123,18 @@ def bench(
             name: given.pixels if session.takes_pixels else given.images for name, session in sessions.items()
         }
         outputs = {name: _first_run(session, feeds[name]) for name, session in sessions.items()}
-        samples = interleaved(
-            {name: partial(session.run, feeds[name]) for name, session in sessions.items()},
-            rounds=rounds,
-            warmup_rounds=device.bench.warmup_rounds,
-            seed=seed,
-            tick=lambda done, total: progress("bench", done, total),
-        )
+        with first_in_line(named.first_in_line) as why_not:
+            measured = measure(
+                {name: partial(session.run, feeds[name]) for name, session in sessions.items()},
+                rounds=rounds,
+                warmup_rounds=warmup_rounds,
+                seed=seed,
+                cores=cores,
+                tick=lambda done, total: progress("bench", done, total),
+            )
         machine = fingerprint(tuple(cores))
+        samples = measured.samples_ms
+        where = _profile(engine, subjects[0], first, feeds, samples, threads, batch, size) if profile else None
 
     names = [subject.name for subject in subjects]
     agreement, compared = None, None
@@ -129,22 +152,102 @@ def bench(
         image_size=shape[1:],
         threads=threads,
         rounds=rounds,
-        warmup_rounds=device.bench.warmup_rounds,
+        warmup_rounds=measured.warmup_rounds,
         seed=seed,
         session=first.options,
         machine=machine,
+        protocol=named.told(batch),
         latencies=tuple(
             latency(subject.name, subject.path.name, sha256_of(subject.path), samples[subject.name])
             for subject in subjects
         ),
         ratio=compared,
+        quality=quality(samples, measured.watched, compared=compared, stable=measured.stable),
+        profile=where,
         agreement=agreement,
-        note=note,
+        note="; ".join(part for part in (note, why_not and f"chrt -f 99: {why_not}") if part),
     )
     target_path = Path(out) if out else run.bench_json(device.name) if run else None
+    wrote = []
     if target_path:
         write_artefact(target_path, artefact)
-    return with_files(artefact, [subject.path for subject in subjects], [target_path] if target_path else [])
+        wrote.append(target_path)
+    if target_path and where is not None:
+        wrote.append(target_path.with_suffix(".profile.svg"))
+        write_text(wrote[-1], bars_svg(where))
+    return with_files(artefact, [subject.path for subject in subjects], wrote)
+
+
+PROFILED = 20
+
+
+def _profile(
+    engine: Any,
+    subject: Subject,
+    session: Any,
+    feeds: Mapping[str, Any],
+    samples: Mapping[str, NDArray[np.float64]],
+    threads: int,
+    batch: int,
+    size: ImageSize | None,
+) -> Profile:
+    """The first model's, beside the latency that was measured of it.
+
+    Raises:
+        EnvironmentProblem: If its runtime has no profiler that we read.
+    """
+    import numpy as np
+
+    from repaconv.measure.profile import events_of, profile_of
+
+    if subject.path.suffix != ".onnx" or not hasattr(engine, "profile") or built_as(subject.path):
+        raise EnvironmentProblem(
+            f"there is no profile of {subject.path.name} by {engine.name}.",
+            hint="Profile the ONNX model of a target that runs ONNX Runtime.",
+            code="bench.profile",
+        )
+    dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
+    name = subject.name
+    kernels, order = engine.profile(
+        subject.path, feeds[name], threads=threads, dims=dims, runs=PROFILED, warmup_runs=PROFILED // 4
+    )
+    return profile_of(
+        events_of(kernels),
+        PROFILED,
+        end_to_end_ms=float(np.median(samples[name])),
+        peak_gflops=engine.peak_gflops(threads),
+        order={node: place for place, node in enumerate(order)},
+    )
+
+
+def _memory_an_image(subjects: list[Subject], engine: Any, threads: int, size: ImageSize | None) -> float:
+    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included."""
+    import numpy as np
+
+    grown = []
+    for subject in subjects:
+        dims = {"height": size[0], "width": size[1]} if size else {}
+        session = engine.session(subject.path, threads=threads, dims=dims)
+        channels, height, width = _image_shape(session.input_shape, 1, size, subject.path)
+        if session.input_shape[0] not in (None, "batch"):
+            return float("inf")
+        kind = np.uint8 if session.takes_pixels else np.float32
+        resident = []
+        for images in (1, 1 + PROBED):
+            shape = (images, height, width, channels) if session.takes_pixels else (images, channels, height, width)
+            session.run(np.zeros(shape, dtype=kind))
+            resident.append(_peak_bytes())
+        grown.append((resident[1] - resident[0]) / PROBED)
+    return max(*grown, 1.0)
+
+
+PROBED = 8
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class _Subjects(NamedTuple):

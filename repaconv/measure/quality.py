@@ -1,0 +1,91 @@
+"""Whether a measurement can be believed, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.artefact import Quality, Ratio
+from repaconv.measure.watch import Watched
+
+FEWEST = 20
+"""Rounds; below, no interval means much."""
+RESOLUTION = 0.025
+"""Half the width of a ratio's interval, beyond which a difference of 5% may go unseen."""
+OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
+"""Shares of the time: of the whole machine, of the cores that were used, and what spoils everything."""
+STOLEN, SPEED, DRIFT = 0.01, 0.05, 0.05
+OUTLYING, OUTLIERS = 1.5, 0.05
+"""A sample this many times its median is an outlier; this share of them is too many."""
+
+
+def quality(
+    samples_ms: Mapping[str, NDArray[np.float64]], watched: Watched, *, compared: Ratio | None, stable: bool
+) -> Quality:
+    """The verdict on a measurement, with every reason that speaks against it.
+
+    Args:
+        samples_ms: By subject, one a round.
+        watched: What went on meanwhile.
+        compared: The ratio, if there is one.
+        stable: Whether the warm-up came to rest.
+
+    Returns:
+        *trusted* if nothing speaks against it; *inconclusive* if a difference of 5% may not have been seen, or what was
+        seen may be another's doing; *noisy* in between.
+    """
+    spoiling: list[str] = []
+    disturbing: list[str] = []
+    rounds = min(len(values) for values in samples_ms.values())
+    if rounds < FEWEST:
+        spoiling.append(f"too few samples: {rounds} rounds, {FEWEST} at least")
+    if compared is not None and rounds >= FEWEST and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
+        spoiling.append(
+            f"the ratio is known to {(compared.high - compared.low) / 2 / compared.median:.1%} only: more rounds"
+        )
+    for share, limit, where in (
+        (watched.others, OTHERS, "the machine's"),
+        (watched.others_here, OTHERS_HERE, "these cores'"),
+    ):
+        if share is not None and share > limit:
+            reasons = spoiling if share > MUCH else disturbing
+            reasons.append(f"other load: {share:.0%} of {where} time went to other processes")
+    if watched.stolen is not None and watched.stolen > STOLEN:
+        (spoiling if watched.stolen > MUCH else disturbing).append(
+            f"the hypervisor took {watched.stolen:.0%} of the time"
+        )
+    if watched.throttled:
+        spoiling.append(f"throttled: the processor slowed down for heat {watched.throttled} times")
+    if abs(watched.speed - 1) > SPEED:
+        disturbing.append(f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end")
+    if not stable:
+        disturbing.append("the warm-up did not come to rest")
+    for name, values in samples_ms.items():
+        if rounds >= FEWEST and abs(change := _change(values)) > DRIFT:
+            disturbing.append(f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first")
+        beyond = float((values > OUTLYING * np.median(values)).mean())
+        if beyond > OUTLIERS:
+            disturbing.append(f"{name} has outliers: {beyond:.0%} of its samples")
+    return Quality(
+        verdict="inconclusive" if spoiling else "noisy" if disturbing else "trusted",
+        reasons=(*spoiling, *disturbing),
+        seconds=round(watched.seconds, 3),
+        others=_rounded(watched.others),
+        others_here=_rounded(watched.others_here),
+        stolen=_rounded(watched.stolen),
+        speed=round(watched.speed, 4),
+        before=watched.before,
+        after=watched.after,
+    )
+
+
+def _change(values: NDArray[np.float64]) -> float:
+    """How much longer the last third takes than the first, at the median."""
+    third = len(values) // 3
+    return float(np.median(values[-third:]) / np.median(values[:third]) - 1)
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

@@ -447,6 +447,30 @@ class CollectArtefact(Artefact):
     result_sha256: str
 
 
+class SweepRow(Record):
+    """One cell of a matrix; ``problem`` says why there is no figure. ``attempts`` counts workers that began it."""
+
+    model: str
+    target: str
+    precision: str
+    batch: int
+    p50_ms: float | None
+    p95_ms: float | None
+    quality: str
+    worker: str
+    attempts: int
+    problem: str
+
+
+class SweepArtefact(Artefact):
+    """A matrix measured; ``resumed`` cells were there from before."""
+
+    stage: str = "sweep"
+    matrix: str
+    resumed: int
+    rows: tuple[SweepRow, ...]
+
+
 class Check(Record):
     """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
 
@@ -594,8 +618,25 @@ class Profile(Record):
     modules: tuple[ModuleTime, ...]
 
 
+class HistoryEntry(Record):
+    """One measurement in the history of a target; ``when`` is UTC."""
+
+    when: str
+    sha256: str
+    p50_ms: float
+    p95_ms: float
+    ratio: Ratio | None
+    quality: str
+    machine: str
+    threads: int
+    batch: int
+
+
 class BenchArtefact(Artefact):
-    """Latencies measured interleaved in one run, on the machine that ``machine`` describes."""
+    """Latencies measured interleaved in one run, on the machine that ``machine`` describes.
+
+    ``regression`` compares with a baseline, where one was asked for and is there.
+    """
 
     stage: str = "bench"
     target: str
@@ -613,5 +654,6 @@ class BenchArtefact(Artefact):
     ratio: Ratio | None
     quality: Quality
     profile: Profile | None = None
+    regression: Regression | None = None
     agreement: Link | None
     note: str = ""

@@ -68,6 +68,10 @@ class Run:
         """The measurement on one target."""
         return self.folder / BENCH / f"{target}.json"
 
+    def history(self, target: str) -> Path:
+        """Every measurement on one target; it outlives a second fold."""
+        return self.folder / f"history-{target}.jsonl"
+
     @property
     def training_onnx(self) -> Path:
         """The training form, exported for comparison."""

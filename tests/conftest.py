@@ -24,6 +24,8 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"{name}: {value}")
     if not SHARED.is_dir():
         terminalreporter.write_line(f"official checkpoints are absent ({SHARED}): their tests did not run", yellow=True)
+    if not Path("/usr/sbin/sshd").is_file():
+        terminalreporter.write_line("sshd is absent: no board was reached by ssh", yellow=True)
     if not find_spec("tensorrt_rtx"):
         terminalreporter.write_line("TensorRT-RTX is absent: no engine was built", yellow=True)
 

@@ -39,6 +39,7 @@ def test_the_five_commands_in_a_row(repaconv, tiny):
         "model.onnx",
         "export.json",
         "bench",
+        "history-x86-64.jsonl",
     }
 
 

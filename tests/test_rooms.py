@@ -30,6 +30,7 @@ LEVELS = {
     "measure": 3,
     "pipeline": 4,
     "testing": 5,
+    "farm": 5,
     "cli": 6,
 }
 

@@ -58,6 +58,14 @@ SetOption = Annotated[
 ]
 Unverified = Annotated[bool, typer.Option("--unverified", help="Go on behind a failed verdict, and record it.")]
 Images = Annotated[Path | None, typer.Option("--images", help="A folder of images, or of one folder a class.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Of a Dask cluster with workers of the target."),
+]
+TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="The cluster's certificate authority.")]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="This machine's certificate.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for a worker of the target.")]
 Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
 
 
@@ -408,9 +416,25 @@ def bench(
         typer.Option("--protocol", help="A paper's: repavit, nondeep, nondeep-throughput, dwconv, riformer."),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also say where the time goes, node by node.")] = False,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="A committed file of baselines, by machine.")
+    ] = None,
+    max_regression: Annotated[
+        str, typer.Option("--max-regression", help="How much longer than the baseline it may take, e.g. 5%.")
+    ] = "5%",
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of images, order and bootstrap.")] = 0,
     unverified: Unverified = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; bench/<target>.json of the run.")] = None,
+    scheduler: Scheduler = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    wait: Wait = 30,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Send the bundle to this board by ssh, and bring its result back.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="Of the model, with --host.")] = "fp32",
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -421,6 +445,45 @@ def bench(
     from repaconv.cli import render
     from repaconv.pipeline import bench as stage
 
+    if host:
+        from repaconv.farm.remote import bench_by_ssh
+
+        finish(
+            "bench",
+            format,
+            quiet,
+            lambda progress: bench_by_ssh(
+                host, model, target=target, precision=precision, batch=batch, unverified=unverified, progress=progress
+            ),
+            render.collecting,
+        )
+    if scheduler:
+        from repaconv.farm.cluster import Tls
+        from repaconv.farm.remote import bench_on
+
+        finish(
+            "bench",
+            format,
+            quiet,
+            lambda progress: bench_on(
+                scheduler,
+                model,
+                target=target,
+                against=against,
+                threads=threads,
+                batch=batch,
+                image_size=size(image_size),
+                rounds=rounds,
+                protocol=protocol,
+                profile=profile,
+                seed=seed,
+                tls=Tls(tls_ca, tls_cert, tls_key),
+                wait_s=wait,
+                unverified=unverified,
+                progress=progress,
+            ),
+            render.measuring,
+        )
     finish(
         "bench",
         format,
@@ -435,6 +498,9 @@ def bench(
             rounds=rounds,
             protocol=protocol,
             profile=profile,
+            baseline=baseline,
+            max_regression=share(max_regression, "--max-regression"),
+            update_baseline=update_baseline,
             seed=seed,
             unverified=unverified,
             out=out,
@@ -442,6 +508,53 @@ def bench(
         ),
         render.measuring,
     )
+
+
+@app.command(epilog="Example: repaconv sweep matrix.yaml --scheduler tcp://desk:8786")
+def sweep(
+    matrix: Annotated[
+        Path, typer.Argument(metavar="MATRIX", help=".toml or .yaml: models, targets, precisions, batches.")
+    ],
+    scheduler: Scheduler = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    wait: Wait = 30,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The folder; repaconv-out/sweep-<matrix>.")] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a matrix of models, targets, precisions and batches, here or on a cluster; resumes where it stopped."""
+    from repaconv.cli import render
+    from repaconv.farm.cluster import Tls
+    from repaconv.farm.sweep import sweep as stage
+
+    tls = Tls(tls_ca, tls_cert, tls_key)
+    finish(
+        "sweep",
+        format,
+        quiet,
+        lambda progress: stage(matrix, scheduler=scheduler, tls=tls, wait_s=wait, out=out, progress=progress),
+        render.sweeping,
+    )
+
+
+@app.command(epilog="Example: repaconv worker --target orin-nano --scheduler tcp://desk:8786")
+def worker(
+    target: Annotated[str, typer.Option("--target", help="What this machine is.")],
+    scheduler: Annotated[str, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Of the Dask cluster.")],
+    name: Annotated[str | None, typer.Option("--name", help="What it is called in results.")] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Serve a cluster as a machine of this target, one measurement at a time, until stopped."""
+    from repaconv.cli import render
+    from repaconv.farm.cluster import Tls, work
+    from repaconv.pipeline.common import load_target
+
+    device = load_target(target)
+    work(device.name, scheduler, name=name, tls=Tls(tls_ca, tls_cert, tls_key), started=render.told)
 
 
 @app.command(epilog="Example: repaconv gate recipes/*.toml --format junit > gate.xml")
@@ -580,6 +693,11 @@ def number(text: str, option: str) -> float:
     if not value > 0:
         raise UsageProblem(f"{option}: {text!r} is not a number above zero.", hint="E.g. 1e-6.", code="usage.number")
     return value
+
+
+def share(text: str, option: str) -> float:
+    """``5%`` or ``0.05``."""
+    return number(text.removesuffix("%"), option) / (100 if text.endswith("%") else 1)
 
 
 def size(text: str | None) -> tuple[int, int] | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         PaperTable,
         Profile,
         Record,
+        SweepArtefact,
         Tolerance,
         VerifyArtefact,
     )
@@ -253,6 +254,11 @@ def measuring(done: BenchArtefact) -> None:
         out().print(
             f"their outputs differ by {done.agreement.metrics.max_rel_error:.1e}: {_verdict(done.agreement.verdict)}"
         )
+    if kept := done.regression:
+        out().print(
+            f"takes {kept.ratio:.3f} times as long as the baseline ({kept.confidence:.0%} interval {kept.low:.3f} to "
+            f"{kept.high:.3f}), {1 + kept.allowed:.3f} is allowed: {_verdict(kept.verdict)}"
+        )
     told = "; ".join(done.quality.reasons) or "nothing speaks against it"
     out().print(f"measurement {_verdict(done.quality.verdict)}: {_plain(told)}")
     if done.profile:
@@ -280,6 +286,24 @@ def profiling(found: Profile) -> None:
         f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
         f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
     )
+
+
+def told(sentence: str) -> None:
+    """One line to stderr, of what goes on."""
+    err().print(_plain(sentence))
+
+
+def sweeping(done: SweepArtefact) -> None:
+    """The matrix."""
+    table = _table("model", "target", "precision", "batch", "p50 ms", "p95 ms", "measurement", "worker", "")
+    for row in done.rows:
+        times = ("" if value is None else f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))
+        again = f"attempt {row.attempts}" if row.attempts > 1 else ""
+        cells = (row.precision, str(row.batch), *times, row.quality, _plain(row.worker), _plain(row.problem or again))
+        table.add_row(_plain(row.model), row.target, *cells)
+    out().print(table)
+    measured = sum(not row.problem for row in done.rows)
+    out().print(f"{_verdict(done.verdict)}: {measured} of {len(done.rows)} measured, {done.resumed} from before")
 
 
 def gating(done: GateReport) -> None:

@@ -153,10 +153,12 @@ def as_image_size(size: int | ImageSize | None) -> ImageSize | None:
     return (size, size) if isinstance(size, int) else size
 
 
-def load_target(name: str) -> Target:
+def load_target(name: str | Target) -> Target:
     """A registered target by name, or the user's own by the path of its .toml; ``@`` and a name take a variant."""
     from repaconv.targets import Target, from_file
 
+    if isinstance(name, Target):
+        return name
     name, _, variant = name.partition("@")
     target: Any = from_file(Path(name)) if name.endswith(".toml") else registry.load(registry.TARGETS, name)
     assert isinstance(target, Target)

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefact import Baseline, Baselines, BenchArtefact, Check, GatedRecipe, GateReport, Link
+from repaconv.artefact import Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, RepaconvError, UsageProblem
-from repaconv.files import read_artefact, write_artefact
+from repaconv.pipeline.baselines import against_baseline, keep_baseline
 from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.exporting import export
 from repaconv.pipeline.folding import fold_file
@@ -160,7 +160,6 @@ class _Gate:
 
     def _bench(self, section: BenchSection) -> None:
         from repaconv.measure.fingerprint import machine_key
-        from repaconv.measure.statistics import regression
 
         done = bench(
             self.folder,
@@ -181,21 +180,16 @@ class _Gate:
             self._note("bench", "latency", "passed", f"{told}; no baseline was asked for", ("bench",))
             return
         path = self._place(section.baseline)
-        known = read_artefact(path, Baselines) if path.is_file() else Baselines()
-        machine = machine_key(done.machine)
-        key = f"{self.path.stem}, {done.target}, {done.threads} threads, batch {done.batch}"
         if self.update:
-            new = {**known.machines.get(machine, {}), key: _baseline(done)}
-            write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))
+            keep_baseline(path, self.path.stem, done)
             self._note("bench", "latency", "passed", f"{told}; written as the baseline", ("bench", "baseline"))
             return
-        then = known.machines.get(machine, {}).get(key)
-        if then is None:
-            message = f"{told}; no baseline for this machine ({machine})"
+        found = against_baseline(path, self.path.stem, done, section.max_regression)
+        if found is None:
+            message = f"{told}; no baseline for this machine ({machine_key(done.machine)})"
             hint = "Run the gate with --update-baseline here, and commit the file."
             self._note("bench", "latency", "not verified", message, ("bench", "baseline"), hint=hint)
             return
-        found = regression(_pair(_baseline(done)), _pair(then), section.max_regression)
         message = (
             f"{told}; takes {found.ratio:.3f} times as long as the baseline ({found.confidence:.0%} interval "
             f"{found.low:.3f} to {found.high:.3f}), {1 + found.allowed:.3f} is allowed"
@@ -254,21 +248,3 @@ def told_of(link: Link) -> str:
     if link.note:
         words.append(link.note)
     return "; ".join(words)
-
-
-def _baseline(done: BenchArtefact) -> Baseline:
-    subject = done.latencies[0]
-    beside = done.latencies[1] if len(done.latencies) > 1 else subject
-    return Baseline(
-        sha256=subject.sha256,
-        p50_ms=subject.p50_ms,
-        subject_ms=subject.samples_ms,
-        yardstick_ms=beside.samples_ms,
-        machine=dict(done.machine),
-    )
-
-
-def _pair(known: Baseline) -> tuple[Any, Any]:
-    import numpy as np
-
-    return np.asarray(known.subject_ms), np.asarray(known.yardstick_ms)

@@ -18,9 +18,11 @@ from repaconv.artefact import (
     Preprocessing,
     Profile,
     Record,
+    Regression,
 )
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import canonical_json, read_artefact, sha256_of, write_artefact, write_text
+from repaconv.pipeline.baselines import against_baseline, keep_baseline, remember_measurement
 from repaconv.pipeline.chain import built_as, load_engine
 from repaconv.pipeline.common import (
     DEPLOY,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from repaconv.engines.ort import OrtSession
+    from repaconv.targets import Target
 
 
 MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
@@ -55,7 +58,7 @@ class Subject(NamedTuple):
 def bench(
     model: str | Path | None = None,
     *,
-    target: str = "x86-64",
+    target: str | Target = "x86-64",
     against: str | Path | None = None,
     threads: int | None = None,
     batch: int | None = None,
@@ -63,6 +66,9 @@ def bench(
     rounds: int | None = None,
     protocol: str | None = None,
     profile: bool = False,
+    baseline: str | Path | None = None,
+    max_regression: float = 0.05,
+    update_baseline: bool = False,
     seed: int = 0,
     unverified: bool = False,
     out: str | Path | None = None,
@@ -81,6 +87,9 @@ def bench(
         protocol: A paper's: ``repavit``, ``nondeep``, ``nondeep-throughput``, ``dwconv`` or ``riformer``. What is given
             besides goes before it.
         profile: Also say where the time goes, node by node: ONNX Runtime's profile of the first model.
+        baseline: A file of baselines; the artefact then says how the model compares with that of this machine.
+        max_regression: 0.05 lets it take 5% longer.
+        update_baseline: Write the baseline instead of judging by it.
         seed: Of the images, the order and the bootstrap.
         unverified: Go on behind a failed verdict, and record it.
         out: Where the result goes; ``bench/<target>.json`` of the run, nowhere for a bare .onnx.
@@ -167,8 +176,17 @@ def bench(
         agreement=agreement,
         note="; ".join(part for part in (note, why_not and f"chrt -f 99: {why_not}") if part),
     )
-    target_path = Path(out) if out else run.bench_json(device.name) if run else None
     wrote = []
+    name = run.folder.name if run else subjects[0].path.stem
+    if baseline and update_baseline:
+        keep_baseline(Path(baseline), name, artefact)
+        wrote.append(Path(baseline))
+    elif baseline:
+        found = against_baseline(Path(baseline), name, artefact, max_regression)
+        artefact = artefact.model_copy(update={"regression": found, **_judged_by(found, artefact)})
+    if run:
+        remember_measurement(run.history(device.name), artefact)
+    target_path = Path(out) if out else run.bench_json(device.name) if run else None
     if target_path:
         write_artefact(target_path, artefact)
         wrote.append(target_path)
@@ -176,6 +194,20 @@ def bench(
         wrote.append(target_path.with_suffix(".profile.svg"))
         write_text(wrote[-1], bars_svg(where))
     return with_files(artefact, [subject.path for subject in subjects], wrote)
+
+
+def _judged_by(found: Regression | None, artefact: BenchArtefact) -> dict[str, Any]:
+    """What a baseline changes in the artefact: its verdict, its quality, or that there is none."""
+    if found is None:
+        told = "no baseline for this machine: write one with --update-baseline"
+        return {"note": "; ".join(part for part in (artefact.note, told) if part)}
+    if found.verdict == "failed":
+        return {"verdict": "failed"}
+    if found.verdict == "inconclusive":
+        reason = f"the change from the baseline is known to {found.low:.3f}..{found.high:.3f} only"
+        reasons = (*artefact.quality.reasons, reason)
+        return {"quality": artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})}
+    return {}
 
 
 PROFILED = 20
@@ -286,7 +318,7 @@ def _subjects(
     note = ""
     if not other:
         try:
-            other = [Subject(TRAINING, _training_onnx(run, folded, exported, progress))]
+            other = [Subject(TRAINING, training_onnx(run, progress))]
         except Refused as error:
             note = f"measured without the training form: {error.message}"
     return _Subjects([*subjects, *other], overridden, folded.output == "logits", size, note, folded.preprocessing)
@@ -301,12 +333,14 @@ class _TrainingOnnx(Record):
     sha256: str
 
 
-def _training_onnx(run: runs.Run, folded: FoldArtefact, exported: ExportArtefact, progress: Progress) -> Path:
+def training_onnx(run: runs.Run, progress: Progress) -> Path:
     """The training form, exported as the deploy form was.
 
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
     """
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    exported = read_artefact(run.export_json(), ExportArtefact)
     plain = exported.model_dump(mode="json")
     like = {key: plain[key] for key in ("opset", "lacks", "batch", "image_size", "made_by")}
     beside = run.training_onnx.with_suffix(".json")

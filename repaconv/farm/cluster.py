@@ -1,0 +1,250 @@
+"""Dask: boards and servers that run `repaconv worker`, and jobs that find their way to one of the right kind.
+
+What a job needs is sent as a task of its own, which the scheduler runs again where a worker that held it dies: data
+that is merely scattered would be lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.farm.jobs import Job, run_job
+from repaconv.pipeline.common import Progress, silent
+
+ATTEMPTS = 3
+"""Workers that a job may take down with it before it is given up."""
+POLL_S = 0.5
+
+
+class Tls(NamedTuple):
+    """Files of a private certificate authority's: all three or none. A cluster runs what it is sent, so use them."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def security(self) -> Any:
+        """What Dask wants; None without files.
+
+        Raises:
+            EnvironmentProblem: If some of them are missing.
+        """
+        given = [path for path in self if path is not None]
+        if not given:
+            return None
+        if len(given) < 3 or not all(path.is_file() for path in given):
+            raise EnvironmentProblem(
+                "TLS needs the certificate authority, the certificate and its key, all three as files.",
+                hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
+                code="farm.tls",
+            )
+        from distributed.security import Security
+
+        ca, cert, key = map(str, given)
+        return Security(
+            tls_ca_file=ca,
+            tls_client_cert=cert,
+            tls_client_key=key,
+            tls_worker_cert=cert,
+            tls_worker_key=key,
+            require_encryption=True,
+        )
+
+
+class Landed(NamedTuple):
+    """A job's result: the artefact as JSON has it, or the problem; the worker's name, and how many attempts it took."""
+
+    job: Job
+    result: dict[str, Any] | None
+    problem: str
+    worker: str
+    attempts: int
+
+
+def require_dask() -> None:
+    """Import it.
+
+    Raises:
+        EnvironmentProblem: If it is not installed.
+    """
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"Dask cannot be imported: {error}.", hint="pip install 'repaconv[farm]'", code="runtime.missing"
+        ) from error
+
+
+@contextmanager
+def connected(scheduler: str, tls: Tls, wait_s: float = 10) -> Iterator[Any]:
+    """A client of the scheduler.
+
+    Raises:
+        EnvironmentProblem: If it does not answer.
+    """
+    require_dask()
+    from distributed import Client
+
+    security = tls.security()
+    if scheduler.startswith("tls://") and security is None:
+        raise EnvironmentProblem(
+            f"the scheduler {scheduler} wants TLS, and there are no certificates.",
+            hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
+            code="farm.tls",
+        )
+    try:
+        client = Client(scheduler, security=security, timeout=f"{wait_s}s", set_as_default=False)
+    except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"the scheduler {scheduler} does not answer: {str(error).splitlines()[0]}.",
+            hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
+            code="farm.unreachable",
+        ) from error
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def run_jobs(
+    client: Any,
+    jobs: Iterable[Job],
+    contents: Mapping[str, bytes],
+    *,
+    wait_s: float = 30,
+    progress: Progress = silent,
+    landed: Callable[[Landed], None] = lambda _: None,
+) -> list[Landed]:
+    """Run all jobs on workers of their targets, one at a time on each.
+
+    Args:
+        client: Of `connected`.
+        jobs: What is to be measured.
+        contents: Models by hash.
+        wait_s: How long to wait for a worker of a target that has none.
+        progress: See `Progress`.
+        landed: Told of each result as it comes.
+
+    Raises:
+        EnvironmentProblem: If there is no worker of a target.
+    """
+    from distributed import as_completed
+
+    jobs = list(jobs)
+    for name in sorted({str(job.target["name"]) for job in jobs}):
+        _require_worker(client, name, wait_s)
+    models = {
+        sha256: client.submit(_hold, content, key=f"model-{sha256}", pure=True) for sha256, content in contents.items()
+    }
+    futures = {
+        client.submit(
+            _attempt,
+            job.model_dump(mode="json"),
+            [models[model.sha256] for model in job.models],
+            key=f"job-{job.id}",
+            resources={str(job.target["name"]): 1},
+            pure=False,
+        ): job
+        for job in jobs
+    }
+    found: list[Landed] = []
+    progress("farm", 0, len(jobs))
+    for future in as_completed(list(futures), loop=client.loop):
+        result = _landed(client, futures[future], future)
+        found.append(result)
+        landed(result)
+        progress("farm", len(found), len(jobs))
+    order = {job.id: place for place, job in enumerate(jobs)}
+    return sorted(found, key=lambda each: order[each.job.id])
+
+
+def _landed(client: Any, job: Job, future: Any) -> Landed:
+    starts = client.get_events(f"repaconv-{job.id}") or ()
+    worker = str(starts[-1][1].get("called", "")) if starts else ""
+    if future.status == "finished":
+        return Landed(job, future.result(), "", worker, len(starts))
+    error = future.exception()
+    told = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return Landed(job, None, f"{type(error).__name__}: {told}", worker, len(starts))
+
+
+def _hold(content: bytes) -> bytes:
+    return content
+
+
+def _attempt(job: dict[str, Any], contents: list[bytes]) -> dict[str, Any]:
+    """On the worker: say that it begins, so that the desk sees how often it did, and measure."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    worker.log_event(f"repaconv-{job['id']}", {"called": str(worker.name)})
+    return run_job(job, {model["sha256"]: content for model, content in zip(job["models"], contents, strict=True)})
+
+
+def _require_worker(client: Any, target: str, wait_s: float) -> None:
+    """A job for a resource that no worker has would wait for ever, without a word."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        kinds = sorted({kind for worker in workers for kind in (worker.get("resources") or {})})
+        if target in kinds:
+            return
+        if time.monotonic() > deadline:
+            raise EnvironmentProblem(
+                f"no worker for {target} came within {wait_s:g} s; there are some for {', '.join(kinds) or 'nothing'}.",
+                hint=f"On the machine: repaconv worker --target {target} --scheduler {client.scheduler.address}",
+                code="farm.no-worker",
+            )
+        time.sleep(POLL_S)
+
+
+def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Callable[[str], None]) -> None:
+    """Serve as a worker of that target, one job at a time, until the scheduler or the user ends it.
+
+    A worker process that dies is started again by its nanny.
+
+    Raises:
+        EnvironmentProblem: If the scheduler does not answer.
+    """
+    require_dask()
+    import dask
+    from distributed import Nanny
+
+    security = tls.security()
+
+    async def serve() -> None:
+        settings: dict[str, Any] = {"name": name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
+        async with Nanny(scheduler, security=security, memory_limit=0, **settings) as nanny:
+            started(f"worker for {target} at {nanny.worker_address}")
+            await nanny.finished()
+
+    with dask.config.set({"distributed.scheduler.allowed-failures": ATTEMPTS}):
+        try:
+            asyncio.run(serve())
+        except (OSError, TimeoutError) as error:
+            raise EnvironmentProblem(
+                f"the scheduler {scheduler} does not answer: {str(error).splitlines()[0] or type(error).__name__}.",
+                hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
+                code="farm.unreachable",
+            ) from error
+
+
+def require_result(landed: Landed) -> dict[str, Any]:
+    """The result, or why there is none.
+
+    Raises:
+        Refused: With the worker's own words.
+    """
+    if landed.result is None:
+        raise Refused(
+            f"the job for {landed.job.target['name']} failed on {landed.worker or 'its worker'}: {landed.problem}.",
+            hint="Its log has more; a job that takes down one worker after the other is given up.",
+            code="farm.failed",
+        )
+    return landed.result

@@ -1,0 +1,116 @@
+"""One measurement as a job: what it is, its models by hash, and how it runs on whatever machine it lands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from repaconv.artefact import BenchArtefact, ImageSize, Record
+from repaconv.errors import Refused
+from repaconv.files import write_bytes
+from repaconv.pipeline import bench
+from repaconv.pipeline.common import load_target
+from repaconv.targets import Target
+
+
+class Model(Record):
+    """A model under a name, by the hash of its file."""
+
+    name: str
+    sha256: str
+
+
+class Job(Record):
+    """A measurement that any machine of a target can make.
+
+    Attributes:
+        id: The same for the same measurement.
+        target: Whole, so that a user's own needs no file there.
+        models: The first is the subject, a second is what it is compared with.
+    """
+
+    id: str
+    target: dict[str, Any]
+    models: tuple[Model, ...]
+    threads: int | None = None
+    batch: int | None = None
+    image_size: ImageSize | None = None
+    rounds: int | None = None
+    protocol: str | None = None
+    profile: bool = False
+    seed: int = 0
+
+
+def cache_folder() -> Path:
+    """Where a machine keeps models that it was sent, by hash."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repaconv" / "models"
+
+
+def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """Measure, here.
+
+    Args:
+        job: A `Job` as JSON has it.
+        contents: The models' bytes by hash.
+
+    Returns:
+        The artefact as JSON has it.
+
+    Raises:
+        Refused: If a model is not what its hash says.
+    """
+    wanted = Job.model_validate(job)
+    paths = [_kept(model, contents) for model in wanted.models]
+    done = bench(
+        paths[0],
+        target=Target.model_validate(wanted.target),
+        against=paths[1] if len(paths) > 1 else None,
+        threads=wanted.threads,
+        batch=wanted.batch,
+        image_size=wanted.image_size,
+        rounds=wanted.rounds,
+        protocol=wanted.protocol,
+        profile=wanted.profile,
+        seed=wanted.seed,
+    )
+    return named(done, wanted.models).model_dump(mode="json")
+
+
+def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
+    """The artefact with the desk's names in place of those of the cached files."""
+    called = {row.name: model.name for row, model in zip(done.latencies, models, strict=True)}
+    latencies = tuple(row.model_copy(update={"name": called[row.name]}) for row in done.latencies)
+    found = done.ratio
+    if found is not None:
+        found = found.model_copy(update={"subject": called[found.subject], "other": called[found.other]})
+    agreement = done.agreement
+    if agreement is not None:
+        ends = {"reference": called[agreement.reference], "candidate": called[agreement.candidate]}
+        agreement = agreement.model_copy(update=ends)
+    return done.model_copy(update={"latencies": latencies, "ratio": found, "agreement": agreement})
+
+
+def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
+    path = cache_folder() / f"{model.sha256}.onnx"
+    if not path.is_file() or _sha256(path.read_bytes()) != model.sha256:
+        content = contents[model.sha256]
+        if _sha256(content) != model.sha256:
+            raise Refused(
+                f"the model {model.name} that was sent is not the one that was asked for: its hash is another.",
+                hint="Send it again; if it comes to that again, the way there changes it.",
+                code="farm.hash",
+            )
+        write_bytes(path, content)
+    return path
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def resolved(target: str) -> dict[str, Any]:
+    """A target whole, as a job carries it."""
+    return load_target(target).model_dump(mode="json")

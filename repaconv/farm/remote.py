@@ -1,0 +1,186 @@
+"""bench on another machine: a worker of the cluster, or a lone board by ssh."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import subprocess
+from pathlib import Path
+
+from repaconv import runs
+from repaconv.artefact import BenchArtefact, CollectArtefact, ExportArtefact, FoldArtefact, ImageSize
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
+from repaconv.farm.jobs import Job, Model, resolved
+from repaconv.files import read_artefact, sha256_of, write_artefact, write_bytes
+from repaconv.pipeline import bundle, collect
+from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, silent, with_files
+from repaconv.pipeline.measuring import training_onnx
+
+# A dropped connection leaves what runs on the board running: it ends by itself.
+LONGEST_S = 3600
+
+
+def bench_on(
+    scheduler: str,
+    run: str | Path | None = None,
+    *,
+    target: str,
+    against: str | Path | None = None,
+    threads: int | None = None,
+    batch: int | None = None,
+    image_size: ImageSize | None = None,
+    rounds: int | None = None,
+    protocol: str | None = None,
+    profile: bool = False,
+    seed: int = 0,
+    tls: Tls | None = None,
+    wait_s: float = 30,
+    unverified: bool = False,
+    progress: Progress = silent,
+) -> BenchArtefact:
+    """Measure a run's ONNX model on a worker of the target, and its training form beside it.
+
+    Arguments as `repaconv.bench`'s; ``scheduler`` is the cluster's address.
+
+    Raises:
+        EnvironmentProblem: If the cluster does not answer or has no such worker.
+        Refused: If the job fails there, or the model is gone or changed.
+        UsageProblem: If there is no ONNX model.
+    """
+    taken = runs.find_run(Path(run) if run else None)
+    if not taken.export_json().is_file():
+        raise UsageProblem(
+            f"{taken.folder} has no ONNX model yet.", hint="Run `repaconv export --onnx` first.", code="bench.no-model"
+        )
+    exported = read_artefact(taken.export_json(), ExportArtefact)
+    overridden = runs.require_passed(exported, taken.export_json(), unverified=unverified)
+    paths = {DEPLOY: runs.graph_of(taken, exported)}
+    if exported.data is not None:
+        raise UsageProblem(
+            "a net above 2 GiB is not sent to workers.", hint="Run bench on that machine itself.", code="farm.too-large"
+        )
+    note = ""
+    if against:
+        paths[Path(against).name] = Path(against)
+    else:
+        try:
+            paths[TRAINING] = training_onnx(taken, progress)
+        except Refused as error:
+            note = f"measured without the training form: {error.message}"
+    models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in paths.items())
+    job = job_of(
+        resolved(target),
+        models,
+        threads=threads,
+        batch=batch,
+        image_size=image_size or read_artefact(taken.fold_json, FoldArtefact).image_size,
+        rounds=rounds,
+        protocol=protocol,
+        profile=profile,
+        seed=seed,
+    )
+    contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths.values(), strict=True)}
+    with connected(scheduler, tls or Tls()) as client:
+        landed = run_jobs(client, [job], contents, wait_s=wait_s, progress=progress)[0]
+    done = BenchArtefact.model_validate(require_result(landed))
+    told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
+    notes = "; ".join(part for part in (done.note, note, told) if part)
+    done = done.model_copy(update={"unverified": overridden, "note": notes})
+    path = taken.bench_json(done.target)
+    write_artefact(path, done)
+    return with_files(done, list(paths.values()), [path])
+
+
+def job_of(target: dict[str, object], models: tuple[Model, ...], **settings: object) -> Job:
+    """A job whose name says what it measures, by hash."""
+    plain = Job.model_validate({"id": "", "target": target, "models": models, **settings})
+    digest = hashlib.sha256(plain.model_dump_json().encode()).hexdigest()
+    return plain.model_copy(update={"id": digest[:16]})
+
+
+def bench_by_ssh(
+    host: str,
+    run: str | Path | None = None,
+    *,
+    target: str,
+    precision: str = "fp32",
+    count: int | None = None,
+    batch: int | None = None,
+    unverified: bool = False,
+    progress: Progress = silent,
+) -> CollectArtefact:
+    """Send the bundle to a board, run it there, bring its result back and judge it.
+
+    The user's own ssh and its configuration are used; the board needs Python 3.6, tar and its trtexec. ``flock`` holds
+    it to one job at a time, where the board has that.
+
+    Args:
+        host: As ssh knows it, e.g. ``nvidia@orin``.
+        run: The run's folder; the newest when None.
+        target: The board.
+        precision: Of the model.
+        count: Images.
+        batch: Images a call.
+        unverified: Go on behind a failed export, and record it.
+        progress: See `Progress`.
+
+    Raises:
+        EnvironmentProblem: If the board is not reached, or has no trtexec of the target's version.
+        Refused: If what comes back is damaged, or the build failed there.
+    """
+    made = bundle(
+        run, target=target, precision=precision, count=count, batch=batch, unverified=unverified, progress=progress
+    )
+    taken = runs.find_run(Path(run) if run else None)
+    folder = f"repaconv-{made.bundle_sha256[:16]}"
+    progress(f"send to {host}", 0, 0)
+    with taken.payload(made.payload).open("rb") as file:
+        _ssh(host, f"rm -rf {folder} && mkdir {folder} && tar xzf - -C {folder}", stdin=file)
+    progress(f"build and measure on {host}", 0, 0)
+    alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
+    code = _ssh(host, f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz", may_fail=True)
+    if code in (3, 4):
+        raise EnvironmentProblem(
+            f"{host} cannot run the bundle: {_LAST.get(host, '')}.",
+            hint="Bundle for the JetPack that the board has: `repaconv targets`.",
+            code="farm.board",
+        )
+    progress(f"bring back from {host}", 0, 0)
+    result = taken.engine(made.target, precision, ".result.tar.gz")
+    write_bytes(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz && rm -rf {folder}"))
+    found = collect(result, taken.folder, progress=progress)
+    return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
+
+
+_LAST: dict[str, str] = {}
+
+
+def _ssh(host: str, command: str, *, stdin: object = subprocess.DEVNULL, may_fail: bool = False) -> int:
+    done = subprocess.run(_words(host, command), stdin=stdin, capture_output=True, text=True, check=False)  # type: ignore[call-overload]
+    _LAST[host] = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
+    if done.returncode == 255 or (done.returncode and not may_fail):
+        raise _unreached(host, _LAST[host], done.returncode)
+    return int(done.returncode)
+
+
+def _ssh_bytes(host: str, command: str) -> bytes:
+    done = subprocess.run(_words(host, command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        raise _unreached(host, done.stderr.decode("utf-8", "replace").strip(), done.returncode)
+    return done.stdout
+
+
+def _words(host: str, command: str) -> list[str]:
+    """BatchMode: no question that nobody answers."""
+    if host.startswith("-"):
+        raise UsageProblem(f"{host!r} is no host.", hint="E.g. --host nvidia@orin.", code="farm.host")
+    return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]
+
+
+def _unreached(host: str, why: str, code: int) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"ssh to {host} failed (exit {code}): {why or 'it does not say why'}.",
+        hint=f"`ssh {host} true` must work without a question; its settings belong in your ssh config.",
+        code="farm.unreachable",
+    )

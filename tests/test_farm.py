@@ -1,0 +1,324 @@
+"""The farm with real processes: a Dask scheduler and workers on loopback, one killed mid-job; a real sshd; real TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from faults import META, SETTINGS
+from test_bundle import trtexec_of
+
+import repaconv as rc
+from repaconv import registry
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.farm.cluster import Tls
+from repaconv.farm.jobs import Model, run_job
+from repaconv.farm.remote import bench_by_ssh, bench_on, job_of
+from repaconv.farm.sweep import read_matrix, sweep
+
+METHODS = ("repavit", "nondeep", "riformer", "dwconv", "pyra")
+PATIENCE_S = 120
+
+
+class Farm:
+    """A scheduler and its workers, each a process of its own."""
+
+    def __init__(self, *options: str, protocol: str = "tcp") -> None:
+        self.file = Path("scheduler.json").resolve()
+        command = [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_scheduler",
+            "--host",
+            f"{protocol}://127.0.0.1",
+            "--port",
+            "0",
+        ]
+        command += ["--no-dashboard", "--scheduler-file", str(self.file), *options]
+        self.processes = {"scheduler": start(command)}
+        wait_for(self.file.is_file)
+        self.address = json.loads(self.file.read_text())["address"]
+
+    def worker(self, name: str, *options: str, target: str = "x86-64") -> None:
+        command = [sys.executable, "-m", "repaconv", "worker", "--target", target, "--scheduler", self.address]
+        self.processes[name] = start([*command, "--name", name, *options])
+
+    def kill(self, name: str) -> None:
+        """The nanny and its worker, at once, as when a board loses its power."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    # a worker that finds its models in a cache of its own has fetched them
+    cache = {"XDG_CACHE_HOME": str(Path("cache").resolve())}
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, start_new_session=True, env={**os.environ, **cache}, **silent)
+
+
+def wait_for(what) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, "nothing came"
+        time.sleep(0.05)
+
+
+@contextmanager
+def farm(*options: str, protocol: str = "tcp"):
+    made = Farm(*options, protocol=protocol)
+    try:
+        yield made
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
+def checkpoints() -> None:
+    for name in METHODS:
+        method = registry.load(registry.METHODS, name)
+        weights = method.example("s12" if name == "riformer" else "tiny", seed=1)
+        if name == "riformer":
+            from conftest import TINY
+
+            weights = method.example(TINY, seed=3)
+        args = {"img_size": 32} if name == "riformer" else {}
+        torch.save({"state_dict": weights, "meta": META.get(name, {}), "args": args}, f"{name}.pth")
+
+
+def write_matrix(rounds: int) -> Path:
+    lines = ["models:"]
+    for name in METHODS:
+        settings = {**SETTINGS.get(name, {}), **({"num_heads": "3"} if name == "pyra" else {})}
+        lines += [f"- checkpoint: {name}.pth", f"  set: {json.dumps(settings)}"]
+    lines += ["targets: [x86-64]", "precisions: [fp32, int8]", f"rounds: {rounds}", "batches: [1]"]
+    Path("matrix.yaml").write_text("\n".join(lines))
+    return Path("matrix.yaml")
+
+
+@pytest.mark.usefixtures("dask")
+def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(repaconv):
+    checkpoints()
+    matrix = write_matrix(rounds=3000)
+    with farm() as cluster:
+        for name in ("a", "b", "c"):
+            cluster.worker(name)
+        killed = []
+
+        def watch(what: str, done: int, _total: int) -> None:
+            if what == "farm" and done == 1 and not killed:
+                killed.append("b")
+                cluster.kill("b")
+
+        found = sweep(matrix, scheduler=cluster.address, wait_s=PATIENCE_S, progress=watch)
+        assert killed == ["b"]
+        assert found.verdict == "passed", [row.problem for row in found.rows]
+        assert len({(row.model, row.precision) for row in found.rows}) == len(found.rows) == 10
+        assert {row.worker for row in found.rows} <= {"a", "b", "c"}
+        assert {"a", "c"} <= {row.worker for row in found.rows}
+        assert all(row.attempts >= 1 and row.p50_ms for row in found.rows)
+        results = list(Path("repaconv-out/sweep-matrix/results").iterdir())
+        assert len(results) == 10
+        again = sweep(matrix, scheduler=cluster.address, wait_s=0)
+        assert again.resumed == 10
+        results[0].unlink()
+        once = sweep(matrix, scheduler=cluster.address, wait_s=0)
+        assert (once.resumed, len(once.rows)) == (9, 10)
+
+        # a run of its own, its training form beside it
+        rc.fold("repavit.pth", settings=SETTINGS["repavit"])
+        rc.export()
+        done = bench_on(cluster.address, target="x86-64", rounds=30, wait_s=PATIENCE_S)
+        assert [row.name for row in done.latencies] == ["deploy form", "training form"]
+        assert done.ratio.subject == "deploy form"
+        assert done.agreement.verdict == "passed"
+        assert "on the worker" in done.note
+        assert Path("repaconv-out/repavit/bench/x86-64.json").is_file()
+        with pytest.raises(EnvironmentProblem, match="no worker for arm64 came within 0 s; there are some for x86-64"):
+            bench_on(cluster.address, target="arm64", wait_s=0)
+    with pytest.raises(EnvironmentProblem, match="does not answer"):
+        bench_on("tcp://127.0.0.1:9", target="x86-64")
+    assert repaconv("bench", "--scheduler", "tcp://127.0.0.1:9")[0] == 3
+
+
+@pytest.fixture
+def dask():
+    pytest.importorskip("distributed", reason="Dask is absent")
+
+
+@pytest.mark.usefixtures("dask")
+def test_tls_from_end_to_end(tiny):
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is absent")
+    for command in (
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=farm",
+        "openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=machine",
+        "openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2",
+    ):
+        subprocess.run(command.split(), check=True, capture_output=True)
+    files = [Path(name).resolve() for name in ("ca.pem", "cert.pem", "key.pem")]
+    theirs = ["--tls-ca-file", str(files[0]), "--tls-cert", str(files[1]), "--tls-key", str(files[2])]
+    ours = ["--tls-ca", str(files[0]), "--tls-cert", str(files[1]), "--tls-key", str(files[2])]
+    rc.fold(tiny)
+    rc.export()
+    with farm(*theirs, protocol="tls") as cluster:
+        assert cluster.address.startswith("tls://")
+        cluster.worker("safe", *ours)
+        done = bench_on(cluster.address, target="x86-64", rounds=3, tls=Tls(*files), wait_s=PATIENCE_S)
+        assert "on the worker safe" in done.note
+        with pytest.raises(EnvironmentProblem, match="wants TLS"):
+            bench_on(cluster.address, target="x86-64")
+        plain = cluster.address.replace("tls://", "tcp://")
+        with pytest.raises(EnvironmentProblem, match="does not answer"):
+            bench_on(plain, target="x86-64")
+    with pytest.raises(EnvironmentProblem, match="all three as files"):
+        bench_on("tls://127.0.0.1:9", target="x86-64", tls=Tls(files[0]))
+
+
+def test_a_sweep_that_is_interrupted_goes_on_where_it_was():
+    """Here, without a cluster; Ctrl-C as the shell sends it."""
+    checkpoints()
+    write_matrix(rounds=2000)
+    command = [sys.executable, "-m", "repaconv", "sweep", "matrix.yaml", "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    results = Path("repaconv-out/sweep-matrix/results")
+    wait_for(lambda: results.is_dir() and len(list(results.glob("*.json"))) >= 2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    before = {path.name: path.read_bytes() for path in results.glob("*.json")}
+    assert 2 <= len(before) < 10
+    found = sweep("matrix.yaml")
+    assert found.resumed == len(before)
+    assert found.verdict == "passed"
+    assert all((results / name).read_bytes() == content for name, content in before.items())
+
+
+def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repaconv):
+    Path("m.toml").write_text('targets = ["x86-64"]\n')
+    with pytest.raises(UsageProblem, match=r"m\.toml.*models"):
+        read_matrix(Path("m.toml"))
+    Path("m.toml").write_text('precisions = ["fp64"]\n[[models]]\ncheckpoint = "tiny.pth"\n')
+    with pytest.raises(UsageProblem, match=r"m\.toml:1: precisions"):
+        read_matrix(Path("m.toml"))
+    Path("m.yaml").write_text("- just\n- a list\n")
+    with pytest.raises(UsageProblem, match="not a matrix"):
+        read_matrix(Path("m.yaml"))
+    shutil.copy(tiny, "good.pth")
+    Path("m.toml").write_text('rounds = 25\n[[models]]\ncheckpoint = "good.pth"\n[[models]]\ncheckpoint = "gone.pth"\n')
+    found = sweep("m.toml")
+    assert found.verdict == "failed"
+    assert [bool(row.problem) for row in found.rows] == [False, True]
+    code, out, _ = repaconv("sweep", "m.toml")
+    assert code == 1
+    assert "1 of 2 measured, 1 from before" in out
+
+
+def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    job = job_of({"name": "x"}, (Model(name="m", sha256="0" * 64),))
+    with pytest.raises(Refused, match="its hash is another"):
+        run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})
+    assert job.id == job_of({"name": "x"}, (Model(name="m", sha256="0" * 64),)).id
+    assert job.id != job_of({"name": "x"}, (Model(name="m", sha256="0" * 64),), rounds=3).id
+
+
+# --- ssh --------------------------------------------------------------------------------------------------
+
+
+def sshd() -> Path | None:
+    """The machine's own; on a CI machine, which is thrown away, Debian's package is installed. None where it is not."""
+    place = Path("/usr/sbin/sshd")
+    if not place.is_file() and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
+        command = ["apt-get", "install", "-y", "--no-install-recommends", "openssh-server", "openssh-client"]
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        done = subprocess.run(command, capture_output=True, env=quiet, check=False)
+        if done.returncode:
+            subprocess.run(["apt-get", "update"], capture_output=True, check=False)
+            subprocess.run(command, capture_output=True, env=quiet, check=False)
+    return place if place.is_file() else None
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """A real sshd on loopback whose PATH has a replayed trtexec, and an ssh that knows it as ``board``."""
+    import socket
+
+    server = sshd()
+    if server is None or not shutil.which("ssh") or os.geteuid() != 0:
+        pytest.skip("there is no sshd here, or it cannot be started")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{name}.key"], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tools = Path("board-tools").resolve()
+    tools.mkdir()
+    trtexec_of("10.3").rename(tools / "trtexec")
+    here = Path.cwd()
+    options = {
+        "ListenAddress": "127.0.0.1",
+        "HostKey": here / "host.key",
+        "AuthorizedKeysFile": here / "user.key.pub",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "SetEnv": f"PATH={tools}:{os.environ['PATH']}",
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    process = subprocess.Popen(
+        [server, "-D", "-e", "-f", "/dev/null", "-p", str(port), *words], stderr=subprocess.DEVNULL
+    )
+    Path("config").write_text(
+        f"Host board\n  HostName 127.0.0.1\n  Port {port}\n  User root\n  IdentityFile {here}/user.key\n"
+        "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+    wrapped = Path("bin").resolve()
+    wrapped.mkdir()
+    (wrapped / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {here}/config "$@"\n')
+    (wrapped / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapped}:{os.environ['PATH']}")
+    wait_for(lambda: subprocess.run(["ssh", "board", "true"], capture_output=True, check=False).returncode == 0)
+    yield "board"
+    process.terminate()
+    process.wait()
+
+
+def test_a_lone_board_by_ssh(board, tiny, repaconv):
+    rc.fold(tiny)
+    rc.export(target="orin-nano", precision="fp16", image_size=32)
+    found = bench_by_ssh(board, target="orin-nano", precision="fp16", count=2)
+    assert (found.verdict, found.runtime, found.links[0].verdict) == ("passed", "tensorrt 10.3.0", "passed")
+    assert not list(Path.home().glob("repaconv-*"))
+    (Path.home() / "repaconv.lock").unlink(missing_ok=True)
+    code, out, _ = repaconv("bench", "--target", "orin-nano", "--precision", "fp16", "--host", board)
+    assert code == 0
+    assert "measured on the board" in out
+    (Path.home() / "repaconv.lock").unlink(missing_ok=True)
+    rc.export(target="orin-nano@jp5.1", precision="fp16", image_size=32)
+    with pytest.raises(EnvironmentProblem, match=r"is 10\.3\.0, the bundle is for 8\.5\.2"):
+        bench_by_ssh(board, target="orin-nano@jp5.1", precision="fp16", count=2)
+    shutil.rmtree(next(Path.home().glob("repaconv-*")))
+    (Path.home() / "repaconv.lock").unlink(missing_ok=True)
+
+
+def test_a_board_that_is_not_reached_is_told(tiny):
+    if not shutil.which("ssh"):
+        pytest.skip("ssh is absent")
+    rc.fold(tiny)
+    rc.export(target="orin-nano", image_size=32)
+    with pytest.raises(EnvironmentProblem, match=r"ssh to nobody@127\.0\.0\.1 failed"):
+        bench_by_ssh("nobody@127.0.0.1", target="orin-nano", count=1)
+    with pytest.raises(UsageProblem, match="no host"):
+        bench_by_ssh("-oProxyCommand=touch x", target="orin-nano", count=1)
+    assert not Path("x").exists()

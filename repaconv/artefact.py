@@ -657,3 +657,22 @@ class BenchArtefact(Artefact):
     regression: Regression | None = None
     agreement: Link | None
     note: str = ""
+
+
+class Report(Artefact):
+    """A run on one page. ``open`` is what nobody looked at, ``commands`` make every figure again."""
+
+    stage: str = "report"
+    title: str
+    folded: FoldArtefact
+    verified: VerifyArtefact | None
+    exports: tuple[ExportArtefact, ...]
+    benches: tuple[BenchArtefact, ...]
+    builds: tuple[BuildArtefact, ...]
+    collected: tuple[CollectArtefact, ...]
+    links: tuple[Link, ...]
+    before_after: tuple[tuple[str, float, float], ...]
+    worst_fold: float
+    open: tuple[str, ...]
+    paper: PaperTable | None
+    commands: tuple[str, ...]

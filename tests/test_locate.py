@@ -123,7 +123,7 @@ def in_graph(model, layer):
 def test_one_wrong_element_is_found_in_a_graph(name):
     import onnxsim
 
-    from repaconv.exporters.to_onnx import restore_names
+    from repaconv.onnxfile import restore_names
 
     model, runner = graph(name)
     images = net(name)[2]

@@ -175,7 +175,7 @@ def test_flops_and_modules():
     assert flops_of("Softmax", [(1, 12, 197, 197)], [(1, 12, 197, 197)]) == 0
     assert parent_of("blocks.0.attn.qkv") == "blocks.0.attn"
     assert parent_of("network.2.1.mlp.fc1") == "network.2.1.mlp"
-    assert parent_of("blocks.0.norm1") == "blocks.0"
+    assert parent_of("blocks.0.norm1") == "blocks.0.norm1"
     assert parent_of("head") == "head"
 
 

@@ -28,6 +28,7 @@ LEVELS = {
     "engines": 3,
     "targets": 3,
     "measure": 3,
+    "pages": 3,
     "pipeline": 4,
     "testing": 5,
     "farm": 5,

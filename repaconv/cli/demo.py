@@ -1,4 +1,4 @@
-"""The demo: the five stages in a row on a checkpoint of our own making, and one table at the end."""
+"""The demo: all stages in a row on a checkpoint of our own making, one table at the end, and the report."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         folded = pipeline.fold(checkpoint, out=out / arch, force=True, progress=progress)
         exported = pipeline.export(out / arch, progress=progress)
         verified = pipeline.verify(out / arch, progress=progress)
-        measured = pipeline.bench(out / arch, rounds=rounds, progress=progress)
+        measured = pipeline.bench(out / arch, rounds=rounds, profile=True, progress=progress)
+        page = pipeline.report(out / arch, progress=progress)
     if seen.training is None or seen.deploy is None or measured.ratio is None:
         raise UsageProblem("the demo's checkpoint was not understood.", hint="Report this.", code="demo.broken")
-    render.files((), (*folded.wrote, *exported.wrote, *verified.wrote, *measured.wrote), quiet=quiet)
+    render.files((), (*folded.wrote, *exported.wrote, *verified.wrote, *measured.wrote, *page.wrote), quiet=quiet)
     lines = [
         ("method", f"{seen.method}: {seen.reason}", "inspect"),
         ("parameters", f"{seen.training.parameters:,} -> {seen.deploy.parameters:,}", "inspect"),
@@ -52,6 +53,9 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
             f"{measured.ratio.verdict}",
             "bench",
         ),
+        *((("share of the peak", f"{measured.profile.share_of_peak:.0%}", "bench"),) if measured.profile else ()),
+        ("measurement", "; ".join((measured.quality.verdict, *measured.quality.reasons)), "bench"),
+        ("the whole on one page", page.wrote[0], "report"),
     ]
     render.rows(("what", "proved and measured", "by"), lines)
     return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

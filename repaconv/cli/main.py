@@ -597,6 +597,35 @@ def gate(
     raise typer.Exit(done.exit_code)
 
 
+class ReportFormat(str, Enum):
+    """How a report is written."""
+
+    html = "html"
+    markdown = "markdown"
+    json = "json"
+
+
+@app.command(epilog="Example: repaconv report")
+def report(
+    run: RunArgument = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; report.html of the run.")] = None,
+    paper: Annotated[bool, typer.Option(help="The paper's own figures beside ours.")] = True,
+    format: Annotated[ReportFormat, typer.Option("--format", help="What is written.")] = ReportFormat.html,
+    quiet: Quiet = False,
+) -> None:
+    """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again."""
+    from repaconv.cli import render
+    from repaconv.pipeline import report as stage
+
+    finish(
+        "report",
+        Format.json if format is ReportFormat.json else Format.text,
+        quiet,
+        lambda progress: stage(run, format=format.value, out=out, paper=paper, progress=progress),
+        render.reporting,
+    )
+
+
 @app.command(epilog="Example: repaconv targets")
 def targets(format: FormatOption = Format.text) -> None:
     """List the devices that are known."""

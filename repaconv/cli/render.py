@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         PaperTable,
         Profile,
         Record,
+        Report,
         SweepArtefact,
         Tolerance,
         VerifyArtefact,
@@ -304,6 +305,16 @@ def sweeping(done: SweepArtefact) -> None:
     out().print(table)
     measured = sum(not row.problem for row in done.rows)
     out().print(f"{_verdict(done.verdict)}: {measured} of {len(done.rows)} measured, {done.resumed} from before")
+
+
+def reporting(done: Report) -> None:
+    """What is on the page."""
+    proved = sum(link.verdict == "passed" for link in done.links)
+    out().print(
+        f"{_verdict(done.verdict)}: {proved} of {len(done.links)} links passed, {len(done.benches)} measurements"
+    )
+    for sentence in done.open:
+        out().print(f"[yellow]not shown:[/] {_plain(sentence)}")
 
 
 def gating(done: GateReport) -> None:

@@ -135,8 +135,8 @@ class OnnxRuntime:
 
     def profile(
         self, model: Path, images: NDArray[Any], *, threads: int, dims: Mapping[str, int], runs: int, warmup_runs: int
-    ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Events of ONNX Runtime's own profiler, and the nodes of the optimised graph in order, named by module.
+    ) -> tuple[list[dict[str, Any]], dict[str, tuple[tuple[int, ...], ...]]]:
+        """Events of ONNX Runtime's own profiler, and the optimised graph's nodes in order with their weights' shapes.
 
         The graph is optimised first and given the names of its modules back, which fusing takes; what is profiled is
         that graph, as it stands.
@@ -177,7 +177,9 @@ class OnnxRuntime:
             events = json.loads(Path(session.end_profiling()).read_text())
         kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
         kept = len(kernels) // (warmup_runs + runs) * runs
-        return kernels[-kept:], [node.name for node in optimised.graph.node]
+        shapes = {weight.name: tuple(weight.dims) for weight in optimised.graph.initializer}
+        nodes = {n.name: tuple(shapes[name] for name in n.input if name in shapes) for n in optimised.graph.node}
+        return kernels[-kept:], nodes
 
     def peak_gflops(self, threads: int) -> float:
         """What one large matrix product in float32 reaches here: [512, 1024] x [1024, 1024], the best of several."""

@@ -61,22 +61,31 @@ def profile_of(
     )
 
 
-def events_of(kernels: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Of ONNX Runtime's profile: events named ``<node>_kernel_time``."""
+def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Event]:
+    """Of ONNX Runtime's profile: events named ``<node>_kernel_time``.
+
+    Args:
+        kernels: The events.
+        weights: Shapes of each node's constants: the profile leaves out those that were packed.
+    """
 
     def shapes(given: Any) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(shape) for entry in given or () for shape in entry.values())
 
-    return [
-        Event(
-            name=str(kernel["name"]).removesuffix("_kernel_time"),
-            operator=str(kernel["args"]["op_name"]),
-            us=float(kernel["dur"]),
-            inputs=shapes(kernel["args"].get("input_type_shape")),
-            outputs=shapes(kernel["args"].get("output_type_shape")),
+    found = []
+    for kernel in kernels:
+        name = str(kernel["name"]).removesuffix("_kernel_time")
+        inputs = shapes(kernel["args"].get("input_type_shape"))
+        found.append(
+            Event(
+                name=name,
+                operator=str(kernel["args"]["op_name"]),
+                us=float(kernel["dur"]),
+                inputs=inputs + tuple(shape for shape in weights.get(name, ()) if shape not in inputs),
+                outputs=shapes(kernel["args"].get("output_type_shape")),
+            )
         )
-        for kernel in kernels
-    ]
+    return found
 
 
 def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> int:
@@ -85,12 +94,10 @@ def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence
     Quantised operators have scales and zero points between their matrices, which are no matrices.
     """
     matrices = [shape for shape in inputs if len(shape) >= 2]
-    if not outputs or len(matrices) < 2:
-        return 0
-    if "Conv" in operator:
+    if outputs and len(matrices) > 1 and "Conv" in operator:
         batch, _, *places = outputs[0]
         return 2 * batch * prod(places) * prod(matrices[1])
-    if "MatMul" in operator or "Gemm" in operator:
+    if outputs and matrices and ("MatMul" in operator or "Gemm" in operator):
         return 2 * prod(outputs[0]) * matrices[0][-1]
     return 0
 
@@ -116,9 +123,9 @@ def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable
 
 
 def parent_of(module: str) -> str:
-    """``blocks.0.attn.qkv`` to ``blocks.0.attn``; what lies at the top stays."""
+    """``blocks.0.attn.qkv`` to ``blocks.0.attn``; what lies higher stays."""
     names = module.split(".")
-    return ".".join(names[:-1]) if len(names) > 3 or (len(names) == 3 and not names[-1].isdigit()) else module
+    return ".".join(names[:-1]) if len(names) > 3 else module
 
 
 def bars_svg(profile: Profile) -> str:

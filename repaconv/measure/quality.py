@@ -16,7 +16,7 @@ RESOLUTION = 0.025
 """Half the width of a ratio's interval, beyond which a difference of 5% may go unseen."""
 OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
 """Shares of the time: of the whole machine, of the cores that were used, and what spoils everything."""
-STOLEN, SPEED, DRIFT = 0.01, 0.05, 0.05
+STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
 OUTLYING, OUTLIERS = 1.5, 0.05
 """A sample this many times its median is an outlier; this share of them is too many."""
 

@@ -124,7 +124,7 @@ def _celsius() -> dict[str, float]:
 def _loop_ms() -> float:
     """The best of some runs of a fixed loop: how fast this core is, whatever its clock says."""
     best = float("inf")
-    for _ in range(7):
+    for _ in range(15):
         begin = time.perf_counter_ns()
         total = 0
         for number in range(40_000):

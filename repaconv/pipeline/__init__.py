@@ -12,5 +12,6 @@ from repaconv.pipeline.folding import fold as fold
 from repaconv.pipeline.gating import gate as gate
 from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
+from repaconv.pipeline.reporting import report as report
 from repaconv.pipeline.tables import table as table
 from repaconv.pipeline.verification import verify as verify

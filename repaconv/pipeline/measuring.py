@@ -240,15 +240,15 @@ def _profile(
         )
     dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
     name = subject.name
-    kernels, order = engine.profile(
+    kernels, nodes = engine.profile(
         subject.path, feeds[name], threads=threads, dims=dims, runs=PROFILED, warmup_runs=PROFILED // 4
     )
     return profile_of(
-        events_of(kernels),
+        events_of(kernels, nodes),
         PROFILED,
         end_to_end_ms=float(np.median(samples[name])),
         peak_gflops=engine.peak_gflops(threads),
-        order={node: place for place, node in enumerate(order)},
+        order={node: place for place, node in enumerate(nodes)},
     )
 
 

@@ -123,11 +123,15 @@ def broken(link: Link, where: Location) -> Link:
     return link.model_copy(update={"verdict": "failed", "location": where, "note": note})
 
 
+LAST_NORMS = ("norm", "fc_norm")
+
+
 def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
     """Where only the residual stream flows, by the names that both forms have.
 
     Behind the blocks (the members of lists and sequences), behind the parts around them, and, within a block, before
-    its second norm, or before its FFN where that has the norm inside.
+    its second norm, or before its FFN where that has the norm inside. Not behind the last norm, whose affine is the
+    head's in the deploy form.
     """
     from torch import nn
 
@@ -136,7 +140,7 @@ def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
     found = []
     for name, part in training.named_modules():
         holder, _, _ = name.rpartition(".")
-        if name not in there or isinstance(part, holders):
+        if name not in there or name in LAST_NORMS or isinstance(part, holders):
             continue
         if not holder or isinstance(training.get_submodule(holder), holders):
             found.append(Place("out", name))

@@ -1,0 +1,129 @@
+"""The templates, and how figures are written in them: the same words in HTML and in markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from repaconv.artefact import HistoryEntry, Link, Report
+
+
+def html(report: Report, pictures: Mapping[str, str]) -> str:
+    """One self-contained page: no script, nothing that is fetched.
+
+    Args:
+        report: What is shown.
+        pictures: SVG texts of our own making, by name: ``profile``, ``history-<target>``, ``drift-<link>``.
+    """
+    return _render("report.html.j2", report, pictures)
+
+
+def markdown(report: Report) -> str:
+    """The same without pictures, for where HTML is not shown."""
+    return _render("report.md.j2", report, {})
+
+
+def _render(name: str, report: Report, pictures: Mapping[str, str]) -> str:
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("repaconv.pages"),
+        autoescape=jinja2.select_autoescape(["html.j2", "html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FILTERS
+    svgs = {key: Markup(svg) for key, svg in pictures.items()}  # noqa: S704: of our own making, and escaped there
+    text = environment.get_template(name).render(r=report, pictures=svgs)
+    return text.rstrip("\n") + "\n"
+
+
+def count(value: float) -> str:
+    """11,900,840."""
+    return f"{value:,.0f}"
+
+
+def ms(value: float) -> str:
+    """18.443."""
+    return f"{value:.3f}"
+
+
+def ratio(value: float) -> str:
+    """1.041."""
+    return f"{value:.3f}"
+
+
+def share(value: float) -> str:
+    """12.3%."""
+    return f"{value:.1%}"
+
+
+def error(value: float) -> str:
+    """3.6e-07."""
+    return f"{value:.1e}"
+
+
+def saved(before: float, after: float) -> str:
+    """How much less after is than before."""
+    return f"{1 - after / before:.1%}" if before else ""
+
+
+def size(value: Any) -> str:
+    """224 x 224, or dynamic."""
+    return value if isinstance(value, str) else " x ".join(map(str, value))
+
+
+def allowed(link: Link) -> str:
+    """What a link allows, in words."""
+    tolerance = link.tolerance
+    if tolerance is None:
+        return ""
+    if tolerance.kind == "exact":
+        limits = ((tolerance.rtol, "relative"), (tolerance.atol, "absolute"))
+        return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
+    agreement = "" if tolerance.agreement is None else f", agreement {tolerance.agreement:.0%}"
+    return f"lossy: cosine {tolerance.cosine}{agreement}"
+
+
+def plain(value: Any) -> str:
+    """A fact's value as text."""
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+FILTERS = {each.__name__: each for each in (count, ms, ratio, share, error, saved, size, allowed, plain)}
+
+
+def history_svg(entries: Sequence[HistoryEntry]) -> str:
+    """Median milliseconds of every measurement in order; those that cannot be believed are hollow."""
+    width, height, left, bottom = 760, 200, 60, 28
+    values = [entry.p50_ms for entry in entries]
+    top = 1.1 * max(values)
+    across = (width - left - 20) / max(1, len(entries) - 1)
+    points = [(left + n * across, height - bottom - (height - bottom - 14) * v / top) for n, v in enumerate(values)]
+    box = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" role="img"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>median milliseconds over the measurements</title>']
+    for part in (0.0, 0.5, 1.0):
+        y = height - bottom - (height - bottom - 14) * part
+        lines.append(
+            f'<line x1="{left}" x2="{width - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".2"/>'
+        )
+        lines.append(
+            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{top * part:.2f}</text>'
+        )
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    lines.append(f'<polyline points="{path}" fill="none" stroke="#2563eb" stroke-width="1.5"/>')
+    for (x, y), entry in zip(points, entries, strict=True):
+        fill = "#2563eb" if entry.quality == "trusted" else "none"
+        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}")
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="#2563eb"><title>{told}</title></circle>'
+        )
+    ends = ((left, "start", entries[0].when), (width - 20, "end", entries[-1].when))
+    for x, anchor, when in ends if len(entries) > 1 else ends[:1]:
+        lines.append(
+            f'<text x="{x}" y="{height - 8}" text-anchor="{anchor}" fill="currentColor">{escape(when[:10])}</text>'
+        )
+    return "\n".join([*lines, "</svg>", ""])

@@ -1,0 +1,225 @@
+"""The report: its figures are the artefacts', nothing in it runs or is fetched, and a real Chromium shows it."""
+
+from __future__ import annotations
+
+import html.parser
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import repaconv as rc
+from repaconv.cli.demo import run_demo
+from repaconv.errors import UsageProblem
+from repaconv.pages import report as page
+
+RUN = Path("repaconv-out/tiny")
+PHONE, DESK = 390, 1280
+
+
+class Seen(html.parser.HTMLParser):
+    """Tags, attributes, and the figures that are marked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.figures: dict[str, str] = {}
+        self.open = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open = dict(attrs).get("data-figure", "") or ""
+
+    def handle_data(self, data):
+        if self.open:
+            self.figures[self.open] = data
+            self.open = ""
+
+
+def whole_run(tiny) -> None:
+    np.savez("pair.npz", input=np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    rc.fold(tiny)
+    rc.export()
+    rc.export(precision="int8")
+    rc.verify(inputs="pair.npz", drift=True)
+    rc.build(target="x86-64")
+    rc.bench(rounds=25, profile=True)
+    rc.bench(rounds=25, profile=True)
+
+
+def seen(path: Path) -> Seen:
+    found = Seen()
+    found.feed(path.read_text())
+    return found
+
+
+def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(tiny, repaconv):
+    whole_run(tiny)
+    done = rc.report()
+    text = (RUN / "report.html").read_text()
+    found = seen(RUN / "report.html")
+    told = json.loads((RUN / "bench/x86-64.json").read_text())
+    folded = json.loads((RUN / "fold.json").read_text())
+    links = json.loads((RUN / "verify.json").read_text())["links"]
+    assert found.figures["parameters.deploy"] == f"{folded['deploy']['parameters']:,}"
+    assert found.figures["macs.training"] == f"{folded['training']['macs']:,}"
+    assert found.figures["p50.x86-64"] == f"{told['latencies'][0]['p50_ms']:.3f}"
+    assert found.figures["ratio.x86-64"] == f"{told['ratio']['median']:.3f}"
+    assert found.figures["peak.x86-64"] == f"{told['profile']['share_of_peak']:.1%}"
+    for number, link in enumerate(links):
+        if link["metrics"]:
+            assert found.figures[f"link.{number}"] == f"{link['metrics']['max_rel_error']:.1e}"
+    assert not [tag for tag, _ in found.tags if tag in ("script", "iframe", "object", "embed", "form")]
+    for _, attributes in found.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), name
+            assert name not in ("src", "href", "action") or (value or "").startswith("data:"), value
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "url(" not in text
+    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+    assert text.count("<svg") >= 4
+    assert done.commands[0].startswith("repaconv fold tiny.pth")
+    assert "repaconv verify --inputs pair.npz" in done.commands
+    assert "no official output to compare with" in " ".join(done.open)
+    code, out, _ = repaconv("report", "--format", "json")
+    assert code == 0
+    plain = json.loads(out)["data"]
+    assert plain["benches"][0]["latencies"][0]["p50_ms"] == told["latencies"][0]["p50_ms"]
+    assert json.loads((RUN / "report.json").read_text())["links"] == plain["links"]
+    assert repaconv("report", "--format", "markdown", "-o", "page.md")[0] == 0
+    assert f"{told['latencies'][0]['p50_ms']:.3f}" in Path("page.md").read_text()
+
+
+def test_a_bare_run_says_what_is_missing(tiny):
+    rc.fold(tiny)
+    done = rc.report(paper=False)
+    told = " ".join(done.open)
+    assert "no verification" in told
+    assert "no ONNX model" in told
+    assert "no latency" in told
+    assert done.paper is None
+    with pytest.raises(UsageProblem, match="no format"):
+        rc.report(format="pdf")
+
+
+def test_names_from_a_checkpoint_are_text_and_not_markup(tiny):
+    rc.fold(tiny)
+    path = RUN / "fold.json"
+    plain = json.loads(path.read_text())
+    plain["certificate"][0]["module"] = "<script>alert(1)</script>"
+    plain["origin"]["path"] = "/x/<img src=q onerror=alert(2)>.pth"
+    path.write_text(json.dumps(plain))
+    rc.report(paper=False)
+    text = (RUN / "report.html").read_text()
+    assert "<script>" not in text
+    assert "<img" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_the_history_is_drawn(tiny):
+    rc.fold(tiny)
+    rc.export()
+    for _ in range(3):
+        rc.bench(rounds=3)
+    from repaconv.pipeline.baselines import history_of
+
+    svg = page.history_svg(history_of(RUN / "history-x86-64.jsonl"))
+    assert svg.count("<circle") == 3
+    assert 'fill="none" stroke="#2563eb"><title>' in svg  # three rounds are no measurement to be trusted
+
+
+# --- a real browser ---------------------------------------------------------------------------------------
+
+
+def chromium() -> str | None:
+    """The machine's own; on a CI machine, which is thrown away, Debian's package is installed."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found or not os.environ.get("CI") or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return found
+    command = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    if subprocess.run(command, capture_output=True, env=quiet, check=False).returncode:
+        subprocess.run(["apt-get", "update"], capture_output=True, check=False)
+        subprocess.run(command, capture_output=True, env=quiet, check=False)
+    return shutil.which("chromium")
+
+
+class Served(http.server.SimpleHTTPRequestHandler):
+    """Remembers what was asked for."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def log_message(self, format, *args):
+        self.asked.append(self.path)
+
+
+FRAME = """<!doctype html><title>frame</title><iframe id=f width={width} height=900 src=report.html></iframe>
+<pre id=told></pre><script>
+f.onload = () => {{
+  const page = f.contentDocument, root = page.documentElement;
+  const wide = [...page.querySelectorAll('body *')].filter(
+    e => !e.closest('.scroll') && !e.closest('pre') && e.getBoundingClientRect().right > {width} + 1);
+  told.textContent = JSON.stringify({{
+    scroll: root.scrollWidth, headings: page.querySelectorAll('h2').length, svgs: page.querySelectorAll('svg').length,
+    wide: wide.map(e => e.tagName), paper: getComputedStyle(page.body).backgroundColor
+  }});
+}};
+</script>"""
+
+
+@pytest.fixture
+def browse(tiny):
+    """(width, dark) -> what a page of that width is like, and all that was asked of the server."""
+    browser = chromium()
+    if browser is None:
+        pytest.skip("there is no Chromium")
+    whole_run(tiny)
+    rc.report()
+    assert run_demo("s12", Path("demo"), 20, quiet=True) == 0
+    Served.asked = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served)
+    threading.Thread(target=server.serve_forever).start()
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    options += " --disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=8000"
+
+    def look(report: Path, width: int, *, dark: bool = False):
+        shutil.copy(report, "report.html")
+        Path("frame.html").write_text(FRAME.format(width=width))
+        more = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+        command = [browser, *options.split(), *more, f"--user-data-dir={Path('profile').resolve()}"]
+        place = f"http://127.0.0.1:{server.server_port}/frame.html"
+        done = subprocess.run([*command, "--dump-dom", place], capture_output=True, text=True, timeout=120, check=False)
+        found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, flags=re.S)
+        assert found, done.stderr[-2000:]
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        return json.loads(found[1].replace("&quot;", '"')), console
+
+    yield look
+    server.shutdown()
+    server.server_close()
+
+
+def test_chromium_shows_it_on_a_phone_and_on_a_desk(browse):
+    demo = Path("demo/s12/report.html")
+    for report, width in ((RUN / "report.html", PHONE), (demo, PHONE), (demo, DESK)):
+        found, console = browse(report, width)
+        assert console == []
+        assert found["scroll"] <= width, found
+        assert found["wide"] == []
+        assert found["headings"] >= 5
+        assert found["svgs"] >= 2
+    told = json.loads(Path("demo/s12/bench/x86-64.json").read_text())
+    assert seen(demo).figures["p50.x86-64"] == f"{told['latencies'][0]['p50_ms']:.3f}"
+    assert seen(demo).figures["ratio.x86-64"] == f"{told['ratio']['median']:.3f}"
+    dark, _ = browse(demo, DESK, dark=True)
+    light, _ = browse(demo, DESK)
+    assert light["paper"] == "rgb(255, 255, 255)"
+    assert dark["paper"] in ("rgb(13, 17, 23)", light["paper"])
+    assert set(Served.asked) <= {"/frame.html", "/report.html", "/favicon.ico"}

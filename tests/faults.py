@@ -135,7 +135,7 @@ def wrong_export(at: str):
 def wrong_simplifier(at: str):
     import onnxsim
 
-    from repaconv.exporters.to_onnx import restore_names
+    from repaconv.onnxfile import restore_names
 
     right = onnxsim.simplify
 

@@ -240,7 +240,16 @@ def sshd() -> Path | None:
     """The machine's own; on a CI machine, which is thrown away, Debian's package is installed. None where it is not."""
     place = Path("/usr/sbin/sshd")
     if not place.is_file() and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
-        command = ["apt-get", "install", "-y", "--no-install-recommends", "openssh-server", "openssh-client"]
+        command = [
+            "apt-get",
+            "-o",
+            "DPkg::Lock::Timeout=180",
+            "install",
+            "-y",
+            "--no-install-recommends",
+            "openssh-server",
+            "openssh-client",
+        ]
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         done = subprocess.run(command, capture_output=True, env=quiet, check=False)
         if done.returncode:

@@ -14,6 +14,7 @@ import pytest
 
 import repaconv as rc
 from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.measure.fingerprint import caches, jetson, limits, power_mode, tegrastats
 from repaconv.measure.profile import Event, bars_svg, flops_of, parent_of, profile_of
 from repaconv.measure.protocol import LONGEST_WARMUP, first_in_line, measure
 from repaconv.measure.protocols import paper
@@ -65,6 +66,7 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
         "40% of these cores'": (replace(QUIET, others_here=0.4), "inconclusive"),
         "for heat 3 times": (replace(QUIET, throttled=3), "inconclusive"),
         "1.20 times as long": (replace(QUIET, speed=1.2), "noisy"),
+        "cpu1 from 2000 to 1500 MHz": (replace(QUIET, before={"cpu1 kHz": 2e6}, after={"cpu1 kHz": 1.5e6}), "noisy"),
     }
     for words, (watched, verdict) in cases.items():
         assert told(watched) == (verdict, told(watched)[1])
@@ -219,3 +221,44 @@ def test_what_has_no_profile_is_told(tiny):
     rc.export(image_size=32)
     with pytest.raises(EnvironmentProblem, match="no profile"):
         rc.bench(target="x86-64-openvino", rounds=2, profile=True)
+
+
+# --- the machine ------------------------------------------------------------------------------------------
+
+
+def test_a_jetson_tells_of_itself():
+    """Lines as boards printed them; no board of ours has been on the desk."""
+    orin = (
+        "RAM 4096/30536MB (lfb 200x4MB) SWAP 0/15268MB (cached 0MB) CPU [10%@2201,5%@2201,off,off] GR3D_FREQ 0% "
+        "cpu@50C soc0@49C VDD_GPU_SOC 3200mW/3210mW VDD_CPU_CV 1600mW/1610mW VIN_SYS_5V0 5000mW/5010mW"
+    )
+    found = tegrastats(orin)
+    assert found["ram_mb"] == [4096, 30536]
+    assert found["cores"] == ["10%@2201", "5%@2201", "off", "off"]
+    assert found["celsius"] == {"cpu": 50.0, "soc0": 49.0}
+    assert found["milliwatts"] == {"VDD_GPU_SOC": 3200, "VDD_CPU_CV": 1600, "VIN_SYS_5V0": 5000}
+    assert found["gpu_percent"] == 0
+    nano = "RAM 2016/7782MB (lfb 148x4MB) CPU [3%@1400,off] EMC_FREQ 0%@1600 GR3D_FREQ 12%@1100 GPU@38C thermal@37.72C"
+    assert tegrastats(nano)["gpu_percent"] == 12
+    assert tegrastats(nano)["celsius"]["thermal"] == 37.72
+    assert tegrastats("")["cores"] == []
+    assert power_mode("NV Power Mode: MAXN_SUPER\n2") == "MAXN_SUPER"
+    assert power_mode("NVPMWARN: nothing") == ""
+    told = {"nvpmodel": "NV Power Mode: 15W\n1", "timeout": orin, "jetson_clocks": "SOC family:tegra234"}
+    board = jetson(lambda command: told[command[0]])
+    assert (board["power_mode"], board["tegrastats"]["gpu_percent"]) == ("15W", 0)
+
+
+def test_caches_and_what_a_container_may_take(tmp_path):
+    for number, (level, kind, size) in enumerate((("1", "Data", "32K"), ("2", "Unified", "1024K"))):
+        index = tmp_path / f"index{number}"
+        index.mkdir()
+        for name, value in (("level", level), ("type", kind), ("size", size)):
+            (index / name).write_text(value + "\n")
+    assert caches(tmp_path) == {"L1 Data": "32K", "L2 Unified": "1024K"}
+    assert limits(tmp_path) == {}
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{2 * 1024**3}\n")
+    assert limits(tmp_path) == {"cpus": "1.5", "memory_gib": "2.0"}
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert "cpus" not in limits(tmp_path)

@@ -143,7 +143,7 @@ def chromium() -> str | None:
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found or not os.environ.get("CI") or os.geteuid() != 0 or not shutil.which("apt-get"):
         return found
-    command = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+    command = ["apt-get", "-o", "DPkg::Lock::Timeout=180", "install", "-y", "--no-install-recommends", "chromium"]
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     if subprocess.run(command, capture_output=True, env=quiet, check=False).returncode:
         subprocess.run(["apt-get", "update"], capture_output=True, check=False)

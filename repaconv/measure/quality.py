@@ -16,6 +16,7 @@ RESOLUTION = 0.025
 """Half the width of a ratio's interval, beyond which a difference of 5% may go unseen."""
 OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
 """Shares of the time: of the whole machine, of the cores that were used, and what spoils everything."""
+CLOCK = 0.1
 STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
 OUTLYING, OUTLIERS = 1.5, 0.05
 """A sample this many times its median is an outlier; this share of them is too many."""
@@ -60,6 +61,10 @@ def quality(
         spoiling.append(f"throttled: the processor slowed down for heat {watched.throttled} times")
     if abs(watched.speed - 1) > SPEED:
         disturbing.append(f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end")
+    for name in sorted(set(watched.before) & set(watched.after)):
+        was, now = watched.before[name], watched.after[name]
+        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK:
+            disturbing.append(f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz")
     if not stable:
         disturbing.append("the warm-up did not come to rest")
     for name, values in samples_ms.items():

@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint arm docker-steps bench-forms bench-fold bench-power bench-export bench-gate clean
+.PHONY: demo test lint arm docker-steps bench-forms bench-fold bench-power bench-profile bench-export bench-gate clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -30,6 +30,9 @@ bench-fold: .venv/installed
 
 bench-power: .venv/installed
 	$(BIN)/python benchmarks/bench_power.py -o benchmarks/results/bench_power.json
+
+bench-profile: .venv/installed
+	$(BIN)/python benchmarks/profile_totals.py -o $(CURDIR)/benchmarks/results/profile_totals.json
 
 bench-export: .venv/installed
 	$(BIN)/python benchmarks/export_huge.py -o benchmarks/results/export_huge.json

@@ -1,0 +1,74 @@
+"""What is known here, what works, and the demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from repaconv.cli.options import (
+    Format,
+    FormatOption,
+    Quiet,
+    app,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(epilog="Example: repaconv targets")
+def targets(format: FormatOption = Format.text) -> None:
+    """List the devices that are known."""
+    from repaconv import registry
+    from repaconv.cli import render
+
+    found = [registry.load(registry.TARGETS, name) for name in registry.registered(registry.TARGETS)]
+    if format is Format.json:
+        render.envelope("targets", 0, [target.model_dump(mode="json") for target in found])
+    else:
+        each = [target.variant(name) for target in found for name in target.variants]
+        every = sorted([*found, *each], key=lambda target: target.name)
+        lines = [
+            (t.name, f"{t.runtime} {t.runtime_version}".strip(), str(t.opset), ", ".join(t.precisions), t.about)
+            for t in every
+        ]
+        render.rows(("target", "runtime", "opset", "precisions", ""), lines)
+
+
+@app.command(epilog="Example: repaconv doctor")
+def doctor(
+    target: Annotated[str | None, typer.Option("--target", help="What of this target works on this machine.")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Say what of repaconv works on this machine: plug-ins and runtimes. Exit 3 if something does not."""
+    from repaconv import registry
+    from repaconv.cli import render
+
+    if target is None:
+        found = registry.rows()
+    else:
+        from repaconv.pipeline.building import what_works
+
+        found = what_works(target)
+    code = 3 if any(row.problem for row in found) else 0
+    if format is Format.json:
+        render.envelope("doctor", code, [row._asdict() for row in found])
+    else:
+        lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
+        render.rows(("group", "name", "plug-in", ""), lines)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Example: repaconv demo --arch s12")
+def demo(
+    arch: Annotated[str, typer.Option("--arch", help="s12, s24, s36, m36 or m48.")] = "s12",
+    out: Annotated[Path, typer.Option("-o", "--out", help="The demo's folder.")] = Path("demo-out"),
+    rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured rounds.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Walk the whole way on a checkpoint that repaconv makes itself: inspect, fold, verify, export, bench."""
+    from repaconv.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet))

@@ -1,0 +1,73 @@
+"""The app, the options that several commands have, and how each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from repaconv.artefact import Record
+
+app = typer.Typer(
+    name="repaconv",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.",
+    epilog="Exit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
+    "5 inconclusive, 130 interrupted.",
+)
+
+
+class Format(str, Enum):
+    """How results are printed."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How results are printed to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
+RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
+CheckpointArgument = Annotated[Path, typer.Argument(metavar="CKPT", help=".pth, .pt, .bin or .safetensors.")]
+InspectArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A checkpoint, an .onnx or an engine; nothing in it is run.")
+]
+Weights = Annotated[str | None, typer.Option("--weights", help="Which set of the file, e.g. model_ema.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the file does not tell.")
+]
+Unverified = Annotated[bool, typer.Option("--unverified", help="Go on behind a failed verdict, and record it.")]
+Images = Annotated[Path | None, typer.Option("--images", help="A folder of images, or of one folder a class.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Of a Dask cluster with workers of the target."),
+]
+TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="The cluster's certificate authority.")]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="This machine's certificate.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for a worker of the target.")]
+Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
+
+
+def finish(
+    command: str, format: Format, quiet: bool, stage: Callable[[Any], Record], show: Callable[[Any], None]
+) -> None:
+    """Run a stage, show its artefact, leave with its verdict."""
+    from repaconv.cli import render
+
+    with render.progress(quiet=quiet or format is Format.json) as progress:
+        done = stage(progress)
+    code = 1 if getattr(done, "verdict", "passed") == "failed" else 0
+    if not code and getattr(getattr(done, "quality", None), "verdict", "") == "inconclusive":
+        code = 5
+    if format is Format.json:
+        render.envelope(command, code, render.plain_data(done))
+    else:
+        render.files(getattr(done, "took", ()), getattr(done, "wrote", ()), quiet=quiet)
+        show(done)
+    raise typer.Exit(code)

@@ -1,0 +1,116 @@
+"""What looks at whole runs: the gate, the report, the papers' tables."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from repaconv.cli.options import (
+    Format,
+    FormatOption,
+    Quiet,
+    RunArgument,
+    app,
+    finish,
+)
+from repaconv.cli.parsing import pairs
+from repaconv.errors import UsageProblem
+
+if TYPE_CHECKING:
+    pass
+
+
+class GateFormat(str, Enum):
+    """How the gate's results are printed."""
+
+    text = "text"
+    json = "json"
+    junit = "junit"
+    github = "github"
+    markdown = "markdown"
+
+
+@app.command(epilog="Example: repaconv gate recipes/*.toml --format junit > gate.xml")
+def gate(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="TOML files.")],
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the latencies as the new baseline instead of judging them.")
+    ] = False,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", metavar="FORMAT:PATH", help="Write them there, too: junit:gate.xml.")
+    ] = None,
+    format: Annotated[
+        GateFormat, typer.Option("--format", help="How results are printed to stdout.")
+    ] = GateFormat.text,
+    quiet: Quiet = False,
+) -> None:
+    """Fold, export, verify and bench what recipes name, and judge all of it, for CI. Exit 0, or that of the worst."""
+    from repaconv.cli import render, reports
+    from repaconv.files import write_text
+    from repaconv.pipeline import gate as stage
+
+    written = {name: Path(path) for name, path in pairs(also, "--also", ":").items()}
+    for name in written:
+        if name not in reports.FORMATS:
+            raise UsageProblem(
+                f"--also {name}: there is no such format.",
+                hint=f"Known: {', '.join(reports.FORMATS)}.",
+                code="usage.also",
+            )
+    with render.progress(quiet=quiet or format is not GateFormat.text) as progress:
+        done = stage(recipes, update_baseline=update_baseline, progress=progress)
+    for name, path in written.items():
+        write_text(path, reports.FORMATS[name](done))
+    if format is GateFormat.json:
+        render.envelope("gate", done.exit_code, render.plain_data(done))
+    elif format is GateFormat.text:
+        render.gating(done)
+    else:
+        sys.stdout.write(reports.FORMATS[format.value](done))
+    raise typer.Exit(done.exit_code)
+
+
+class ReportFormat(str, Enum):
+    """How a report is written."""
+
+    html = "html"
+    markdown = "markdown"
+    json = "json"
+
+
+@app.command(epilog="Example: repaconv report")
+def report(
+    run: RunArgument = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; report.html of the run.")] = None,
+    paper: Annotated[bool, typer.Option(help="The paper's own figures beside ours.")] = True,
+    format: Annotated[ReportFormat, typer.Option("--format", help="What is written.")] = ReportFormat.html,
+    quiet: Quiet = False,
+) -> None:
+    """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again."""
+    from repaconv.cli import render
+    from repaconv.pipeline import report as stage
+
+    finish(
+        "report",
+        Format.json if format is ReportFormat.json else Format.text,
+        quiet,
+        lambda progress: stage(run, format=format.value, out=out, paper=paper, progress=progress),
+        render.reporting,
+    )
+
+
+@app.command(epilog="Example: repaconv table repavit")
+def table(
+    method: Annotated[str, typer.Argument(help="Whose paper's tables.")],
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Count parameters and MACs of the paper's models in our forms, beside the paper's own figures."""
+    from repaconv.cli import render
+    from repaconv.pipeline import table as stage
+
+    finish("table", format, quiet, lambda progress: stage(method, progress=progress), render.paper_table)

@@ -33,8 +33,9 @@ BOARDS = {
 def python_of_a_board() -> str:
     """3.6 as on JetPack 4, or 3.8 as on JetPack 5, where this machine has one; else this one."""
     for name in ("3.6", "3.8"):
-        folder = Path.home() / ".pyenv" / "versions"
-        for path in sorted(folder.glob(f"{name}.*/bin/python3")) if folder.is_dir() else []:
+        shim = shutil.which(f"python{name}")
+        folder = Path(shim).parents[1] / "versions" if shim else Path()  # of pyenv, if that is what it is
+        for path in sorted(folder.glob(f"{name}.*/bin/python3")) if shim else []:
             return str(path)
         if found := shutil.which(f"python{name}"):
             works = subprocess.run([found, "--version"], capture_output=True, check=False)

@@ -165,11 +165,13 @@ def run_jobs(
 
 
 def _landed(client: Any, job: Job, future: Any) -> Landed:
+    # A result that was not fetched yet dies with its worker, and is made again: both of these wait for that.
+    error = future.exception()
+    result = future.result() if error is None else None
     starts = client.get_events(f"repaconv-{job.id}") or ()
     worker = str(starts[-1][1].get("called", "")) if starts else ""
-    if future.status == "finished":
-        return Landed(job, future.result(), "", worker, len(starts))
-    error = future.exception()
+    if error is None:
+        return Landed(job, result, "", worker, len(starts))
     told = str(error).splitlines()[0] if str(error) else type(error).__name__
     return Landed(job, None, f"{type(error).__name__}: {told}", worker, len(starts))
 

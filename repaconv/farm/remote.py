@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from repaconv import runs
 from repaconv.artefact import BenchArtefact, CollectArtefact, ExportArtefact, FoldArtefact, ImageSize
@@ -15,7 +16,7 @@ from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import read_artefact, sha256_of, write_artefact, write_bytes
 from repaconv.pipeline import bundle, collect
 from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, silent, with_files
-from repaconv.pipeline.measuring import training_onnx
+from repaconv.pipeline.subjects import training_onnx
 
 # A dropped connection leaves what runs on the board running: it ends by itself.
 LONGEST_S = 3600
@@ -139,10 +140,12 @@ def bench_by_ssh(
         _ssh(host, f"rm -rf {folder} && mkdir {folder} && tar xzf - -C {folder}", stdin=file)
     progress(f"build and measure on {host}", 0, 0)
     alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
-    code = _ssh(host, f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz", may_fail=True)
+    run_it = f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz"
+    code, words = _ssh(host, run_it, may_fail=True)
     if code in (3, 4):
+        _ssh(host, f"rm -rf {folder}")
         raise EnvironmentProblem(
-            f"{host} cannot run the bundle: {_LAST.get(host, '')}.",
+            f"{host} cannot run the bundle: {words}.",
             hint="Bundle for the JetPack that the board has: `repaconv targets`.",
             code="farm.board",
         )
@@ -153,15 +156,13 @@ def bench_by_ssh(
     return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
 
 
-_LAST: dict[str, str] = {}
-
-
-def _ssh(host: str, command: str, *, stdin: object = subprocess.DEVNULL, may_fail: bool = False) -> int:
-    done = subprocess.run(_words(host, command), stdin=stdin, capture_output=True, text=True, check=False)  # type: ignore[call-overload]
-    _LAST[host] = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
+def _ssh(host: str, command: str, *, stdin: Any = subprocess.DEVNULL, may_fail: bool = False) -> tuple[int, str]:
+    """The exit code there, and the last words on stderr."""
+    done = subprocess.run(_words(host, command), stdin=stdin, capture_output=True, text=True, check=False)
+    words = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
     if done.returncode == 255 or (done.returncode and not may_fail):
-        raise _unreached(host, _LAST[host], done.returncode)
-    return int(done.returncode)
+        raise _unreached(host, words, done.returncode)
+    return done.returncode, words
 
 
 def _ssh_bytes(host: str, command: str) -> bytes:

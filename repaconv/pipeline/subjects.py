@@ -1,0 +1,185 @@
+"""What bench measures beside what: a run's forms, bare graphs, engines, and the images that they take."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Preprocessing, Record
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import canonical_json, read_artefact, sha256_of, write_text
+from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, training_form
+from repaconv.pipeline.graphs import proved_graph, write_graph
+
+PROBED = 8
+"""Images in the larger batch by which memory is measured."""
+
+
+class Subject(NamedTuple):
+    """One thing to measure: what it is called and its file."""
+
+    name: str
+    path: Path
+
+
+class Subjects(NamedTuple):
+    """All that is known of them; ``logits``, ``size`` and ``preprocessing`` are those of a run."""
+
+    subjects: list[Subject]
+    overridden: tuple[str, ...]
+    logits: bool
+    size: ImageSize | None
+    note: str
+    preprocessing: Preprocessing | None
+
+
+def subjects_of(
+    run: runs.Run | None, model: str | Path | None, against: str | Path | None, unverified: bool, progress: Progress
+) -> Subjects:
+    """What is measured beside what, and which failed proofs were overridden on the way there."""
+    other = [Subject(Path(against).name, _existing(Path(against)))] if against else []
+    if run is None:
+        path = _existing(Path(model or ""))
+        name = path.name if not other or other[0].name != path.name else str(path)
+        return Subjects([Subject(name, path), *other], (), False, None, "", None)
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    if not run.export_json().is_file():
+        raise UsageProblem(
+            f"{run.folder} has no ONNX model yet.", hint="Run `repaconv export --onnx` first.", code="bench.no-model"
+        )
+    exported = read_artefact(run.export_json(), ExportArtefact)
+    if exported.model_sha256 != folded.payload.sha256:
+        raise Refused(
+            f"{run.export_json()} was exported from other weights than {run.model}.",
+            hint="Run `repaconv export --onnx` again.",
+            code="artefact.hash",
+        )
+    overridden = runs.require_passed(exported, run.export_json(), unverified=unverified)
+    subjects = [Subject(DEPLOY, runs.graph_of(run, exported))]
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    note = ""
+    if not other:
+        try:
+            other = [Subject(TRAINING, training_onnx(run, progress))]
+        except Refused as error:
+            note = f"measured without the training form: {error.message}"
+    return Subjects([*subjects, *other], overridden, folded.output == "logits", size, note, folded.preprocessing)
+
+
+class _TrainingOnnx(Record):
+    """What ``bench/training.onnx`` was made from; it is made again when that changes."""
+
+    source_sha256: str
+    settings: dict[str, str]
+    like: dict[str, Any]
+    sha256: str
+
+
+def training_onnx(run: runs.Run, progress: Progress) -> Path:
+    """The training form, exported as the deploy form was.
+
+    Raises:
+        Refused: If the checkpoint is gone or changed, or the export is not sound.
+    """
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    exported = read_artefact(run.export_json(), ExportArtefact)
+    plain = exported.model_dump(mode="json")
+    like = {key: plain[key] for key in ("opset", "lacks", "batch", "image_size", "made_by")}
+    beside = run.training_onnx.with_suffix(".json")
+    if beside.is_file() and run.training_onnx.is_file():
+        known = read_artefact(beside, _TrainingOnnx)
+        same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
+        if same and sha256_of(run.training_onnx) == known.sha256:
+            return run.training_onnx
+    method, form, _ = training_form(folded, None)
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=run.folder) as scratch:
+        graph = proved_graph(
+            TRAINING,
+            method.training(form),
+            form.tensors,
+            (form.config.in_channels, *size),
+            output=folded.output,
+            opset=exported.opset,
+            lacks=exported.lacks,
+            batch=None if exported.batch == "dynamic" else int(exported.batch),
+            free_size=exported.image_size == "dynamic",
+            tolerances=folded.tolerances,
+            scratch=Path(scratch),
+            progress=progress,
+        )
+        write_graph(graph.model, run.training_onnx, graph.data)
+    made = _TrainingOnnx(
+        source_sha256=folded.origin.sha256, settings=folded.settings, like=like, sha256=sha256_of(run.training_onnx)
+    )
+    write_text(beside, canonical_json(made))
+    return run.training_onnx
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageProblem(
+            f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model"
+        )
+    return path
+
+
+def image_shape(
+    model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
+) -> tuple[int, int, int]:
+    """[C, H, W] of what the model takes.
+
+    Raises:
+        UsageProblem: If the model wants another batch or size, or no images.
+    """
+    if len(model_shape) != 4 or not isinstance(model_shape[1], int):
+        raise UsageProblem(
+            f"{path} takes an input of shape {list(model_shape)}, not images [B, C, H, W].",
+            hint="bench measures image models.",
+            code="bench.shape",
+        )
+    wanted = (batch, model_shape[1], *(size or model_shape[2:]))
+    if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
+        raise UsageProblem(f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape")
+    if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
+        raise UsageProblem(
+            f"{path} takes {list(model_shape)}, asked for was {list(wanted)}.",
+            hint="Leave --batch and --image-size out, or export with others.",
+            code="bench.shape",
+        )
+    return (wanted[1], wanted[2], wanted[3])
+
+
+def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
+    """For a bare graph, of which nothing is known: numbers about as large as normalised pixels."""
+    channels = shape[0]
+    return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
+
+
+def memory_an_image(subjects: list[Subject], engine: Any, threads: int, size: ImageSize | None) -> float:
+    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included."""
+    import numpy as np
+
+    grown = []
+    for subject in subjects:
+        dims = {"height": size[0], "width": size[1]} if size else {}
+        session = engine.session(subject.path, threads=threads, dims=dims)
+        channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
+        if session.input_shape[0] not in (None, "batch"):
+            return float("inf")
+        kind = np.uint8 if session.takes_pixels else np.float32
+        resident = []
+        for images in (1, 1 + PROBED):
+            shape = (images, height, width, channels) if session.takes_pixels else (images, channels, height, width)
+            session.run(np.zeros(shape, dtype=kind))
+            resident.append(_peak_bytes())
+        grown.append((resident[1] - resident[0]) / PROBED)
+    return max(*grown, 1.0)
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

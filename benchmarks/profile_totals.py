@@ -23,13 +23,14 @@ from repaconv.methods.nondeep import example_meta
 
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 MODELS = (
-    ("repavit", "deit-tiny/0.75", {"args": REPAVIT}, {}),
-    ("repavit", "deit-base/0.75", {"args": REPAVIT}, {}),
-    ("riformer", "s12", {}, {}),
-    ("nondeep", "", {}, {}),
-    ("pyra", "", {}, {}),
-    ("dwconv", "", {}, {}),
+    ("repavit", "deit-tiny/0.75", {"args": REPAVIT}),
+    ("repavit", "deit-base/0.75", {"args": REPAVIT}),
+    ("riformer", "s12", {}),
+    ("nondeep", "6x2", {"meta": example_meta(img_size=224, num_heads=12, num_branches=2)}),
+    ("pyra", "vit-base/high", {}),
+    ("dwconv", "vit-large/12", {}),
 )
+"""Method, published size, and what its trainer writes beside the weights."""
 
 
 def main() -> None:
@@ -40,12 +41,10 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, arch, beside, settings in MODELS:
+        for name, size, beside in MODELS:
             method = registry.load(registry.METHODS, name)
-            size = arch or next(each for each in method.archs if "tiny" not in each)
-            meta = example_meta() if name == "nondeep" else {}
-            torch.save({"model": method.example(size, seed=1), "meta": meta, **beside}, "c.pth")
-            repaconv.fold("c.pth", settings=settings, force=True)
+            torch.save({"model": method.example(size, seed=1), **beside}, "c.pth")
+            repaconv.fold("c.pth", force=True)
             repaconv.export()
             done = repaconv.bench(rounds=40, profile=True)
             found = done.profile

@@ -19,7 +19,6 @@ max_regression = 0.05
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from repaconv.artefact import Record
 from repaconv.errors import UsageProblem
-from repaconv.toml import line_of, read_toml
+from repaconv.toml import first_problem, read_toml
 
 
 class _Section(Record):
@@ -106,17 +105,9 @@ def read_recipe(path: Path) -> tuple[Recipe, dict[tuple[str, ...], int]]:
         first = error.errors()[0]
         keys = tuple(str(key) for key in first["loc"])
         known = f"Known here: {', '.join(_known(keys))}." if first["type"] == "extra_forbidden" else "See README.md."
-        raise UsageProblem(
-            f"{path}:{line_of(lines, keys)}: {'.'.join(keys)}: {_sentence(first['msg'])}.",
-            hint=known,
-            code="recipe.invalid",
-        ) from error
+        raise UsageProblem(first_problem(error, str(path), lines), hint=known, code="recipe.invalid") from error
 
 
 def _known(keys: tuple[str, ...]) -> list[str]:
     sections: dict[str, Any] = {"verify": VerifySection, "export": ExportSection, "bench": BenchSection}
     return list((sections.get(keys[0], Recipe) if len(keys) > 1 else Recipe).model_fields)
-
-
-def _sentence(message: str) -> str:
-    return re.sub(r"^[A-Z]", lambda first: first[0].lower(), message).rstrip(".")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -25,7 +28,9 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Lines]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
-            f"the {what} {path} cannot be read: {error}.", hint="Check its path.", code=f"{what}.unreadable"
+            f"the {what} {path} cannot be read: {why_unreadable(error)}.",
+            hint="Check its path.",
+            code=f"{what}.unreadable",
         ) from error
     return parse_toml(text, str(path), what)
 
@@ -66,6 +71,20 @@ def line_of(lines: Lines, keys: tuple[str, ...]) -> int:
             return lines[keys]
         keys = keys[:-1]
     return 1
+
+
+def first_problem(error: ValidationError, where: str, lines: Lines | None) -> str:
+    """What is wrong first, as ``file:line: key: what is expected there.``; without lines, without the line."""
+    first = error.errors()[0]
+    keys = tuple(map(str, first["loc"]))
+    line = f":{line_of(lines, keys)}" if lines is not None else ""
+    expected = first["msg"].replace("valid tuple", "valid list").rstrip(".")  # a file has lists
+    return f"{where}{line}: {'.'.join(keys)}: {expected[:1].lower()}{expected[1:]}."
+
+
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """The system's words, without its number and the path."""
+    return str(getattr(error, "strerror", None) or "it is not text")
 
 
 def _parts(dotted: str) -> tuple[str, ...]:

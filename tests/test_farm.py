@@ -157,6 +157,20 @@ def dask():
 
 
 @pytest.mark.usefixtures("dask")
+@pytest.mark.parametrize(
+    ("scheduler", "why"), [("tcp://127.0.0.1:9", "Connection refused"), ("desk", "missing port number")]
+)
+def test_a_worker_without_a_scheduler_says_so(scheduler, why):
+    command = [sys.executable, "-m", "repaconv", "worker", "--target", "x86-64", "--scheduler", scheduler]
+    patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **patience})
+    assert done.returncode == 3
+    assert f"the scheduler {scheduler} does not answer" in done.stderr
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("dask")
 def test_tls_from_end_to_end(tiny):
     if not shutil.which("openssl"):
         pytest.skip("openssl is absent")
@@ -218,6 +232,15 @@ def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repa
         read_matrix(Path("m.toml"))
     Path("m.yaml").write_text("- just\n- a list\n")
     with pytest.raises(UsageProblem, match="not a matrix"):
+        read_matrix(Path("m.yaml"))
+    Path("m.yaml").write_text("models: {a: b.pth}\n")
+    with pytest.raises(UsageProblem, match=r"m\.yaml: models: input should be a valid list\.$"):
+        read_matrix(Path("m.yaml"))
+    Path("m.yaml").write_text("models: [\n")
+    with pytest.raises(UsageProblem, match="not YAML"):
+        read_matrix(Path("m.yaml"))
+    Path("m.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageProblem, match="it is not text"):
         read_matrix(Path("m.yaml"))
     shutil.copy(tiny, "good.pth")
     Path("m.toml").write_text('rounds = 25\n[[models]]\ncheckpoint = "good.pth"\n[[models]]\ncheckpoint = "gone.pth"\n')

@@ -24,20 +24,22 @@ def pairs(given: list[str] | None, option: str, separator: str = "=") -> dict[st
     return found
 
 
-def number(text: str, option: str) -> float:
+def number(text: str, option: str, example: str = "1e-6") -> float:
     """A float above zero, or a `UsageProblem`."""
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not value > 0:
-        raise UsageProblem(f"{option}: {text!r} is not a number above zero.", hint="E.g. 1e-6.", code="usage.number")
+        raise UsageProblem(
+            f"{option}: {text!r} is not a number above zero.", hint=f"E.g. {option} {example}.", code="usage.number"
+        )
     return value
 
 
 def share(text: str, option: str) -> float:
     """``5%`` or ``0.05``."""
-    return number(text.removesuffix("%"), option) / (100 if text.endswith("%") else 1)
+    return number(text.removesuffix("%"), option, "5%") / (100 if text.endswith("%") else 1)
 
 
 def size(text: str | None) -> tuple[int, int] | None:

@@ -101,11 +101,7 @@ def connected(scheduler: str, tls: Tls, wait_s: float = 10) -> Iterator[Any]:
     try:
         client = Client(scheduler, security=security, timeout=f"{wait_s}s", set_as_default=False)
     except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-        raise EnvironmentProblem(
-            f"the scheduler {scheduler} does not answer: {str(error).splitlines()[0]}.",
-            hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
-            code="farm.unreachable",
-        ) from error
+        raise _no_answer(scheduler, error) from error
     try:
         yield client
     finally:
@@ -229,12 +225,19 @@ def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Ca
     with dask.config.set({"distributed.scheduler.allowed-failures": ATTEMPTS}):
         try:
             asyncio.run(serve())
-        except (OSError, TimeoutError) as error:
-            raise EnvironmentProblem(
-                f"the scheduler {scheduler} does not answer: {str(error).splitlines()[0] or type(error).__name__}.",
-                hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
-                code="farm.unreachable",
-            ) from error
+        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            raise _no_answer(scheduler, error) from error
+
+
+def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
+    while error.__cause__ is not None:  # Dask wraps what happened
+        error = error.__cause__
+    told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return EnvironmentProblem(
+        f"the scheduler {scheduler} does not answer: {told}.",
+        hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
+        code="farm.unreachable",
+    )
 
 
 def require_result(landed: Landed) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from repaconv.farm.remote import job_of
 from repaconv.files import read_artefact, sha256_of, write_artefact
 from repaconv.pipeline import export, fold
 from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
-from repaconv.toml import Lines, line_of, read_toml
+from repaconv.toml import Lines, first_problem, read_toml, why_unreadable
 
 
 class Entry(Record):
@@ -67,7 +67,7 @@ def read_matrix(path: Path) -> Matrix:
         EnvironmentProblem: If it is .yaml and PyYAML is not installed.
         UsageProblem: If it is not a matrix, with the line that is wrong where it is known.
     """
-    lines: Lines = {}
+    lines: Lines | None = None
     if path.suffix in (".yaml", ".yml"):
         table = _read_yaml(path)
     else:
@@ -75,11 +75,8 @@ def read_matrix(path: Path) -> Matrix:
     try:
         return Matrix.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        keys = tuple(map(str, first["loc"]))
-        line = f":{line_of(lines, keys)}" if lines else ""
         raise UsageProblem(
-            f"{path}{line}: {'.'.join(keys)}: {first['msg']}.", hint="See README, sweep.", code="sweep.invalid"
+            first_problem(error, str(path), lines), hint="See README, sweep.", code="sweep.invalid"
         ) from error
 
 
@@ -274,9 +271,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     try:
         table = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
-            f"{path} is not readable: {' '.join(str(error).split())}.", hint="Give a matrix.", code="sweep.invalid"
+            f"the matrix {path} cannot be read: {why_unreadable(error)}.",
+            hint="Check its path.",
+            code="matrix.unreadable",
+        ) from error
+    except yaml.YAMLError as error:
+        raise UsageProblem(
+            f"{path} is not YAML: {' '.join(str(error).split())}.", hint="See README, sweep.", code="sweep.invalid"
         ) from error
     if not isinstance(table, dict):
         raise UsageProblem(f"{path} is not a matrix.", hint="See README, sweep.", code="sweep.invalid")

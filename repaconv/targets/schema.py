@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from repaconv.artefact import Record
 from repaconv.errors import UsageProblem
-from repaconv.toml import Lines, line_of, parse_toml, read_toml
+from repaconv.toml import Lines, first_problem, parse_toml, read_toml
 
 
 class BenchDefaults(Record):
@@ -109,10 +109,6 @@ def _validated(table: dict[str, Any], lines: Lines, where: str) -> Target:
     try:
         return Target.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        keys = tuple(map(str, first["loc"]))
         raise UsageProblem(
-            f"{where}:{line_of(lines, keys)}: {'.'.join(keys)}: {first['msg']}.",
-            hint="See repaconv/targets/x86-64.toml.",
-            code="target.invalid",
+            first_problem(error, where, lines), hint="See repaconv/targets/x86-64.toml.", code="target.invalid"
         ) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 
 class RepaconvError(Exception):
     """Base of every error that a user is meant to read.
@@ -57,3 +60,15 @@ class Inconclusive(RepaconvError):
     """The measurement does not allow a verdict (exit 5)."""
 
     exit_code = 5
+
+
+def require_module(module: str, called: str, hint: str) -> Any:
+    """Import what an extra or a device brings.
+
+    Raises:
+        EnvironmentProblem: If it cannot be imported; ``hint`` is what mends that.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise EnvironmentProblem(f"{called} cannot be imported: {error}.", hint=hint, code="runtime.missing") from error

@@ -34,6 +34,16 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_bytes(content: bytes) -> str:
+    """Hex digest of what is in memory."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def cache_folder(what: str) -> Path:
+    """Where this user's machine keeps things of that kind between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repaconv" / what
+
+
 def payload_of(path: Path, folder: Path) -> Payload:
     """Describe a file as seen from the artefact's folder."""
     relative = Path(os.path.relpath(path, folder)).as_posix()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.engines.contract import Built, Order, as_text
-from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.errors import EnvironmentProblem, Refused, require_module
 from repaconv.onnxfile import require_inside
 
 DEVICE = "CPU"
@@ -64,15 +64,7 @@ class OpenVino:
         Raises:
             EnvironmentProblem: If it cannot be imported.
         """
-        try:
-            import openvino
-        except ImportError as error:
-            raise EnvironmentProblem(
-                f"OpenVINO cannot be imported: {error}.",
-                hint="pip install 'repaconv[openvino]'",
-                code="runtime.missing",
-            ) from error
-        return str(openvino.__version__).partition("-")[0]
+        return str(self._package().__version__).partition("-")[0]
 
     def session(
         self,
@@ -96,17 +88,7 @@ class OpenVino:
             EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
             Refused: If OpenVINO does not take the model.
         """
-        options = self._options(precision, threads)
-        try:
-            if isinstance(model, Path) and model.suffix == self.suffix:
-                compiled = self._core().import_model(io.BytesIO(model.read_bytes()), DEVICE, options)
-            else:
-                compiled = self._core().compile_model(self._read(model), DEVICE, options)
-        except Refused:
-            raise
-        except Exception as error:  # OpenVINO raises RuntimeError with the text of several
-            raise _refused(model, error) from error
-        return OpenVinoSession(compiled, as_text(options))
+        return OpenVinoSession(*self._compiled(model, precision, threads))
 
     def build(self, order: Order) -> Built:
         """Compile for this processor.
@@ -115,37 +97,39 @@ class OpenVino:
             EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
             Refused: If OpenVINO does not take the model.
         """
-        options = self._options(order.precision, order.threads)
-        try:
-            compiled = self._core().compile_model(self._read(order.model), DEVICE, options)
-        except Refused:
-            raise
-        except Exception as error:
-            raise _refused(order.model, error) from error
+        compiled, options = self._compiled(order.model, order.precision, order.threads)
         return Built(
             engine=bytes(compiled.export_model().getvalue()),
             types=_types(compiled.get_runtime_model()),
             log="",
-            options=as_text(options),
+            options=options,
             proved="the types are those of the compiled model, which is what runs",
             runs_here=True,
             may_stay=("MatMul.FLOAT",),
         )
 
-    def _core(self) -> Any:
-        self.version()
-        import openvino
+    def _package(self) -> Any:
+        return require_module("openvino", "OpenVINO", "pip install 'repaconv[openvino]'")
 
-        return openvino.Core()
-
-    def _read(self, model: Path | bytes) -> Any:
-        core = self._core()
-        if isinstance(model, Path):
+    def _compiled(self, model: Path | bytes, precision: str, threads: int) -> tuple[Any, dict[str, str]]:
+        """A model compiled, or loaded if it is a compiled one; and the options that were set."""
+        core = self._package().Core()
+        options = self._options(core, precision, threads)
+        ready = model if isinstance(model, Path) and model.suffix == self.suffix else None
+        if isinstance(model, Path) and ready is None:
             require_inside(model)
-        return core.read_model(io.BytesIO(model) if isinstance(model, bytes) else str(model))
+        try:
+            if ready is not None:
+                compiled = core.import_model(io.BytesIO(ready.read_bytes()), DEVICE, options)
+            else:
+                source = io.BytesIO(model) if isinstance(model, bytes) else str(model)
+                compiled = core.compile_model(core.read_model(source), DEVICE, options)
+        except Exception as error:  # OpenVINO raises RuntimeError with the text of several
+            raise _refused(model, error) from error
+        return compiled, as_text(options)
 
-    def _options(self, precision: str, threads: int) -> dict[str, Any]:
-        can = self._core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    def _options(self, core: Any, precision: str, threads: int) -> dict[str, Any]:
+        can = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
         if precision not in HINTS or (precision == "bf16" and "BF16" not in can):
             raise EnvironmentProblem(
                 f"OpenVINO does not compute in {precision} on this processor, which has {', '.join(can)}.",

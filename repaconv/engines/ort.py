@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.engines.contract import Built, Order, as_text
-from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.errors import Refused, require_module
 from repaconv.onnxfile import read_graph, require_inside, restore_names
 
 # What computes, as ONNX Runtime calls it after fusing.
@@ -81,15 +81,7 @@ class OnnxRuntime:
         Raises:
             EnvironmentProblem: If it cannot be imported.
         """
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise EnvironmentProblem(
-                f"ONNX Runtime cannot be imported: {error}.",
-                hint="pip install onnxruntime",
-                code="runtime.missing",
-            ) from error
-        return str(onnxruntime.__version__)
+        return str(require_module("onnxruntime", "ONNX Runtime", "pip install onnxruntime").__version__)
 
     def build(self, order: Order) -> Built:
         """Optimise the graph as far as it may be: for this machine, or for any other of its target.

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from repaconv.engines.contract import Built, Order
 from repaconv.engines.trt import Building
 from repaconv.engines.trtexec import layer_types
-from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.errors import Refused, require_module
+
+THERE = "Build and verify on the machine that the engine is for, with its own TensorRT."
 
 
 def require_polygraphy() -> None:
@@ -21,14 +23,7 @@ def require_polygraphy() -> None:
     Raises:
         EnvironmentProblem: If it is not installed.
     """
-    try:
-        import polygraphy  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"Polygraphy cannot be imported: {error}.",
-            hint="pip install 'repaconv[polygraphy]'",
-            code="runtime.missing",
-        ) from error
+    require_module("polygraphy", "Polygraphy", "pip install 'repaconv[polygraphy]'")
 
 
 class FromPolygraphy:
@@ -79,15 +74,7 @@ class TensorRt:
         Raises:
             EnvironmentProblem: If it cannot be imported.
         """
-        try:
-            import tensorrt
-        except ImportError as error:
-            raise EnvironmentProblem(
-                f"TensorRT cannot be imported: {error}.",
-                hint="Build and verify on the machine that the engine is for, with its own TensorRT.",
-                code="runtime.missing",
-            ) from error
-        return str(tensorrt.__version__)
+        return str(require_module("tensorrt", "TensorRT", THERE).__version__)
 
     def session(self, model: Path | bytes, *, threads: int = 1, dims: Any = None) -> FromPolygraphy:
         """Load an engine. That runs code in it, so give none of unknown origin.

@@ -11,7 +11,9 @@ from typing import Any
 
 from repaconv.engines.contract import Built, Order
 from repaconv.engines.trt import Building
-from repaconv.errors import EnvironmentProblem
+from repaconv.errors import EnvironmentProblem, require_module
+
+INSTALL = "pip install --no-deps tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs"
 
 
 class TensorRtRtx:
@@ -27,15 +29,7 @@ class TensorRtRtx:
         Raises:
             EnvironmentProblem: If it cannot be imported.
         """
-        try:
-            import tensorrt_rtx
-        except ImportError as error:
-            raise EnvironmentProblem(
-                f"TensorRT-RTX cannot be imported: {error}.",
-                hint="pip install --no-deps tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs",
-                code="runtime.missing",
-            ) from error
-        return str(tensorrt_rtx.__version__)
+        return str(require_module("tensorrt_rtx", "TensorRT-RTX", INSTALL).__version__)
 
     def session(self, model: Path | bytes, *, threads: int = 1, dims: Any = None) -> Any:
         """Running one needs the card; only building is done here.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.errors import EnvironmentProblem, Refused, require_module
 from repaconv.farm.jobs import Job, run_job
 from repaconv.pipeline.common import Progress, silent
 
@@ -73,12 +73,7 @@ def require_dask() -> None:
     Raises:
         EnvironmentProblem: If it is not installed.
     """
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"Dask cannot be imported: {error}.", hint="pip install 'repaconv[farm]'", code="runtime.missing"
-        ) from error
+    require_module("distributed", "Dask", "pip install 'repaconv[farm]'")
 
 
 @contextmanager

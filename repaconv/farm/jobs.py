@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from repaconv.artefact import BenchArtefact, ImageSize, Record
 from repaconv.errors import Refused
-from repaconv.files import write_bytes
+from repaconv.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.pipeline import bench
 from repaconv.pipeline.common import load_target
 from repaconv.targets import Target
@@ -42,11 +40,6 @@ class Job(Record):
     protocol: str | None = None
     profile: bool = False
     seed: int = 0
-
-
-def cache_folder() -> Path:
-    """Where a machine keeps models that it was sent, by hash."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repaconv" / "models"
 
 
 def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, Any]:
@@ -94,10 +87,10 @@ def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
 
 
 def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
-    path = cache_folder() / f"{model.sha256}.onnx"
-    if not path.is_file() or _sha256(path.read_bytes()) != model.sha256:
+    path = cache_folder("models") / f"{model.sha256}.onnx"
+    if not path.is_file() or sha256_of(path) != model.sha256:
         content = contents[model.sha256]
-        if _sha256(content) != model.sha256:
+        if sha256_of_bytes(content) != model.sha256:
             raise Refused(
                 f"the model {model.name} that was sent is not the one that was asked for: its hash is another.",
                 hint="Send it again; if it comes to that again, the way there changes it.",
@@ -105,10 +98,6 @@ def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
             )
         write_bytes(path, content)
     return path
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def resolved(target: str) -> dict[str, Any]:

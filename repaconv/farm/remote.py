@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from repaconv import runs
-from repaconv.artefact import BenchArtefact, CollectArtefact, ExportArtefact, FoldArtefact, ImageSize
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.artefact import BenchArtefact, CollectArtefact, ExportArtefact, ImageSize
+from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
-from repaconv.files import read_artefact, sha256_of, write_artefact, write_bytes
+from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, write_artefact, write_bytes
 from repaconv.pipeline import bundle, collect
-from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, silent, with_files
-from repaconv.pipeline.subjects import training_onnx
+from repaconv.pipeline.common import Progress, silent, with_files
+from repaconv.pipeline.subjects import subjects_of
 
 # A dropped connection leaves what runs on the board running: it ends by itself.
 LONGEST_S = 3600
@@ -50,53 +49,40 @@ def bench_on(
         UsageProblem: If there is no ONNX model.
     """
     taken = runs.find_run(Path(run) if run else None)
-    if not taken.export_json().is_file():
-        raise UsageProblem(
-            f"{taken.folder} has no ONNX model yet.", hint="Run `repaconv export --onnx` first.", code="bench.no-model"
-        )
-    exported = read_artefact(taken.export_json(), ExportArtefact)
-    overridden = runs.require_passed(exported, taken.export_json(), unverified=unverified)
-    paths = {DEPLOY: runs.graph_of(taken, exported)}
-    if exported.data is not None:
+    if taken.export_json().is_file() and read_artefact(taken.export_json(), ExportArtefact).data is not None:
         raise UsageProblem(
             "a net above 2 GiB is not sent to workers.", hint="Run bench on that machine itself.", code="farm.too-large"
         )
-    note = ""
-    if against:
-        paths[Path(against).name] = Path(against)
-    else:
-        try:
-            paths[TRAINING] = training_onnx(taken, progress)
-        except Refused as error:
-            note = f"measured without the training form: {error.message}"
-    models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in paths.items())
+    known = subjects_of(taken, None, against, unverified, progress)
+    paths = [path for _, path in known.subjects]
+    models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in known.subjects)
     job = job_of(
         resolved(target),
         models,
         threads=threads,
         batch=batch,
-        image_size=image_size or read_artefact(taken.fold_json, FoldArtefact).image_size,
+        image_size=image_size or known.size,
         rounds=rounds,
         protocol=protocol,
         profile=profile,
         seed=seed,
     )
-    contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths.values(), strict=True)}
+    contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
     with connected(scheduler, tls or Tls()) as client:
         landed = run_jobs(client, [job], contents, wait_s=wait_s, progress=progress)[0]
     done = BenchArtefact.model_validate(require_result(landed))
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
-    notes = "; ".join(part for part in (done.note, note, told) if part)
-    done = done.model_copy(update={"unverified": overridden, "note": notes})
+    notes = "; ".join(part for part in (done.note, known.note, told) if part)
+    done = done.model_copy(update={"unverified": known.overridden, "note": notes})
     path = taken.bench_json(done.target)
     write_artefact(path, done)
-    return with_files(done, list(paths.values()), [path])
+    return with_files(done, paths, [path])
 
 
 def job_of(target: dict[str, object], models: tuple[Model, ...], **settings: object) -> Job:
     """A job whose name says what it measures, by hash."""
     plain = Job.model_validate({"id": "", "target": target, "models": models, **settings})
-    digest = hashlib.sha256(plain.model_dump_json().encode()).hexdigest()
+    digest = sha256_of_bytes(plain.model_dump_json().encode())
     return plain.model_copy(update={"id": digest[:16]})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,7 @@ from repaconv import registry, runs
 from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import label
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.files import payload_of, read_artefact, sha256_of, write_artefact, write_bytes, write_text
+from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_artefact, write_bytes, write_text
 from repaconv.pipeline.common import Progress, load_onnx, load_target, made_by, silent, with_files
 
 if TYPE_CHECKING:
@@ -200,8 +199,7 @@ class _Timings(NamedTuple):
         Raises:
             Refused: If their hash is another.
         """
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = given or home / "repaconv" / "timings" / f"{device.name}-{device.runtime}-{version}.cache"
+        path = given or cache_folder("timings") / f"{device.name}-{device.runtime}-{version}.cache"
         if not path.is_file():
             return cls(path, None)
         pin = path.with_name(f"{path.name}.sha256")

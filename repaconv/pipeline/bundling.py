@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import tarfile
 from importlib.resources import files
@@ -13,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import runs
 from repaconv.artefact import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
 from repaconv.errors import UsageProblem
-from repaconv.files import canonical_json, payload_of, read_artefact, sha256_of, write_artefact, write_with
+from repaconv.files import (
+    canonical_json,
+    payload_of,
+    read_artefact,
+    sha256_of,
+    sha256_of_bytes,
+    write_artefact,
+    write_with,
+)
 from repaconv.pipeline.chain import net_of
 from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
 from repaconv.pipeline.inputs import choose_inputs
@@ -143,7 +150,7 @@ def bundle(
         images=sum(piece.used for piece in recorded),
         batch=batch,
         tolerance=allowed,
-        bundle_sha256=_sha256(content["bundle.json"]),
+        bundle_sha256=sha256_of_bytes(content["bundle.json"]),
         onnx_sha256=exported.payload.sha256,
         payload=payload_of(target_path, taken.folder),
     )
@@ -197,14 +204,10 @@ def _readme(device: Target, precision: str) -> str:
 
 
 def _hashes(content: dict[str, bytes], graph: list[Path]) -> dict[str, str]:
-    found = {name: _sha256(value) for name, value in content.items()}
+    found = {name: sha256_of_bytes(value) for name, value in content.items()}
     for path, name in zip(graph, ("model.onnx", f"{graph[0].name}.data"), strict=False):
         found[name] = sha256_of(path)
     return found
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _pack(path: Path, content: dict[str, bytes], source: Path, exported: ExportArtefact) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import runs
 from repaconv.artefact import BundleArtefact, CollectArtefact, ExportArtefact, FoldArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import read_artefact, sha256_of, write_artefact
+from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.pipeline.chain import REFERENCE
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
 
@@ -54,7 +53,7 @@ def collect(
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
         raise _damaged("result.json says nothing of its files")
     for name, digest in told["files"].items():
-        if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
+        if name not in found or sha256_of_bytes(found[name]) != digest:
             raise _damaged(f"{name} is gone or not what the board wrote")
     if extra := set(found) - set(told["files"]) - {"result.json"}:
         raise _damaged(f"nothing vouches for {min(extra)}")

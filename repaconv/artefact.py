@@ -98,6 +98,14 @@ class FoldStep(Record):
     max_rel_error: float
 
 
+class Change(Record):
+    """One exact change of a graph: by which rewrite, at which node, and what it did there."""
+
+    rewrite: str
+    place: str
+    told: str
+
+
 class TensorInfo(Record):
     """Name, shape and dtype of one tensor of the folded model."""
 

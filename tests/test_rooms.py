@@ -27,6 +27,7 @@ LEVELS = {
     "exporters": 3,
     "engines": 3,
     "targets": 3,
+    "forms": 3,
     "measure": 3,
     "pages": 3,
     "pipeline": 4,

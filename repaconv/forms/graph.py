@@ -1,0 +1,179 @@
+"""An ONNX graph as onnx-ir has it: constants in float64, nodes put in place of others, what is left over removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.artefact import Change
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from repaconv.forms.contract import Rewrite
+
+Array = NDArray[Any]
+
+
+def read(proto: onnx.ModelProto) -> ir.Model:
+    """The model to rewrite: constants as initializers, shapes inferred where they were not said."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+
+    model = ir.from_proto(proto)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    ShapeInferencePass()(model)
+    return model
+
+
+def write(model: ir.Model) -> onnx.ModelProto:
+    """The model as a file has it."""
+    import onnx_ir as ir
+
+    return ir.to_proto(model)
+
+
+def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx.ModelProto, list[Change]]:
+    """The same function with every rewrite applied in this order, each wherever it is valid; and what changed.
+
+    Args:
+        proto: Left as it is. Its weights lie inside it.
+        rewrites: What to apply. The graph's opset is raised to what they write.
+    """
+    model = read(proto)
+    changes: list[Change] = []
+    for rewrite in rewrites:
+        made = list(rewrite.apply(model))
+        if made:
+            tidy(model)
+            model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
+        changes += made
+    if not changes:
+        return proto, []
+    return write(model), changes
+
+
+def tidy(model: ir.Model) -> None:
+    """Remove what nothing reads, put nodes in order, infer the shapes of what is new."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass, TopologicalSortPass
+
+    RemoveUnusedNodesPass()(model)
+    TopologicalSortPass()(model)
+    ShapeInferencePass()(model)
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """A constant's numbers, floating ones in float64; None if it is computed or an input of the graph."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return None
+    found: Array = value.const_value.numpy()
+    return found.astype(np.float64) if found.dtype.kind == "f" else found
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """A constant of one number; None if it is not that."""
+    found = constant(value)
+    return float(found.reshape(())) if found is not None and found.size == 1 else None
+
+
+def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
+    """The shape, None for what is free; None as a whole if even the rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
+    """The node that computes a value, if it is one of these operators of ONNX's own."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.op_type in operators else None
+
+
+def attribute(node: ir.Node, name: str, default: Any) -> Any:
+    """An attribute's value."""
+    found = node.attributes.get(name)
+    return default if found is None else found.value
+
+
+class Writer:
+    """Writes new nodes before an old one, in its module's name and in its type of number."""
+
+    def __init__(self, model: ir.Model, before: ir.Node) -> None:
+        self.graph, self.before = model.graph, before
+        self.scope = (before.name or "").rpartition("/")[0]
+        self.dtype = before.outputs[0].dtype
+
+    def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """One node's first output."""
+        import onnx_ir as ir
+
+        node = ir.node(operator, inputs, attributes)
+        node.name = f"{self.scope}/{operator}_{_fresh(self.graph)}".lstrip("/")
+        node.outputs[0].name = f"{node.name}.out"
+        node.outputs[0].dtype = self.dtype
+        self.graph.insert_before(self.before, node)
+        return node.outputs[0]
+
+    def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
+        """An initializer: floating numbers in the type of ``like`` or of the old node's output, others in int64."""
+        import onnx_ir as ir
+
+        array = np.asarray(numbers)
+        kind = (like.dtype if like is not None else self.dtype) or ir.DataType.FLOAT
+        array = array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64)
+        name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
+        value = ir.Value(
+            name=name,
+            const_value=ir.tensor(array, name=name),
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+            shape=ir.Shape(array.shape),
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Let all that read the old value read the new one; an output of the graph keeps its name."""
+        import onnx_ir as ir
+
+        if old.is_graph_output():
+            name, old.name = old.name, f"{old.name}.old"
+            new.name, new.shape, new.dtype = name, old.shape, old.dtype
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def _fresh(graph: ir.Graph) -> int:
+    """A number that no name of ours in this graph has."""
+    number = int(graph.meta.get("repaconv.fresh", 0)) + 1
+    graph.meta["repaconv.fresh"] = number
+    return number
+
+
+def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with float64 for float32 throughout, to prove a rewrite by the reference implementation."""
+    import onnx
+    from onnx import numpy_helper
+
+    double = onnx.ModelProto()
+    double.CopyFrom(proto)
+    single, wide = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+    def tensor(old: onnx.TensorProto) -> None:
+        if old.data_type == single:
+            old.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(old).astype(np.float64), old.name))
+
+    for weight in double.graph.initializer:
+        tensor(weight)
+    for node in double.graph.node:
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                tensor(entry.t)
+            if node.op_type == "Cast" and entry.name == "to" and entry.i == single:
+                entry.i = wide
+    for value in (*double.graph.input, *double.graph.output, *double.graph.value_info):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = wide
+    return double

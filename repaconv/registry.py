@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: methods, backbones, engines, targets. Ours are registered the same way."""
+"""Plug-ins by entry point: methods, backbones, rewrites, engines, targets. Ours are registered the same way."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from repaconv.errors import EnvironmentProblem, UsageProblem
 
 METHODS = "repaconv.methods"
 BACKBONES = "repaconv.backbones"
+REWRITES = "repaconv.rewrites"
 ENGINES = "repaconv.engines"
 TARGETS = "repaconv.targets"
-GROUPS = (METHODS, BACKBONES, ENGINES, TARGETS)
+GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
 
 
 class PluginRow(NamedTuple):

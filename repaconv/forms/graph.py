@@ -135,6 +135,17 @@ class Writer:
         self.graph.register_initializer(value)
         return value
 
+    def split(self, whole: ir.Value, sizes: list[int]) -> list[ir.Value]:
+        """Parts along the last axis."""
+        import onnx_ir as ir
+
+        node = ir.node("Split", [whole, self.constant(sizes)], {"axis": -1}, num_outputs=len(sizes))
+        node.name = f"{self.scope}/Split_{_fresh(self.graph)}".lstrip("/")
+        for number, output in enumerate(node.outputs):
+            output.name, output.dtype = f"{node.name}.{number}", self.dtype
+        self.graph.insert_before(self.before, node)
+        return list(node.outputs)
+
     def replace(self, old: ir.Value, new: ir.Value) -> None:
         """Let all that read the old value read the new one; an output of the graph keeps its name."""
         import onnx_ir as ir

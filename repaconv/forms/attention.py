@@ -1,0 +1,210 @@
+"""Softmax attention in a graph: found, whatever operators write it, and written as one operator of opset 23.
+
+    out = concat_h softmax(s Q_h K_h^T + mask) V_h        Q, K, V: [B, N, H e] as three-dimensional tensors
+
+The operator takes heads side by side, so that nothing is transposed in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.artefact import Change
+from repaconv.forms.contract import Rewrite
+from repaconv.forms.graph import Array, Writer, attribute, dims, made_by, scalar
+from repaconv.forms.layout import chain_of, layout, move
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Queries, keys or values [B, H, N, e]: columns ``offset`` to ``offset + H e`` of ``source`` [B, N, C]."""
+
+    source: ir.Value
+    offset: int
+    count: int
+    width: int
+    tokens: int
+    factor: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are all of their source."""
+        shape = dims(self.source)
+        return shape is not None and self.count * self.width == shape[2]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention: its operands, what its scores are multiplied by, what is added to them, and its output."""
+
+    q: Heads
+    k: Heads
+    v: Heads
+    scale: float
+    mask: ir.Value | None
+    out: ir.Value
+
+    @property
+    def node(self) -> ir.Node:
+        """That writes the output."""
+        node = self.out.producer()
+        assert node is not None
+        return node
+
+
+def attentions(model: ir.Model) -> list[Attention]:
+    """All of a graph whose shapes say what is a head and what a token."""
+    found = [_around(node) for node in model.graph if node.op_type == "Softmax"]
+    return [attention for attention in found if attention is not None]
+
+
+def _around(softmax: ir.Node) -> Attention | None:
+    rank = len(dims(softmax.outputs[0]) or ())
+    if rank != 4 or attribute(softmax, "axis", -1) not in (-1, 3):
+        return None
+    scale, mask, product = _scores(softmax.inputs[0])
+    mixed = _only_reader(softmax.outputs[0], "MatMul")
+    if product is None or mixed is None or mixed.inputs[0] is not softmax.outputs[0]:
+        return None
+    q, k = _heads(product.inputs[0]), _heads(product.inputs[1], transposed=True)
+    v, out = _heads(mixed.inputs[1]), _joined(mixed.outputs[0])
+    if q is None or k is None or v is None or out is None:
+        return None
+    return Attention(q, k, v, scale * q.factor * k.factor, mask, out) if v.factor == 1 else None
+
+
+def _scores(value: ir.Value | None) -> tuple[float, ir.Value | None, ir.Node | None]:
+    """What stands between a product and its softmax: a number behind the product, then a mask."""
+    mask = None
+    node = made_by(value, "Add")
+    if node is not None:
+        first, second = node.inputs
+        assert first is not None
+        assert second is not None
+        value, mask = (first, second) if _scaled_product(first)[1] is not None else (second, first)
+    scale, product = _scaled_product(value)
+    return scale, mask, product
+
+
+def _scaled_product(value: ir.Value | None) -> tuple[float, ir.Node | None]:
+    scale, node = 1.0, made_by(value, "MatMul", "Mul", "Div")
+    while node is not None and node.op_type != "MatMul":
+        by = scalar(node.inputs[1])
+        if by is None:
+            return 1.0, None
+        scale = scale / by if node.op_type == "Div" else scale * by
+        node = made_by(node.inputs[0], "MatMul", "Mul", "Div")
+    return scale, node
+
+
+def _heads(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
+    """Of the nearest tensor [B, N, C] that has these numbers; where one has them and no others, of that."""
+    if value is None:
+        return None
+    chain = chain_of(value)
+    found = None
+    for length in range(2, len(chain) + 1):
+        if len(dims(chain[length - 1]) or ()) == 3 and (read := _read(chain[:length], transposed=transposed)):
+            found = read
+            if found.whole:
+                break
+    return found
+
+
+def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
+    read = layout(chain)
+    if read is None or read.positions.ndim != 4:
+        return None
+    at = read.positions.swapaxes(2, 3) if transposed else read.positions
+    shape = dims(read.source)
+    assert shape is not None
+    batch, count, tokens, width = at.shape
+    channels = shape[2] or 0
+    offset = int(at.flat[0])
+    wanted = (
+        offset
+        + channels * (tokens * np.arange(batch)[:, None, None, None] + np.arange(tokens)[:, None])
+        + width * np.arange(count)[:, None, None]
+        + np.arange(width)
+    )
+    if shape[1] != tokens or offset + count * width > channels or not np.array_equal(at, wanted):
+        return None
+    return Heads(read.source, offset, count, width, tokens, read.factor)
+
+
+def _joined(value: ir.Value) -> ir.Value | None:
+    """[B, H, N, e], moved to [B, N, H e] or [B N, H e]: what is so, if nothing else reads what lies between."""
+    shape = dims(value)
+    if shape is None or any(dim is None for dim in shape[1:]):
+        return None
+    batch, heads, tokens, width = (dim or 1 for dim in shape)
+    at: Array | None = np.arange(batch * heads * tokens * width).reshape(batch, heads, tokens, width)
+    assert at is not None
+    wanted = at.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * width)
+    while at is not None and at.ndim > 3:
+        node = _only_reader(value, "Transpose", "Reshape", "Flatten")
+        if node is None:
+            return None
+        value = node.outputs[0]
+        at = move(node, value, at)
+    same = at is not None and at.shape[-1] == heads * width and np.array_equal(at.reshape(wanted.shape), wanted)
+    return value if same else None
+
+
+def _only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
+    readers = value.consumers()
+    if len(readers) != 1 or value.is_graph_output() or readers[0].op_type not in operators:
+        return None
+    return readers[0]
+
+
+def take(write: Writer, heads: Heads) -> ir.Value:
+    """Heads as [B, N, H e]: the tensor that is so, or a part of its source."""
+    if heads.whole:
+        return heads.source
+    begin, end = heads.offset, heads.offset + heads.count * heads.width
+    return write("Slice", heads.source, *(write.constant([bound]) for bound in (begin, end, 2)))
+
+
+def _as_one_operator(model: ir.Model) -> Iterator[Change]:
+    for found in attentions(model):
+        if found.k.count != found.v.count or found.q.count % found.k.count:
+            continue
+        write = Writer(model, found.node)
+        inputs = [take(write, heads) for heads in (found.q, found.k, found.v)]
+        if found.mask is not None:
+            inputs.append(_for_every_query(write, found.mask, found.q.tokens, found.k.tokens))
+        heads = {"q_num_heads": found.q.count, "kv_num_heads": found.k.count, "scale": found.scale}
+        out = write("Attention", *inputs, **heads)
+        if len(dims(found.out) or ()) == 2:
+            out = write("Reshape", out, write.constant([-1, found.v.width * found.q.count]))
+        place = found.node.name or ""
+        write.replace(found.out, out)
+        yield Change(
+            rewrite="attention-op",
+            place=place,
+            told=f"{found.q.count} heads of {found.q.width} on {found.q.tokens} tokens as one Attention",
+        )
+
+
+def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> ir.Value:
+    """A mask [.., 1, N] or [.., M, N] as [.., M, N]; ONNX Runtime does not repeat it over the queries itself."""
+    shape = dims(mask) or ()
+    if len(shape) > 1 and shape[-2:] == (queries, keys):
+        return mask
+    return write("Expand", mask, write.constant([1, 1, queries, keys]))
+
+
+ATTENTION_OP = Rewrite(
+    "attention-op",
+    "softmax over keys of one product of queries and keys, masked or not, times values, heads side by side",
+    _as_one_operator,
+    opset=23,
+)

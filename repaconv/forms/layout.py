@@ -73,14 +73,14 @@ def move(node: ir.Node, value: ir.Value, x: Array) -> Array | None:
             return None
         return x.reshape([-1 if dim is None else dim for dim in shape])
     if node.op_type == "Transpose":
-        return x.transpose(attribute(node, "perm", None))
+        transposed: Array = x.transpose(attribute(node, "perm", None))
+        return transposed
     if node.op_type == "Identity":
         return x
     if any(entry is None for entry in rest):
         return None
     if node.op_type == "Unsqueeze":
-        expanded: Array = np.expand_dims(x, tuple(int(axis) for axis in rest[0]))  # type: ignore[union-attr]
-        return expanded
+        return np.expand_dims(x, tuple(int(axis) for axis in rest[0]))  # type: ignore[union-attr]
     if node.op_type == "Squeeze":
         axes = tuple(int(axis) for axis in rest[0]) if rest else ()  # type: ignore[union-attr]
         squeezed: Array = x.squeeze(axes)

@@ -1,8 +1,8 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
-``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``, ``gate``, ``report``
-and ``table`` are the commands of the same names; they take the same arguments and return the artefacts that these
-write. ``inspect_file`` is ``inspect`` for graphs and engines.
+``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``, ``gate``, ``report``,
+``table`` and ``tune`` are the commands of the same names; they take the same arguments and return the artefacts that
+these write. ``inspect_file`` is ``inspect`` for graphs and engines.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import inspect_file as inspect_file
     from repaconv.pipeline import report as report
     from repaconv.pipeline import table as table
+    from repaconv.pipeline import tune as tune
     from repaconv.pipeline import verify as verify
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "inspect_file",
     "report",
     "table",
+    "tune",
     "verify",
 ]
 

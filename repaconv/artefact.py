@@ -305,6 +305,7 @@ class FoldArtefact(Artefact):
     """The folded model, whole: later stages rebuild it from this and ``model.safetensors`` alone.
 
     ``applied`` names all that was folded: the method, and what the checkpoint carried besides (LoRA, LayerScale).
+    ``form`` is how it will be written, by name, ``rewrites`` that in full; None leaves it to the target of the export.
     ``tolerances`` are those of the links that this net cannot hold at the policy's.
     """
 
@@ -316,6 +317,7 @@ class FoldArtefact(Artefact):
     backbone: str
     config: dict[str, Any]
     form: str
+    rewrites: tuple[str, ...] | None = None
     facts: tuple[Fact, ...]
     preprocessing: Preprocessing
     image_size: ImageSize
@@ -353,9 +355,10 @@ class ExportArtefact(Artefact):
     ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
     target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
     graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
-    precision, ``calibration`` what its ranges were measured on. ``data`` are the weights that have a file of their
-    own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was thrown away is a failed
-    link and no failed export.
+    precision, ``calibration`` what its ranges were measured on. ``rewrites`` are those of the form that changed
+    something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights that
+    have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
+    thrown away is a failed link and no failed export.
     """
 
     stage: str = "export"
@@ -367,7 +370,11 @@ class ExportArtefact(Artefact):
     calibration: str = ""
     lacks: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
+    form: str = "default"
+    rewrites: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     opset: int
+    exporter_opset: int | None = None
     batch: int | Literal["dynamic"]
     image_size: ImageSize | Literal["dynamic"]
     simplified: bool
@@ -378,6 +385,64 @@ class ExportArtefact(Artefact):
     links: tuple[Link, ...]
     payload: Payload
     data: Payload | None = None
+
+
+class Candidate(Record):
+    """A form that the tuner considered.
+
+    ``expected`` is how many times as fast as the default form it should be, by the effects of its rewrites alone;
+    ``rounds`` and ``ratio`` (against the default form) are of its longest measurement, None if there was none; ``told``
+    says how far it came.
+    """
+
+    rewrites: tuple[str, ...]
+    expected: float | None = None
+    rounds: int = 0
+    ratio: Ratio | None = None
+    told: str
+
+
+class LoweredCandidate(Record):
+    """The winner in a lower precision, which is lossy.
+
+    ``disagreement`` is the share of images whose first class is another than in float32, ``ratio`` against float32.
+    """
+
+    precision: str
+    images: int
+    disagreement: float | None = None
+    ratio: Ratio | None = None
+    told: str
+
+
+class TuneArtefact(Artefact):
+    """The fastest exact form of a network on a machine, and the evidence.
+
+    ``rewrites`` are the winner's; ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints
+    of which it holds. ``precision`` is another than fp32 only where a loss was allowed, ``allowed_disagreement`` what
+    that was. ``default`` is the target's own form, against which every ratio is.
+    """
+
+    stage: str = "tune"
+    target: str
+    runtime: str
+    method: str
+    shapes_sha256: str
+    image_size: ImageSize
+    batch: int
+    threads: int
+    seed: int
+    default: tuple[str, ...]
+    rewrites: tuple[str, ...]
+    ratio: Ratio | None
+    precision: str = "fp32"
+    allowed_disagreement: float | None = None
+    candidates: tuple[Candidate, ...]
+    lowered: tuple[LoweredCandidate, ...] = ()
+    images: str = ""
+    seconds: float
+    machine: dict[str, Any]
+    note: str = ""
 
 
 class BuildArtefact(Artefact):

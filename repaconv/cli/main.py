@@ -15,14 +15,14 @@ from repaconv.cli import stages  # the order of `--help`
 from repaconv.cli import overview
 
 # isort: split
-from repaconv.cli import fleet, house
+from repaconv.cli import fleet, house, tuning
 
 # isort: split
 from repaconv.cli.options import app
 from repaconv.cli.parsing import expand_onnx
 from repaconv.errors import RepaconvError, UsageProblem
 
-COMMANDS = (stages, overview, fleet, house)
+COMMANDS = (stages, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
 
 

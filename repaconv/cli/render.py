@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Report,
         SweepArtefact,
         Tolerance,
+        TuneArtefact,
         VerifyArtefact,
     )
 
@@ -192,10 +193,35 @@ def exporting(done: ExportArtefact) -> None:
                 out().print(f"{len(names)} nodes {what}: {_plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")
     for sentence in done.violations:
         out().print(f"[bold red]{_plain(done.target)} does not take[/] {_plain(sentence)}")
+    if done.rewrites:
+        out().print(f"written as {_plain(done.form)} form: {_form(done.rewrites)}, {len(done.changes)} changes")
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}, image size {_size(done.image_size)}"
     pixels = ", takes pixels" if done.preprocessing else ""
     out().print(f"{_verdict(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
+
+
+def tuning(done: TuneArtefact) -> None:
+    """The forms that were measured, and the winner."""
+    table = _table("form", "times as fast as the default", "rounds", "")
+    for row in done.candidates:
+        if row.ratio is not None or row.rewrites == done.rewrites:
+            found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
+            table.add_row(_form(row.rewrites), found, str(row.rounds), row.told)
+    out().print(table)
+    for low in done.lowered:
+        gain = f", {low.ratio.median:.3f} times as fast as float32" if low.ratio else ""
+        other = "" if low.disagreement is None else f"{low.disagreement:.2%} of {low.images} images differ"
+        out().print(f"[yellow]lossy[/]: {low.precision}: {other}{gain}: {low.told}")
+    seconds = f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
+    out().print(f"the fastest form on {_plain(done.target)}: [bold]{_form(done.rewrites)}[/] ({seconds})")
+    if done.precision != "fp32":
+        out().print(f"and in {done.precision}: repaconv export --onnx --precision {done.precision}")
+    out().print("take it: repaconv fold CHECKPOINT --form FILE")
+
+
+def _form(rewrites: tuple[str, ...]) -> str:
+    return _plain(" + ".join(rewrites) or "as exported")
 
 
 def building(done: BuildArtefact) -> None:

@@ -77,6 +77,9 @@ def fold(
     identify: Annotated[
         Path | None, typer.Option("--identify", help="A recorded pair (.npz) that settles what the file does not tell.")
     ] = None,
+    form: Annotated[
+        str, typer.Option("--form", help="How graphs are written: default, official, fastest-known or tune's file.")
+    ] = "default",
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -97,6 +100,7 @@ def fold(
             force=force,
             allow_deployed=allow_deployed,
             identify=identify,
+            form=form,
             progress=progress,
         ),
         render.folding,

@@ -24,9 +24,11 @@ class Rewrite:
         valid: When it is exact, in one sentence; elsewhere it changes nothing.
         apply: See `Apply`.
         opset: The oldest opset that can say what it writes.
+        order: Its place in a form that the tuner puts together: what looks for what another writes comes later.
     """
 
     name: str
     valid: str
     apply: Apply
     opset: int = 0
+    order: int = 50

@@ -75,7 +75,10 @@ class Published:
 
 
 class Method(Protocol):
-    """One paper's way from the training form to the deploy form."""
+    """One paper's way from the training form to the deploy form.
+
+    ``official_rewrites``, where a method has it, names what turns our graph into the paper's own form.
+    """
 
     name: str
     paper: str

@@ -264,6 +264,7 @@ class NonDeep:
     name = "nondeep"
     paper = "Rethinking Vision Transformer Depth via Structural Reparameterization, arXiv 2511.19718"
     figures = Path(__file__).with_suffix(".toml")
+    official_rewrites = ("scores-as-matrix",)
     archs = ("6x2", "4x3", "3x4", "tiny")
 
     def detect(self, checkpoint: Checkpoint) -> Detection | None:

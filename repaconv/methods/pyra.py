@@ -61,7 +61,7 @@ from repaconv.methods.pyra_schedules import TABLE_PATCHES, parse_schedule, sched
 from repaconv.methods.reading import Knobs, small
 
 MERGED_TOLERANCE = dict.fromkeys(
-    ("stored", "exported", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
+    ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
 )
 """Float32 rounding passes through a normalisation and a choice in every merging block."""
 

@@ -14,4 +14,5 @@ from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
 from repaconv.pipeline.reporting import report as report
 from repaconv.pipeline.tables import table as table
+from repaconv.pipeline.tuning import tune as tune
 from repaconv.pipeline.verification import verify as verify

@@ -79,6 +79,7 @@ def export(
     from repaconv.exporters.preprocessing import with_preprocessing as with_pixels
     from repaconv.exporters.rules import violations
     from repaconv.exporters.to_onnx import add_metadata, check, operators_of
+    from repaconv.forms.choice import chosen
 
     if precision not in runs.PRECISIONS:
         raise UsageProblem(
@@ -110,6 +111,10 @@ def export(
     size = as_image_size(image_size) or folded.image_size
     require_size(backbone, config, *size)
     free_size = folded.any_image_size and image_size is None
+    opset = min(device.opset, INT8_OPSET) if precision == "int8" else device.opset
+    newest = device.newest_opset or device.opset
+    wanted = device.form(folded.method) if folded.rewrites is None else folded.rewrites
+    form = chosen(wanted, opset if precision == "int8" else newest)
     given = None
     if precision != "fp32":
         given = choose_inputs(folded, config, inputs=inputs, images=images, count=CALIBRATION_IMAGES, seed=1, size=size)
@@ -121,11 +126,12 @@ def export(
             stored_weights(taken, folded),
             (config.in_channels, *size),
             output=folded.output,
-            opset=min(device.opset, INT8_OPSET) if precision == "int8" else device.opset,
+            opset=opset,
             lacks=device.lacks,
             batch=batch,
             free_size=free_size,
             tolerances=folded.tolerances,
+            rewrites=form.rewrites,
             simplifiers=tools if simplify else (),
             scratch=scratch,
             progress=progress,
@@ -146,7 +152,7 @@ def export(
         add_metadata(model, entries)
         path = Path(onnx) if onnx else taken.onnx(precision)
         data = write_graph(model, path, graph.data)
-        against = violations(model, device.opset, device.lacks, device.forbids)
+        against = violations(model, newest, device.lacks, device.forbids)
         sound = graph.sound and not against and all(link.verdict != "failed" for link in typed.links)
         artefact = ExportArtefact(
             made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
@@ -160,6 +166,10 @@ def export(
             calibration=given.name if given else "",
             lacks=device.lacks,
             violations=tuple(against),
+            form=folded.form,
+            rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
+            changes=graph.changes,
+            exporter_opset=opset,
             opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
             batch="dynamic" if batch is None else batch,
             image_size="dynamic" if free_size else size,
@@ -195,26 +205,16 @@ def _typed(
     progress: Progress,
 ) -> _Typed:
     """The graph in that precision, judged by the float32 one on the same images."""
-    from repaconv.exporters.bfloat16 import to_bf16
-    from repaconv.exporters.precision import islands, to_fp16, to_int8
     from repaconv.proof.locate import broken, locate
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.ranges import largest_values
     from repaconv.proof.runners import FixedBatch, decides
     from repaconv.proof.traces import OnnxTrace
 
     step = batch or 8
     pieces = [piece.images for piece in given.batches(step) if batch is None or len(piece.images) == batch]
     progress(f"to {precision}", 0, 0)
-    kept: tuple[str, ...] = ()
-    if precision == "fp16":
-        kept = tuple(islands(model, largest_values(model, load_onnx, pieces)))
-        typed = to_fp16(model, kept)
-    elif precision == "bf16":
-        typed = to_bf16(model)
-    else:
-        typed = to_int8(model, pieces, symmetric=symmetric)
+    typed, kept = in_precision(model, precision, pieces, symmetric=symmetric)
     logits = folded.output == "logits"
     choosing = decides(registry.load(registry.BACKBONES, folded.backbone).deploy(config))
     meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
@@ -227,6 +227,22 @@ def _typed(
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing))
     return _Typed(typed, (link,), kept)
+
+
+def in_precision(
+    model: onnx_package.ModelProto, precision: str, pieces: list[Any], *, symmetric: bool
+) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
+    """The graph typed lower, by ranges on these images, and the nodes that stay in float32."""
+    from repaconv.exporters.bfloat16 import to_bf16
+    from repaconv.exporters.precision import islands, to_fp16, to_int8
+    from repaconv.proof.ranges import largest_values
+
+    if precision == "fp16":
+        kept = tuple(islands(model, largest_values(model, load_onnx, pieces)))
+        return to_fp16(model, kept), kept
+    if precision == "bf16":
+        return to_bf16(model), ()
+    return to_int8(model, pieces, symmetric=symmetric), ()
 
 
 def _metadata(

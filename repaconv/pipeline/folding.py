@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
     from repaconv.methods.contract import FoldedPart, Method, TrainingForm
 
-_OF_FILES = ("settings", "weights", "out", "force", "allow_deployed", "identify", "progress")
+_OF_FILES = ("settings", "weights", "out", "force", "allow_deployed", "identify", "form", "progress")
 
 
 @overload
@@ -39,6 +39,7 @@ def fold(
     force: bool = False,
     allow_deployed: bool = False,
     identify: str | Path | None = None,
+    form: str | Path = "default",
     progress: Progress = silent,
     **hyper: Any,
 ) -> FoldArtefact: ...
@@ -82,6 +83,7 @@ def fold_file(
     force: bool = False,
     allow_deployed: bool = False,
     identify: str | Path | None = None,
+    form: str | Path = "default",
     progress: Progress = silent,
 ) -> FoldArtefact:
     """Fold a checkpoint into its deploy form and write ``model.safetensors`` and ``fold.json``.
@@ -95,6 +97,8 @@ def fold_file(
         force: Replace another checkpoint's run.
         allow_deployed: Take a checkpoint that is in the paper's deploy form and fold what that leaves.
         identify: An .npz with ``input`` and the official output on it, which settles what the file does not tell.
+        form: How its graphs will be written: ``default``, the target's own; ``official``, the paper's;
+            ``fastest-known``, what `tune` found for these shapes on this machine; or the file that it wrote.
         progress: See `Progress`.
 
     Raises:
@@ -109,6 +113,7 @@ def fold_file(
 
     from repaconv.backbones.cost import cost_of
     from repaconv.checkpoint import drop_pages, read_checkpoint
+    from repaconv.pipeline.forms import chosen_form, shapes_sha256
     from repaconv.proof.policy import exact_rtols
 
     found = read_checkpoint(checkpoint, weights, sha256)
@@ -121,53 +126,55 @@ def fold_file(
         )
     identified = _identified(chosen, found, settings or {}, Path(identify)) if identify else {}
     settings = {**(settings or {}), **identified}
-    form = chosen.read(found, settings)
-    backbone = registry.load(registry.BACKBONES, form.backbone)
-    size = backbone.image_size(form.config, form.preprocessing.image_size)
-    require_size(backbone, form.config, *size)
-    tolerance = form.tolerances.get("fold", exact_rtols()["fold"])
+    trained = chosen.read(found, settings)
+    backbone = registry.load(registry.BACKBONES, trained.backbone)
+    size = backbone.image_size(trained.config, trained.preprocessing.image_size)
+    require_size(backbone, trained.config, *size)
+    written = chosen_form(form, chosen, shapes_sha256(trained.backbone, backbone.to_json(trained.config), size))
+    tolerance = trained.tolerances.get("fold", exact_rtols()["fold"])
     run = runs.prepare_run(Path(checkpoint), found.origin.sha256, Path(out) if out else None, force=force)
 
     steps: list[FoldStep] = []
 
     def judged() -> Iterator[FoldedPart]:
-        for part in chosen.fold(form):
+        for part in chosen.fold(trained):
             if part.step:
                 if not part.step.max_rel_error <= tolerance:
-                    raise _not_exact(part.step, tolerance, _parting(chosen, form, size, tolerance))
+                    raise _not_exact(part.step, tolerance, _parting(chosen, trained, size, tolerance))
                 steps.append(part.step)
                 progress("fold", len(steps), 0)
             yield part
-            drop_pages(form.tensors.values())
+            drop_pages(trained.tensors.values())
 
     with torch.device("meta"):
-        expected = backbone.deploy(form.config).state_dict()
+        expected = backbone.deploy(trained.config).state_dict()
     tensors = write_weights(run.model, expected, judged())
-    shape = (form.config.in_channels, *size)
+    shape = (trained.config.in_channels, *size)
     runs.clear_later_stages(run)
     with ThreadPoolExecutor(1) as pool:
         payload = pool.submit(payload_of, run.model, run.folder)  # hashed while the costs are counted
-        training = cost_of(lambda: chosen.training(form), shape)
-        deploy = cost_of(lambda: backbone.deploy(form.config), shape)
+        training = cost_of(lambda: chosen.training(trained), shape)
+        deploy = cost_of(lambda: backbone.deploy(trained.config), shape)
     artefact = FoldArtefact(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
         origin=found.origin,
         method=chosen.name,
-        applied=(chosen.name, *form.applied),
+        applied=(chosen.name, *trained.applied),
         settings=settings,
-        backbone=form.backbone,
-        config=backbone.to_json(form.config),
-        form="default",
-        facts=_with_sources(form.facts, identified, identify),
-        preprocessing=form.preprocessing,
+        backbone=trained.backbone,
+        config=backbone.to_json(trained.config),
+        form=written.name,
+        rewrites=written.rewrites,
+        facts=_with_sources(trained.facts, identified, identify),
+        preprocessing=trained.preprocessing,
         image_size=size,
         any_image_size=backbone.any_image_size,
-        output="logits" if form.config.classes else "features",
+        output="logits" if trained.config.classes else "features",
         tensors=tensors,
         training=training,
         deploy=deploy,
-        tolerances={**exact_rtols(len(steps)), **form.tolerances},
+        tolerances={**exact_rtols(len(steps)), **trained.tolerances},
         certificate=tuple(steps),
         payload=payload.result(),
     )

@@ -23,7 +23,7 @@ from repaconv.toml import Lines, line_of
 WORST = (1, 4, 3, 2, 5, 0)
 _CODES = {"failed": 1, "inconclusive": 5}
 # Where in a recipe a link is asked for.
-_EXPORT_LINKS = ("exported", "simplified", "onnx", "preprocessing", "fp16", "int8")
+_EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", "fp16", "int8")
 
 
 def gate(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.artefact import Link
+from repaconv.artefact import Change, Link
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import write_bytes, write_with
 from repaconv.pipeline.common import Progress, load_onnx
@@ -19,18 +19,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-EXPORTED, SIMPLIFIED = "ONNX as exported", "ONNX simplified"
+    from repaconv.forms.contract import Rewrite
+
+EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX in its form", "ONNX simplified"
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
 
 
 class Graph(NamedTuple):
-    """An ONNX model, the links from torch to it, who simplified it, and the file of its weights if they have one."""
+    """An ONNX model, the links from torch to it, who simplified it, and the file of its weights if they have one.
+
+    ``changes`` are what the rewrites of its form did.
+    """
 
     model: onnx.ModelProto
     links: tuple[Link, ...]
     simplifier: str
     simplified: bool
     data: Path | None
+    changes: tuple[Change, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -50,11 +56,14 @@ def proved_graph(
     batch: int | None,
     free_size: bool,
     tolerances: Mapping[str, float],
+    rewrites: Sequence[Rewrite] = (),
     simplifiers: tuple[str, ...] = TOOLS,
     scratch: Path,
     progress: Progress,
 ) -> Graph:
-    """Export a module with these weights and follow it, graph by graph, under ONNX Runtime.
+    """Export a module with these weights, write it in its form, and follow it, graph by graph, under ONNX Runtime.
+
+    A rewritten graph that computes something else is thrown away, as a simplified one is.
 
     Where batch or size are free, the links are measured on two of each, the second an odd one.
     """
@@ -110,22 +119,52 @@ def proved_graph(
         wrong = OnnxTrace(exported, load_onnx, by_module=True)
         where = locate(TorchTrace(runner), wrong, probes[0], allowed=link.tolerance.rtol)
         link = link.model_copy(update={"location": where})
+    links, source = [link], (EXPORTED, exported)
+    changes: tuple[Change, ...] = ()
+    if rewrites:
+        progress(f"{what}: its form", 0, 0)
+        graph, changes, formed = _in_form(exported, rewrites, lambda g: judged("form", (EXPORTED, FORM), g, before))
+        links += formed
+        source = (FORM, graph) if changes else source
     if not simplifiers:
-        return Graph(exported, (link, not_done("not asked for")), "none", False, None)
+        return Graph(source[1], (*links, not_done("not asked for")), "none", False, None, changes)
 
     def compare(smaller: onnx.ModelProto) -> Link:
-        found = judged("simplified", (EXPORTED, SIMPLIFIED), smaller, before)
+        found = judged("simplified", (source[0], SIMPLIFIED), smaller, before)
         if found.verdict != "failed":
             return found
-        right, wrong = (OnnxTrace(model, load_onnx, by_module=False) for model in (exported, smaller))
+        right, wrong = (OnnxTrace(model, load_onnx, by_module=False) for model in (source[1], smaller))
         assert found.tolerance is not None
         where = locate(right, wrong, probes[0], allowed=found.tolerance.rtol)
         return found.model_copy(update={"location": where})
 
     progress(f"{what}: simplify", 0, 0)
-    result = simplify(exported, compare, simplifiers)
+    result = simplify(source[1], compare, simplifiers)
     check(result.model)
-    return Graph(result.model, (link, result.link), result.simplifier, result.accepted, None)
+    return Graph(result.model, (*links, result.link), result.simplifier, result.accepted, None, changes)
+
+
+def _in_form(
+    exported: onnx.ModelProto, rewrites: Sequence[Rewrite], judge: Callable[[onnx.ModelProto], Link]
+) -> tuple[onnx.ModelProto, tuple[Change, ...], list[Link]]:
+    """The graph in its form, what was changed, and the proof if something was."""
+    from repaconv.exporters.to_onnx import check
+    from repaconv.forms.graph import rewritten
+    from repaconv.proof.parity import not_verified
+
+    thrown_away = "its graph was thrown away, the exported one is what was written"
+    try:
+        graph, changes = rewritten(exported, rewrites)
+        if not changes:
+            return exported, (), []
+        check(graph)
+        link = judge(graph)
+    except Exception as error:  # a plug-in over a graph that it does not know: whatever it raises, the graph stays
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return exported, (), [not_verified("form", EXPORTED, FORM, f"a rewrite failed ({why}); {thrown_away}")]
+    if link.verdict != "failed":
+        return graph, tuple(changes), [link]
+    return exported, (), [link.model_copy(update={"note": thrown_away})]
 
 
 def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:

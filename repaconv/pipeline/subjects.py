@@ -86,7 +86,7 @@ def training_onnx(run: runs.Run, progress: Progress) -> Path:
     folded = read_artefact(run.fold_json, FoldArtefact)
     exported = read_artefact(run.export_json(), ExportArtefact)
     plain = exported.model_dump(mode="json")
-    like = {key: plain[key] for key in ("opset", "lacks", "batch", "image_size", "made_by")}
+    like = {key: plain[key] for key in ("exporter_opset", "lacks", "batch", "image_size", "made_by")}
     beside = run.training_onnx.with_suffix(".json")
     if beside.is_file() and run.training_onnx.is_file():
         known = read_artefact(beside, _TrainingOnnx)
@@ -102,7 +102,7 @@ def training_onnx(run: runs.Run, progress: Progress) -> Path:
             form.tensors,
             (form.config.in_channels, *size),
             output=folded.output,
-            opset=exported.opset,
+            opset=exported.exporter_opset or exported.opset,
             lacks=exported.lacks,
             batch=None if exported.batch == "dynamic" else int(exported.batch),
             free_size=exported.image_size == "dynamic",

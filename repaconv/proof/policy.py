@@ -21,6 +21,7 @@ EXACT = {
     "fold": FLOAT64,
     "stored": FLOAT32,
     "exported": FLOAT32,
+    "form": FLOAT32,
     "simplified": FLOAT32,
     "onnx": FLOAT32,
     "preprocessing": FLOAT32,

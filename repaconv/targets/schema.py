@@ -41,7 +41,9 @@ class Target(Record):
         compute_capability: Of its GPU.
         architecture: Of its processor, as ``platform.machine()`` calls it, where that is what computes.
         board_python: Of the system on the device.
-        opset: The newest that the parser reads, and that is written.
+        opset: What is written, and the newest that the parser reads unless ``newest_opset`` says otherwise.
+        newest_opset: What a form may raise it to.
+        forms: The rewrites of the default form, in order: by method, or under ``default`` for all others.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
@@ -57,6 +59,8 @@ class Target(Record):
     architecture: str = ""
     board_python: str = ""
     opset: int = Field(ge=13)
+    newest_opset: int | None = None
+    forms: dict[str, tuple[str, ...]] = Field(default={})
     lacks: tuple[str, ...] = ()
     forbids: tuple[
         Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
@@ -66,6 +70,10 @@ class Target(Record):
     source: tuple[str, ...] = ()
     bench: BenchDefaults
     variants: dict[str, Variant] = Field(default={})
+
+    def form(self, method: str) -> tuple[str, ...]:
+        """Names of the rewrites of a method's default form here."""
+        return self.forms.get(method, self.forms.get("default", ()))
 
     def variant(self, name: str) -> Target:
         """The target with that system.

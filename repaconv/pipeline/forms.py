@@ -1,0 +1,80 @@
+"""Which form a run's graphs will be written in: by name, by what the tuner found before, or by its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv.artefact import ImageSize, TuneArtefact
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
+from repaconv.forms.choice import DEFAULT, FASTEST, NAMED, OFFICIAL
+from repaconv.methods.contract import Method
+
+TUNED = "tuned"
+"""Folder of the tuner's results, in a run and in the cache."""
+
+
+class Written(NamedTuple):
+    """A form's name, and its rewrites; None leaves them to the target of the export."""
+
+    name: str
+    rewrites: tuple[str, ...] | None
+
+
+def shapes_sha256(backbone: str, config: dict[str, Any], size: ImageSize) -> str:
+    """What all checkpoints of the same shapes share."""
+    plain = {"backbone": backbone, "config": config, "image_size": list(size)}
+    return sha256_of_bytes(canonical_json(plain).encode())
+
+
+def chosen_form(form: str | Path, method: Method, shapes: str) -> Written:
+    """The form that was asked for.
+
+    Args:
+        form: One of `NAMED`, or the file that `tune` wrote.
+        method: Whose official form it may be.
+        shapes: See `shapes_sha256`.
+
+    Raises:
+        UsageProblem: If there is no such form, or nothing was tuned.
+        Refused: If the file is no result of `tune`, or is of another network.
+    """
+    if form == DEFAULT:
+        return Written(DEFAULT, None)
+    if form == OFFICIAL:
+        return Written(OFFICIAL, tuple(getattr(method, "official_rewrites", ())))
+    if form == FASTEST:
+        return Written(FASTEST, _known(shapes).rewrites)
+    path = Path(form)
+    if not path.is_file():
+        known = ", ".join(NAMED)
+        raise UsageProblem(
+            f"there is no form and no file {form}.",
+            hint=f"Known: {known}, and what `repaconv tune` writes.",
+            code="form.unknown",
+        )
+    tuned = read_artefact(path, TuneArtefact)
+    if tuned.shapes_sha256 != shapes:
+        raise Refused(
+            f"{path} is of a network of other shapes.",
+            hint="Tune this one: repaconv tune CHECKPOINT.",
+            code="form.shapes",
+        )
+    return Written(path.name, tuned.rewrites)
+
+
+def _known(shapes: str) -> TuneArtefact:
+    """What was tuned for these shapes on this machine; on the processor, one image, one thread, before all others."""
+    from repaconv.measure.fingerprint import fingerprint, machine_key
+
+    here = machine_key(fingerprint(()))
+    found = [read_artefact(path, TuneArtefact) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
+    found = [tuned for tuned in found if tuned.shapes_sha256 == shapes and machine_key(tuned.machine) == here]
+    if not found:
+        raise UsageProblem(
+            "nothing is known of these shapes on this machine.",
+            hint="Run `repaconv tune CHECKPOINT` once, or give --form default.",
+            code="form.unknown",
+        )
+    return min(found, key=lambda tuned: (tuned.target != "x86-64", tuned.batch, tuned.threads))

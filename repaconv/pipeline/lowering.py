@@ -1,0 +1,100 @@
+"""Lower precision as a choice of the tuner: lossy, and only within what the user allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv import registry
+from repaconv.artefact import FoldArtefact, LoweredCandidate, Ratio
+from repaconv.files import write_bytes
+from repaconv.pipeline.common import Progress, load_onnx
+from repaconv.pipeline.exporting import CALIBRATION_IMAGES, in_precision
+from repaconv.pipeline.graphs import runnable
+from repaconv.pipeline.inputs import choose_inputs
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+    from repaconv.targets import Target
+
+
+class Lowered(NamedTuple):
+    """The fastest precision that is allowed, all that were tried, and the images by which they were judged."""
+
+    precision: str
+    rows: tuple[LoweredCandidate, ...]
+    images: str
+
+
+def lowered(
+    folded: FoldArtefact,
+    graph: Callable[[int], onnx.ModelProto],
+    precisions: Sequence[str],
+    device: Target,
+    *,
+    allowed: float,
+    inputs: str | Path | None,
+    images: str | Path | None,
+    measure: Callable[[Path, Mapping[str, Path]], Mapping[str, Ratio]],
+    scratch: Path,
+    progress: Progress,
+) -> Lowered:
+    """Type the winning graph lower, and keep what disagrees with float32 on no more images than that.
+
+    The first images calibrate, the others judge.
+
+    Args:
+        folded: The network.
+        graph: The winner's form, in no newer opset than that.
+        precisions: To try; none for none.
+        device: The target.
+        allowed: Share of images whose first class may be another.
+        inputs: An .npz of images.
+        images: A folder of them.
+        measure: Rounds of graphs beside the float32 one.
+        scratch: Where graphs go.
+        progress: See `Progress`.
+    """
+    from repaconv.exporters.precision import INT8_OPSET
+
+    if not precisions:
+        return Lowered("fp32", (), "")
+    config = registry.load(registry.BACKBONES, folded.backbone).from_json(folded.config)
+    given = choose_inputs(folded, config, inputs=inputs, images=images)
+    pieces = [piece.images for piece in given.batches(8)]
+    split = max(1, min(CALIBRATION_IMAGES // 8, len(pieces) // 2))
+    calibrating, judging = pieces[:split], pieces[split:] or pieces
+    reference = graph(device.newest_opset or device.opset)
+    right = _classes(reference, judging)
+    write_bytes(first := scratch / "fp32.onnx", reference.SerializeToString())
+    rows, paths = [], {}
+    for precision in precisions:
+        progress(f"tune: {precision}", 0, 0)
+        model = graph(min(device.opset, INT8_OPSET)) if precision == "int8" else reference
+        typed, _ = in_precision(model, precision, calibrating, symmetric="zero-points" in device.forbids)
+        other = float((_classes(runnable(typed, precision), judging) != right).mean())
+        row = LoweredCandidate(precision=precision, images=len(right), disagreement=other, told="")
+        if other > allowed:
+            rows.append(row.model_copy(update={"told": "disagrees with float32 more than allowed"}))
+            continue
+        rows.append(row)
+        write_bytes(path := scratch / f"{precision}.onnx", typed.SerializeToString())
+        paths[precision] = path
+    ratios = measure(first, paths) if paths else {}
+    rows = [
+        row if row.told else row.model_copy(update={"ratio": ratios.get(row.precision), "told": "allowed"})
+        for row in rows
+    ]
+    faster = [row for row in rows if row.ratio is not None and row.ratio.low > 1]
+    best = max(faster, key=lambda row: row.ratio.median if row.ratio else 0.0, default=None)
+    return Lowered(best.precision if best else "fp32", tuple(rows), given.name)
+
+
+def _classes(model: onnx.ModelProto, pieces: list[NDArray[np.float32]]) -> NDArray[np.int64]:
+    session = load_onnx(model.SerializeToString())
+    return np.concatenate([session.run(piece).argmax(1) for piece in pieces])

@@ -1,0 +1,388 @@
+"""tune: the fastest exact form of a network on a target, searched on the target itself."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry, runs
+from repaconv.artefact import Candidate, FoldArtefact, Ratio, TuneArtefact
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import (
+    cache_folder,
+    canonical_json,
+    read_artefact,
+    sha256_of,
+    sha256_of_bytes,
+    write_artefact,
+    write_bytes,
+    write_text,
+)
+from repaconv.pipeline.common import (
+    DEPLOY,
+    Progress,
+    load_onnx,
+    load_target,
+    made_by,
+    silent,
+    stored_weights,
+    with_files,
+)
+from repaconv.pipeline.folding import fold
+from repaconv.pipeline.forms import TUNED, shapes_sha256
+from repaconv.pipeline.graphs import proved_graph
+from repaconv.pipeline.lowering import lowered
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.forms.contract import Rewrite
+    from repaconv.forms.search import Form
+    from repaconv.targets import Target
+
+Measurer = Callable[[Path, Mapping[str, Path], int], Mapping[str, Ratio]]
+"""Measures graphs beside a reference for so many rounds: what is above 1 is faster than it."""
+
+HELD_BYTES = 4 * 1024**3
+PREPARED = 3
+"""Times its file that a session takes: the file, and the weights packed."""
+
+
+def tune(
+    source: str | Path | None = None,
+    *,
+    target: str = "x86-64",
+    settings: Mapping[str, str] | None = None,
+    batch: int | None = None,
+    threads: int | None = None,
+    rounds: int | None = None,
+    budget_s: float = 600,
+    max_disagreement: float | None = None,
+    inputs: str | Path | None = None,
+    images: str | Path | None = None,
+    seed: int = 0,
+    again: bool = False,
+    measurer: Measurer | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> TuneArtefact:
+    """Search the fastest exact form, and say what was measured on the way.
+
+    What is known of these shapes on this machine is taken from before. A search that is broken off goes on where it
+    was.
+
+    Args:
+        source: A checkpoint, which is folded if it was not yet, or a run's folder; the newest run when None.
+        target: Whose runtime and default form are taken.
+        settings: For folding, as ``name: value``.
+        batch: Images a call; the target's when None.
+        threads: Of one inference; the target's when None.
+        rounds: Of the last measurement; the target's when None.
+        budget_s: Seconds after which no further measurement begins but the last.
+        max_disagreement: Also try lower precision, and take the fastest in which no more than this share of images gets
+            another first class. That is lossy.
+        inputs: An .npz of images for that.
+        images: A folder of them instead.
+        seed: Of images, order and bootstrap.
+        again: Search even if the answer is known.
+        measurer: Measures elsewhere, as `repaconv.farm.tuning` does; here when None.
+        out: Where the result goes; ``tuned/<target>.json`` of the run when None.
+        progress: See `Progress`.
+
+    Raises:
+        UsageProblem: If lower precision is wanted and there are no images to judge it by.
+        Refused: If the network is too large, or its export is not sound.
+        EnvironmentProblem: If the target's runtime is not here.
+    """
+    if max_disagreement is not None and not (inputs or images):
+        raise UsageProblem(
+            "lower precision is judged on images that the network is meant for, and none were given.",
+            hint="Give --inputs FILE.npz or --images DIR.",
+            code="tune.images",
+        )
+    run = _run_of(source, settings, progress)
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    device = load_target(target)
+    threads, batch = threads or device.bench.threads, batch or device.bench.batch
+    rounds = rounds or device.bench.rounds
+    shapes = shapes_sha256(folded.backbone, folded.config, folded.image_size)
+    path = Path(out) if out else run.folder / TUNED / f"{device.name.replace('/', '_')}.json"
+    asked = {
+        "batch": batch,
+        "threads": threads,
+        "rounds": rounds,
+        "loss": max_disagreement,
+        "elsewhere": bool(measurer),
+    }
+    known = _cached(shapes, device, asked)
+    if known.is_file() and not again:
+        found = read_artefact(known, TuneArtefact).model_copy(update={"note": "known from an earlier search"})
+        write_artefact(path, found)
+        return with_files(found, [known], [path])
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".tune-", dir=run.folder) as scratch:
+        graphs = _Graphs.of(run, folded, device, Path(scratch), progress)
+        engine = registry.load(registry.ENGINES, device.runtime)
+        dims = {"batch": batch, "height": folded.image_size[0], "width": folded.image_size[1]}
+        shape = (batch, graphs.channels, *folded.image_size)
+        here = partial(_measured_here, engine=engine, threads=threads, dims=dims, shape=shape, seed=seed)
+        journal = _Journal(
+            known.with_suffix(".journal.json"), begin + budget_s, rounds, measurer or here, graphs, progress
+        )
+        rows = _searched(graphs, journal)
+        best, wanted = rows[0], device.precisions
+        low = lowered(
+            folded,
+            lambda newest: graphs.model(graphs.fitting(best.rewrites, newest)),
+            [name for name in wanted if name != "fp32"] if max_disagreement is not None else [],
+            device,
+            allowed=max_disagreement or 0.0,
+            inputs=inputs,
+            images=images,
+            measure=lambda reference, others: (measurer or here)(reference, others, rounds),
+            scratch=Path(scratch),
+            progress=progress,
+        )
+    found = TuneArtefact(
+        made_by=made_by("torch", "onnx", "onnxruntime"),
+        verdict="passed",
+        target=device.name,
+        runtime=f"{engine.name} {engine.version()}",
+        method=folded.method,
+        shapes_sha256=shapes,
+        image_size=folded.image_size,
+        batch=batch,
+        threads=threads,
+        seed=seed,
+        default=graphs.default,
+        rewrites=best.rewrites,
+        ratio=best.ratio,
+        precision=low.precision,
+        allowed_disagreement=max_disagreement,
+        candidates=tuple(rows),
+        lowered=low.rows,
+        images=low.images,
+        seconds=round(time.monotonic() - begin, 1),
+        machine=journal.machine(),
+    )
+    for place in (known, path):
+        write_artefact(place, found)
+    journal.path.unlink(missing_ok=True)
+    return with_files(found, [run.model], [path])
+
+
+def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> runs.Run:
+    """The run of a checkpoint, folded now unless it was; or the run that was named."""
+    if source is None or Path(source).is_dir() or not Path(source).exists():
+        return runs.find_run(Path(source) if source else None)
+    run = runs.Run(runs.OUT / Path(source).stem)
+    if not settings and run.fold_json.is_file() and run.model.is_file():
+        known = read_artefact(run.fold_json, FoldArtefact)
+        if known.origin.sha256 == sha256_of(Path(source)):
+            return run
+    fold(source, settings=settings, progress=progress)
+    return run
+
+
+def _cached(shapes: str, device: Target, asked: Mapping[str, Any]) -> Path:
+    """Where the answer is kept: by shapes, machine, target, its runtime, the rewrites there are, and what was asked."""
+    from repaconv.measure.fingerprint import fingerprint, machine_key
+
+    engine = registry.load(registry.ENGINES, device.runtime)
+    question = {
+        "machine": machine_key(fingerprint(())),
+        "target": device.model_dump(mode="json"),
+        "runtime": engine.version(),
+        "rewrites": sorted(registry.registered(registry.REWRITES)),
+        **asked,
+    }
+    digest = sha256_of_bytes(canonical_json(question).encode())
+    return cache_folder(TUNED) / f"{shapes[:16]}-{digest[:16]}.json"
+
+
+@dataclass
+class _Graphs:
+    """The forms of one network as files, each made once."""
+
+    raw: onnx.ModelProto
+    rewrites: dict[str, Rewrite]
+    default: Form
+    channels: int
+    folder: Path
+    made: dict[Form, Path] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: runs.Run, folded: FoldArtefact, device: Target, scratch: Path, progress: Progress) -> _Graphs:
+        """Export, and find out which rewrites change this graph.
+
+        Raises:
+            Refused: If the export is not sound or its weights take more than 2 GiB.
+        """
+        from repaconv.forms.graph import rewritten
+
+        backbone = registry.load(registry.BACKBONES, folded.backbone)
+        config = backbone.from_json(folded.config)
+        graph = proved_graph(
+            DEPLOY,
+            backbone.deploy(config),
+            stored_weights(run, folded),
+            (config.in_channels, *folded.image_size),
+            output=folded.output,
+            opset=device.opset,
+            lacks=device.lacks,
+            batch=None,
+            free_size=folded.any_image_size,
+            tolerances=folded.tolerances,
+            simplifiers=(),
+            scratch=scratch,
+            progress=progress,
+        )
+        if graph.data is not None or not graph.sound:
+            raise Refused(
+                "the weights take more than 2 GiB." if graph.data else "the exported graph does not compute the fold.",
+                hint="tune works on graphs of one file." if graph.data else "See `repaconv export --onnx`.",
+                code="tune.graph",
+            )
+        known = {name: registry.load(registry.REWRITES, name) for name in registry.registered(registry.REWRITES)}
+        newest = device.newest_opset or device.opset
+        fitting = sorted((r for r in known.values() if r.opset <= newest), key=lambda r: (r.order, r.name))
+        progress("what applies", 0, 0)
+        rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
+        default = tuple(name for name in rewrites if name in device.form(folded.method))
+        return cls(graph.model, rewrites, default, config.in_channels, scratch)
+
+    def model(self, form: Form) -> onnx.ModelProto:
+        """The graph in a form."""
+        from repaconv.forms.graph import rewritten
+
+        return rewritten(self.raw, [self.rewrites[name] for name in form])[0]
+
+    def fitting(self, form: Form, newest: int) -> Form:
+        """As much of a form as that opset can say."""
+        return tuple(name for name in form if self.rewrites[name].opset <= newest)
+
+    def path(self, form: Form) -> Path:
+        """The same as a file; equal graphs are one file."""
+        if form not in self.made:
+            content = self.model(form).SerializeToString(deterministic=True)
+            self.made[form] = self.folder / f"{sha256_of_bytes(content)}.onnx"
+            if not self.made[form].is_file():
+                write_bytes(self.made[form], content)
+        return self.made[form]
+
+
+@dataclass
+class _Journal:
+    """What was measured, kept as it comes, so that a search that is broken off can go on."""
+
+    path: Path
+    deadline: float
+    rounds: int
+    measurer: Measurer
+    graphs: _Graphs
+    progress: Progress
+    rows: dict[str, Ratio] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.is_file():
+            import json
+
+            self.rows = {key: Ratio.model_validate(row) for key, row in json.loads(self.path.read_text()).items()}
+
+    def measure(self, forms: Sequence[Form], rounds: int) -> dict[Form, Ratio]:
+        """Ratios against the default form; forms that the budget does not allow, or that are wrong, are left out."""
+        reference = self.graphs.path(self.graphs.default)
+        wanted = {form: self.graphs.path(form) for form in forms}
+        missing = {path.stem: path for path in wanted.values() if self._key(path, rounds) not in self.rows}
+        missing.pop(reference.stem, None)
+        missing = {stem: path for stem, path in missing.items() if _same(path, reference)}
+        for group in _groups(missing):
+            if time.monotonic() > self.deadline and rounds < self.rounds:
+                break
+            self.progress(f"tune: {rounds} rounds of {len(group)} forms", 0, 0)
+            for stem, ratio in self.measurer(reference, group, rounds).items():
+                self.rows[self._key(group[stem], rounds)] = ratio
+            write_text(self.path, canonical_json({key: row.model_dump(mode="json") for key, row in self.rows.items()}))
+        return {form: self.rows[key] for form, path in wanted.items() if (key := self._key(path, rounds)) in self.rows}
+
+    def machine(self) -> dict[str, Any]:
+        """The machine that searched."""
+        from repaconv.measure.fingerprint import fingerprint
+
+        return fingerprint(())
+
+    def _key(self, path: Path, rounds: int) -> str:
+        return f"{path.stem[:16]} {rounds}"
+
+
+def _searched(graphs: _Graphs, journal: _Journal) -> list[Candidate]:
+    from repaconv.forms.search import search
+    from repaconv.forms.work import macs_of
+
+    return search(
+        graphs.default,
+        list(graphs.rewrites),
+        work=lambda form: macs_of(graphs.model(form)),
+        measure=journal.measure,
+        rounds=journal.rounds,
+    )
+
+
+def _groups(paths: Mapping[str, Path]) -> list[dict[str, Path]]:
+    """As many at a time as memory holds."""
+    groups: list[dict[str, Path]] = []
+    held = HELD_BYTES
+    for stem, path in paths.items():
+        size = PREPARED * path.stat().st_size
+        if held + size > HELD_BYTES:
+            groups.append({})
+            held = size  # the reference's
+        groups[-1][stem] = path
+        held += size
+    return groups
+
+
+def _same(path: Path, reference: Path) -> bool:
+    """Whether a form computes what the default one does, on two images; a wrong one is not worth measuring."""
+    from repaconv.proof.parity import judge
+    from repaconv.proof.policy import tolerance
+
+    first, second = load_onnx(reference), load_onnx(path)
+    images = _images((2, *(size if isinstance(size, int) else 64 for size in first.input_shape[1:])), 0)
+    ends = ("default form", first.run(images)), ("form", second.run(images))
+    return judge("form", *ends, logits=True, tolerance=tolerance("form")).verdict == "passed"
+
+
+def _measured_here(
+    reference: Path,
+    others: Mapping[str, Path],
+    rounds: int,
+    *,
+    engine: Any,
+    threads: int,
+    dims: Mapping[str, int],
+    shape: tuple[int, ...],
+    seed: int,
+) -> dict[str, Ratio]:
+    """Everything beside the reference, interleaved, on cores of their own."""
+    from repaconv.measure.protocol import measure, pinned
+    from repaconv.measure.statistics import ratio
+
+    images = _images(shape, seed)
+    with pinned(threads) as cores:
+        paths = {"": reference, **others}
+        sessions = {name: engine.session(path, threads=threads, dims=dims) for name, path in paths.items()}
+        calls = {name: partial(session.run, images) for name, session in sessions.items()}
+        samples = measure(calls, rounds=rounds, warmup_rounds=2, seed=seed, cores=cores).samples_ms
+    return {name: ratio("form", samples[name], "default form", samples[""], seed) for name in others}
+
+
+def _images(shape: tuple[int, ...], seed: int) -> Any:
+    from repaconv.proof.data import random_inputs
+
+    return random_inputs(shape[1:], count=shape[0], seed=seed).images  # type: ignore[arg-type]

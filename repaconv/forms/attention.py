@@ -207,4 +207,5 @@ ATTENTION_OP = Rewrite(
     "softmax over keys of one product of queries and keys, masked or not, times values, heads side by side",
     _as_one_operator,
     opset=23,
+    order=60,
 )

@@ -152,8 +152,13 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
         )
 
 
-LINEAR_EACH = Rewrite("linear-each", "a linear layer whose output is only split along channels", _a_layer_for_each_part)
-ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all)
+LINEAR_EACH = Rewrite(
+    "linear-each", "a linear layer whose output is only split along channels", _a_layer_for_each_part, order=70
+)
+ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all, order=80)
 CONCAT_LINEAR = Rewrite(
-    "concat-linear", "a sum of two linear layers of different inputs that nothing else reads", _sum_in_the_product
+    "concat-linear",
+    "a sum of two linear layers of different inputs that nothing else reads",
+    _sum_in_the_product,
+    order=90,
 )

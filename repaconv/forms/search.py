@@ -72,12 +72,13 @@ def search(
     return [first.model_copy(update={"told": told}), *found.values()]
 
 
-def exhaustive(default: Form, rewrites: Sequence[str], measure: Measure, rounds: int) -> list[Candidate]:
-    """Every composition, fully measured, the fastest first: what the search is held against."""
+def every(default: Form, rewrites: Sequence[str], measure: Measure, rounds: int) -> list[Candidate]:
+    """Every composition, fully measured, the fastest first; arguments as of `search`."""
     forms = [form for form in _all(default, rewrites, rewrites) if form != default]
     ratios = measure(forms, rounds)
     rows = [Candidate(rewrites=form, rounds=rounds, ratio=ratio, told="measured") for form, ratio in ratios.items()]
-    return sorted(rows, key=lambda row: -(row.ratio.median if row.ratio else 0))
+    rows.append(Candidate(rewrites=default, told="the default form"))
+    return sorted(rows, key=lambda row: -(row.ratio.median if row.ratio else 1.0))
 
 
 def _compositions(default: Form, effects: Mapping[str, float], order: Sequence[str]) -> list[tuple[Form, float]]:

@@ -542,4 +542,5 @@ READ_TOKENS = Rewrite(
     "read-tokens",
     "where constant places of the tokens are read and what lies before acts on every token by itself",
     apply,
+    order=10,
 )

@@ -23,6 +23,7 @@ from repaconv.files import (
     write_bytes,
     write_text,
 )
+from repaconv.forms.choice import chosen
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
@@ -66,6 +67,8 @@ def tune(
     inputs: str | Path | None = None,
     images: str | Path | None = None,
     seed: int = 0,
+    rewrites: Sequence[str] | None = None,
+    exhaustive: bool = False,
     again: bool = False,
     measurer: Measurer | None = None,
     out: str | Path | None = None,
@@ -89,6 +92,8 @@ def tune(
         inputs: An .npz of images for that.
         images: A folder of them instead.
         seed: Of images, order and bootstrap.
+        rewrites: Consider no others; all that are registered when None.
+        exhaustive: Measure every composition in full, however long it takes.
         again: Search even if the answer is known.
         measurer: Measures elsewhere, as `repaconv.farm.tuning` does; here when None.
         out: Where the result goes; ``tuned/<target>.json`` of the run when None.
@@ -112,12 +117,15 @@ def tune(
     rounds = rounds or device.bench.rounds
     shapes = shapes_sha256(folded.backbone, folded.config, folded.image_size)
     path = Path(out) if out else run.folder / TUNED / f"{device.name.replace('/', '_')}.json"
+    names = sorted(registry.registered(registry.REWRITES) if rewrites is None else rewrites)
     asked = {
         "batch": batch,
         "threads": threads,
         "rounds": rounds,
         "loss": max_disagreement,
         "elsewhere": bool(measurer),
+        "rewrites": names,
+        "exhaustive": exhaustive,
     }
     known = _cached(shapes, device, asked)
     if known.is_file() and not again:
@@ -126,7 +134,7 @@ def tune(
         return with_files(found, [known], [path])
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=run.folder) as scratch:
-        graphs = _Graphs.of(run, folded, device, Path(scratch), progress)
+        graphs = _Graphs.of(run, folded, device, names, Path(scratch), progress)
         engine = registry.load(registry.ENGINES, device.runtime)
         dims = {"batch": batch, "height": folded.image_size[0], "width": folded.image_size[1]}
         shape = (batch, graphs.channels, *folded.image_size)
@@ -134,7 +142,7 @@ def tune(
         journal = _Journal(
             known.with_suffix(".journal.json"), begin + budget_s, rounds, measurer or here, graphs, progress
         )
-        rows = _searched(graphs, journal)
+        rows = _searched(graphs, journal, exhaustive=exhaustive)
         best, wanted = rows[0], device.precisions
         low = lowered(
             folded,
@@ -181,9 +189,9 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     if source is None or Path(source).is_dir() or not Path(source).exists():
         return runs.find_run(Path(source) if source else None)
     run = runs.Run(runs.OUT / Path(source).stem)
-    if not settings and run.fold_json.is_file() and run.model.is_file():
+    if run.fold_json.is_file() and run.model.is_file():
         known = read_artefact(run.fold_json, FoldArtefact)
-        if known.origin.sha256 == sha256_of(Path(source)):
+        if known.origin.sha256 == sha256_of(Path(source)) and known.settings == (settings or known.settings):
             return run
     fold(source, settings=settings, progress=progress)
     return run
@@ -198,7 +206,6 @@ def _cached(shapes: str, device: Target, asked: Mapping[str, Any]) -> Path:
         "machine": machine_key(fingerprint(())),
         "target": device.model_dump(mode="json"),
         "runtime": engine.version(),
-        "rewrites": sorted(registry.registered(registry.REWRITES)),
         **asked,
     }
     digest = sha256_of_bytes(canonical_json(question).encode())
@@ -217,14 +224,23 @@ class _Graphs:
     made: dict[Form, Path] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: runs.Run, folded: FoldArtefact, device: Target, scratch: Path, progress: Progress) -> _Graphs:
-        """Export, and find out which rewrites change this graph.
+    def of(
+        cls,
+        run: runs.Run,
+        folded: FoldArtefact,
+        device: Target,
+        names: Sequence[str],
+        scratch: Path,
+        progress: Progress,
+    ) -> _Graphs:
+        """Export, and find out which of these rewrites change this graph.
 
         Raises:
             Refused: If the export is not sound or its weights take more than 2 GiB.
         """
         from repaconv.forms.graph import rewritten
 
+        known = chosen(names, device.newest_opset or device.opset).rewrites
         backbone = registry.load(registry.BACKBONES, folded.backbone)
         config = backbone.from_json(folded.config)
         graph = proved_graph(
@@ -248,9 +264,7 @@ class _Graphs:
                 hint="tune works on graphs of one file." if graph.data else "See `repaconv export --onnx`.",
                 code="tune.graph",
             )
-        known = {name: registry.load(registry.REWRITES, name) for name in registry.registered(registry.REWRITES)}
-        newest = device.newest_opset or device.opset
-        fitting = sorted((r for r in known.values() if r.opset <= newest), key=lambda r: (r.order, r.name))
+        fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
         progress("what applies", 0, 0)
         rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
         default = tuple(name for name in rewrites if name in device.form(folded.method))
@@ -320,10 +334,12 @@ class _Journal:
         return f"{path.stem[:16]} {rounds}"
 
 
-def _searched(graphs: _Graphs, journal: _Journal) -> list[Candidate]:
-    from repaconv.forms.search import search
+def _searched(graphs: _Graphs, journal: _Journal, *, exhaustive: bool) -> list[Candidate]:
+    from repaconv.forms.search import every, search
     from repaconv.forms.work import macs_of
 
+    if exhaustive:
+        return every(graphs.default, list(graphs.rewrites), journal.measure, journal.rounds)
     return search(
         graphs.default,
         list(graphs.rewrites),

@@ -1,0 +1,221 @@
+"""Forms and the tuner: what is searched, what is kept, what is written, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import repaconv as package
+from repaconv import registry
+from repaconv.artefact import ExportArtefact, Ratio, TuneArtefact
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import read_artefact
+from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
+from repaconv.methods.nondeep import example_meta
+
+NAMES = tuple("abcdef")
+SET = {"num_heads": "3"}
+HEADS = ("--set", "num_heads=3")
+
+
+def ratio_of(value: float, spread: float = 0.005) -> Ratio:
+    low, high = value * (1 - spread), value * (1 + spread)
+    return Ratio(
+        subject="form",
+        other="default form",
+        median=value,
+        low=low,
+        high=high,
+        confidence=0.95,
+        p10=low,
+        p90=high,
+        verdict="no difference shown",
+    )
+
+
+class Machine:
+    """Where every rewrite has an effect of its own, pairs a little more, and every measurement some noise."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.effects = dict(zip(NAMES, self.random.normal(0, 0.05, len(NAMES)), strict=True))
+        self.pairs = {a + b: self.random.normal(0, 0.005) for a in NAMES for b in NAMES if a < b}
+        self.rounds = 0
+
+    def gain(self, form: tuple[str, ...]) -> float:
+        together = [value for pair, value in self.pairs.items() if set(pair) <= set(form)]
+        return math.exp(sum(self.effects[name] for name in form) + sum(together))
+
+    def measure(self, forms, rounds):
+        self.rounds += rounds * len(forms)
+        base = self.gain(("a", "b"))
+        return {
+            form: ratio_of(self.gain(form) / base * math.exp(self.random.normal(0, 0.02 / math.sqrt(rounds))))
+            for form in forms
+        }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_quarter_of_the_rounds(seed):
+    tuner, patient = Machine(seed), Machine(seed)
+    won = search(("a", "b"), NAMES, lambda _form: 100, tuner.measure, 40)[0]
+    best = max((row.rewrites for row in every(("a", "b"), NAMES, patient.measure, 40)), key=patient.gain)
+    assert tuner.gain(won.rewrites) >= 0.97 * patient.gain(best)
+    assert tuner.rounds <= patient.rounds / 4
+    assert tuner.rounds <= len(NAMES) * SCREENING + COMPOSITIONS * MIDDLE + FINALISTS * 40
+
+
+def test_where_nothing_is_faster_the_default_form_wins_and_the_hopeless_is_not_measured():
+    seen = []
+
+    def measure(forms, rounds):
+        seen.extend(forms)
+        return {form: ratio_of(0.999) for form in forms}
+
+    rows = search(("a",), ("a", "b", "c"), lambda form: 200 if "b" in form else 100, measure, 40)
+    assert rows[0].rewrites == ("a",)
+    assert rows[0].ratio is None
+    assert ("a", "b") not in seen
+    assert any(row.told.startswith("hopeless: 2.00") for row in rows)
+
+
+def saved(name: str, seed: int) -> Path:
+    method = registry.load(registry.METHODS, "repavit")
+    told = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=32)
+    torch.save({"model": method.example("tiny", seed=seed), "args": told}, path := Path(name))
+    return path
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def all_equal(_reference, others, _rounds):
+    return {name: ratio_of(1.0) for name in others}
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
+    ckpt = saved("first.pth", 1)
+    code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--format", "json")
+    assert code == 0
+    data = json.loads(out)["data"]
+    tuned = Path("repaconv-out/first/tuned/x86-64.json")
+    assert read_artefact(tuned, TuneArtefact).rewrites == tuple(data["rewrites"])
+    assert {"read-tokens", "attention-op", "linear-each"} <= {
+        name for row in data["candidates"] for name in row["rewrites"]
+    }
+    assert any(row["ratio"] for row in data["candidates"])
+    assert repaconv("fold", ckpt, *HEADS, "--form", tuned)[0] == 0
+    code, out, _ = repaconv("export", "--onnx")
+    assert code == 0
+    exported = read_artefact(Path("repaconv-out/first/export.json"), ExportArtefact)
+    assert exported.form == "x86-64.json"
+    assert set(exported.rewrites) <= set(data["rewrites"])
+    form = next(link for link in exported.links if link.name == "form")
+    assert form.verdict == "passed"
+    assert repaconv("verify")[0] == 0
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_second_checkpoint_of_the_same_shapes_costs_nothing():
+    def never(*_):
+        raise AssertionError("measured again")
+
+    package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal)
+    again = package.tune(saved("second.pth", 2), settings=SET, measurer=never)
+    assert again.note
+    assert package.fold("second.pth", num_heads=3, form="fastest-known", force=True).rewrites == again.rewrites
+    with pytest.raises(AssertionError, match="measured again"):
+        package.tune("second.pth", settings=SET, measurer=never, again=True)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_search_that_is_broken_off_goes_on_where_it_was():
+    ckpt, seen = saved("first.pth", 1), []
+
+    def breaks(reference, others, rounds):
+        if seen:
+            raise KeyboardInterrupt
+        return counts(reference, others, rounds)
+
+    def counts(reference, others, rounds):
+        seen.append((rounds, sorted(others)))
+        return all_equal(reference, others, rounds)
+
+    with pytest.raises(KeyboardInterrupt):
+        package.tune(ckpt, settings=SET, measurer=breaks)
+    package.tune(ckpt, settings=SET, measurer=counts)
+    assert [rounds for rounds, _ in seen] == [SCREENING, MIDDLE, 50]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_what_the_budget_does_not_allow_is_left():
+    done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, budget_s=0)
+    assert done.rewrites == done.default
+    assert not any(row.ratio for row in done.candidates)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allowed(repaconv):
+    ckpt = saved("first.pth", 1)
+    code, _, err = repaconv("tune", ckpt, *HEADS, "--max-disagreement", "0.5%")
+    assert code == 2
+    assert "--inputs" in err
+    folded = package.fold(ckpt, num_heads=3)
+    images = np.random.default_rng(0).standard_normal((64, 3, *folded.image_size)).astype(np.float32)
+    np.savez("images.npz", input=images)
+
+    def doubled(_reference, others, _rounds):
+        return {name: ratio_of(2.0 if name in ("fp16", "int8") else 1.0) for name in others}
+
+    loose = package.tune(ckpt, settings=SET, max_disagreement=1.0, inputs="images.npz", measurer=doubled)
+    assert loose.precision in ("fp16", "int8")
+    assert {row.precision for row in loose.lowered} == {"fp16", "int8"}
+    assert all(row.disagreement is not None and row.images == 32 for row in loose.lowered)
+    wrong = package.tune(ckpt, settings=SET, max_disagreement=-1.0, inputs="images.npz", measurer=doubled)
+    assert wrong.precision == "fp32"
+    assert all("more than allowed" in row.told for row in wrong.lowered)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
+    ckpt = saved("first.pth", 1)
+    assert package.fold(ckpt, num_heads=3, form="official").rewrites == ()
+    assert package.fold(ckpt, num_heads=3).rewrites is None
+    branches = registry.load(registry.METHODS, "nondeep").example("tiny", seed=1)
+    torch.save({"state_dict": branches, "meta": example_meta()}, "branches.pth")
+    assert package.fold("branches.pth", form="official").rewrites == ("scores-as-matrix",)
+    for form, told in (("quickest", "no form and no file"), ("fastest-known", "nothing is known")):
+        code, _, err = repaconv("fold", ckpt, *HEADS, "--form", form)
+        assert code == 2
+        assert told in err
+    done = package.tune(ckpt, settings=SET, measurer=all_equal)
+    with pytest.raises(Refused, match="other shapes"):
+        package.fold(tiny, form=done.wrote[0])
+    with pytest.raises(UsageProblem, match="no rewrite"):
+        package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=["faster"])
+
+
+def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
+    from repaconv.forms import attention
+
+    def broken(_model):
+        raise ValueError("not this graph")
+        yield
+
+    rewrite = attention.ATTENTION_OP
+    monkeypatch.setattr(attention, "ATTENTION_OP", type(rewrite)(rewrite.name, rewrite.valid, broken, rewrite.opset))
+    package.fold(saved("first.pth", 1), num_heads=3)
+    done = package.export()
+    assert done.verdict == "passed"
+    assert done.rewrites == ()
+    assert "not this graph" in next(link.note for link in done.links if link.name == "form")

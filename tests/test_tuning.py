@@ -92,17 +92,10 @@ def saved(name: str, seed: int) -> Path:
     return path
 
 
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def all_equal(_reference, others, _rounds):
     return {name: ratio_of(1.0) for name in others}
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
     ckpt = saved("first.pth", 1)
     code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--format", "json")
@@ -125,7 +118,6 @@ def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
     assert repaconv("verify")[0] == 0
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_a_second_checkpoint_of_the_same_shapes_costs_nothing():
     def never(*_):
         raise AssertionError("measured again")
@@ -138,7 +130,6 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing():
         package.tune("second.pth", settings=SET, measurer=never, again=True)
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_a_search_that_is_broken_off_goes_on_where_it_was():
     ckpt, seen = saved("first.pth", 1), []
 
@@ -157,14 +148,12 @@ def test_a_search_that_is_broken_off_goes_on_where_it_was():
     assert [rounds for rounds, _ in seen] == [SCREENING, MIDDLE, 50]
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_what_the_budget_does_not_allow_is_left():
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, budget_s=0)
     assert done.rewrites == done.default
     assert not any(row.ratio for row in done.candidates)
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allowed(repaconv):
     ckpt = saved("first.pth", 1)
     code, _, err = repaconv("tune", ckpt, *HEADS, "--max-disagreement", "0.5%")
@@ -186,7 +175,6 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     assert all("more than allowed" in row.told for row in wrong.lowered)
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
     ckpt = saved("first.pth", 1)
     assert package.fold(ckpt, num_heads=3, form="official").rewrites == ()

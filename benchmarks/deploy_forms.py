@@ -19,19 +19,19 @@ import gc
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import onnxsim
 import torch
 from deploy_models import MODELS, Model
 from deploy_table import markdown, summary, told
 from handmade import pipeline
+from numpy.typing import NDArray
 
 import repaconv
 from repaconv.engines.ort import ENGINE
@@ -56,6 +56,7 @@ def built(model: Model, batches: list[int], form: str | None) -> tuple[int, int]
     by_hand = model.deployed(checkpoint)
     del checkpoint
     folded = repaconv.fold("c.pth", force=True)
+    Path("c.pth").unlink()
     for batch in batches:
         chosen = {} if form is None else {"form": form}
         exported = repaconv.export(batch=batch, image_size=folded.image_size, onnx=f"{OURS}.{batch}.onnx", **chosen)
@@ -80,7 +81,7 @@ def flops(path: Path) -> int:
 
 def agreement(sessions: dict[str, Any], size: tuple[int, int], batch: int) -> dict[str, Any]:
     """On how many random images both compute the same, and how far they are apart at most."""
-    images = random_inputs((3, *size), count=max(IMAGES, batch), seed=0).images
+    images = random_inputs((3, *size), count=batch * -(-IMAGES // batch), seed=0).images
     starts = range(0, len(images), batch)
     found = {name: np.concatenate([run(images[n : n + batch]) for n in starts]) for name, run in sessions.items()}
     errors = abs(found[OURS] - found[HAND]).max(1) / abs(found[HAND]).max(1)
@@ -88,14 +89,13 @@ def agreement(sessions: dict[str, Any], size: tuple[int, int], batch: int) -> di
 
 
 def compared(
-    model: Model, size: tuple[int, int], batch: int, threads: int, rounds: int, warmup_rounds: int
+    model: Model, size: tuple[int, int], batch: int, threads: int, rounds: int, *, judged: bool
 ) -> dict[str, Any]:
     """One row: the pair measured, interleaved."""
     paths = {name: Path(f"{name}.{batch}.onnx") for name in (HAND, OURS)}
     with pinned(threads) as cores:
-        hand = pipeline.session(paths[HAND], threads)
         sessions = {
-            HAND: lambda images: hand.run(None, {hand.get_inputs()[0].name: images})[0],
+            HAND: pipeline.runner(paths[HAND], threads),
             OURS: ENGINE.session(paths[OURS], threads=threads).run,
         }
         same = agreement(sessions, size, batch)
@@ -103,28 +103,34 @@ def compared(
         assert same["agreeing"] > same["images"] // 2 if model.merges else same["agreeing"] == same["images"], same
         images = random_inputs((3, *size), count=batch, seed=1).images
         calls = {name: partial(run, images) for name, run in sessions.items()}
-        measured = measure(calls, rounds=rounds, warmup_rounds=warmup_rounds, seed=0, cores=cores)
+        measured = measure(calls, rounds=rounds, warmup_rounds=10 if judged else 3, seed=0, cores=cores)
         peak = ENGINE.peak_gflops(threads)
-    samples = measured.samples_ms
-    faster = ratio(OURS, samples[OURS], HAND, samples[HAND], seed=0)
-    believed = quality(samples, measured.watched, compared=faster, stable=measured.stable)
-    p50 = {name: float(np.median(samples[name])) for name in samples}
-    macs = {name: flops(path) // 2 for name, path in paths.items()}
+    faster = ratio(OURS, measured.samples_ms[OURS], HAND, measured.samples_ms[HAND], seed=0)
+    believed = quality(measured.samples_ms, measured.watched, compared=faster, stable=measured.stable)
     return {
         "method": model.method,
         "model": model.name,
-        "bar": model.bar,
+        "bar": model.bar if judged else None,
         "batch": batch,
         "threads": threads,
         "rounds": rounds,
-        "p50_ms": {name: round(value, 3) for name, value in p50.items()},
         "ratio": faster.model_dump(),
         "agreement": same,
-        "macs": macs,
-        "peak_gflops": round(peak, 1),
-        "share_of_peak": {name: round(2 * macs[name] / p50[name] / 1e6 / peak, 3) for name in macs},
+        **_shares(measured.samples_ms, paths, peak),
         "measurement": believed.verdict,
         "reasons": list(believed.reasons),
+    }
+
+
+def _shares(samples_ms: Mapping[str, NDArray[np.float64]], paths: dict[str, Path], peak: float) -> dict[str, Any]:
+    """Median latencies, and how near they are to what the machine can multiply."""
+    p50 = {name: float(np.median(samples)) for name, samples in samples_ms.items()}
+    computed = {name: flops(path) for name, path in paths.items()}
+    return {
+        "p50_ms": {name: round(value, 3) for name, value in p50.items()},
+        "macs": {name: count // 2 for name, count in computed.items()},
+        "peak_gflops": round(peak, 1),
+        "share_of_peak": {name: round(computed[name] / p50[name] / 1e6 / peak, 3) for name in paths},
     }
 
 
@@ -140,7 +146,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]
                 for threads in given.threads:
                     judged = (batch, threads) == (given.batch[0], given.threads[0])
                     rounds = given.rounds if judged else min(given.rounds, FEWEST)
-                    yield compared(model, size, batch, threads, rounds, warmup_rounds=10 if judged else 3)
+                    yield compared(model, size, batch, threads, rounds, judged=judged)
                     gc.collect()
         finally:
             os.chdir(before)
@@ -164,26 +170,22 @@ def main() -> None:
         print(markdown(json.loads(given.markdown.read_text())))
         return
     models = [model for model in MODELS if given.only is None or model.method in given.only]
-    with pinned(given.threads[0]) as cores:
-        machine = fingerprint(tuple(cores))
-    rows: list[dict[str, Any]] = []
-    for model in models:
-        for row in rows_of(model, given):
-            rows.append(row)
-            print(told(row), flush=True)
     skipped = [b for b in given.batch if b > given.vit_large_batch and any(model.large for model in models)]
-    result = {
-        "machine": machine,
-        "onnxruntime": onnxruntime.__version__,
-        "onnxsim": onnxsim.__version__,
-        "form": given.form or "export's default",
-        "rows": rows,
-        "skipped": [f"the ViT-L at batch {batch}: a call takes too long" for batch in skipped],
-        "summary": summary(rows),
-    }
+    with pinned(given.threads[0]) as cores:
+        result: dict[str, Any] = {
+            "machine": fingerprint(tuple(cores)),
+            "onnxsim": onnxsim.__version__,
+            "form": given.form or "export's default",
+            "skipped": [f"the ViT-L at batch {batch}: a call takes too long" for batch in skipped],
+            "rows": [],
+        }
+    for row in (row for model in models for row in rows_of(model, given)):
+        print(told(row), flush=True)
+        result["rows"].append(row)
+        result["summary"] = summary(result["rows"])
+        if given.out:  # after every row: the whole takes most of an hour
+            given.out.write_text(canonical_json(result))
     print("\n".join(result["summary"]["told"]))
-    if given.out:
-        given.out.write_text(canonical_json(result))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def told(row: Row) -> str:
     faster, share, same = row["ratio"], row["share_of_peak"], row["agreement"]
     bar = "" if row["bar"] is None else f", bar {row['bar']}"
     return (
-        f"{row['method']} {row['model']}, batch {row['batch']}, {row['threads']} threads: "
+        f"{row['method']} {row['model']}, {_place(row['batch'], row['threads'])}: "
         f"{faster['median']:.3f} ({faster['low']:.3f} to {faster['high']:.3f}) times as fast{bar}; "
         f"{row['p50_ms'][HAND]:.2f} -> {row['p50_ms'][OURS]:.2f} ms, "
         f"{share[HAND]:.0%} -> {share[OURS]:.0%} of {row['peak_gflops']:.0f} GFLOP/s; "
@@ -26,15 +26,13 @@ def told(row: Row) -> str:
     ).rstrip()
 
 
-def judged(rows: list[Row]) -> list[Row]:
-    """Rows that have a bar, of the first batch with the first number of threads."""
-    first = (rows[0]["batch"], rows[0]["threads"])
-    return [row for row in rows if row["bar"] is not None and (row["batch"], row["threads"]) == first]
+def _place(batch: int, threads: int) -> str:
+    return f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
     """Every bar met or missed, and the mean over methods, each of them counted once."""
-    chosen = judged(rows)
+    chosen = [row for row in rows if row["bar"] is not None]
     methods = list(dict.fromkeys(row["method"] for row in chosen))
     by_method = {
         method: round(_geometric([row["ratio"]["median"] for row in chosen if row["method"] == method]), 4)
@@ -82,7 +80,7 @@ def _others(rows: list[Row], others: list[tuple[int, int]]) -> list[str]:
     """Ratios of the other batches and threads, a column each."""
     found = {(row["method"], row["model"], row["batch"], row["threads"]): row["ratio"]["median"] for row in rows}
     names = list(dict.fromkeys((row["method"], row["model"]) for row in rows))
-    heads = [f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}" for batch, threads in others]
+    heads = [_place(batch, threads) for batch, threads in others]
     lines = [f"| times as fast | {' | '.join(heads)} |", "|---" * (1 + len(others)) + "|"]
     for name in names:
         cells = [f"{found[name + place]:.3f}" if name + place in found else "-" for place in others]

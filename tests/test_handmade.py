@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
+from deploy_table import markdown
 from handmade import dwconv, nondeep, pyra, repavit, riformer
 
 from repaconv import registry
@@ -67,3 +70,9 @@ def test_pyra(tmp_path):
 def test_dwconv(tmp_path):
     checkpoint = {"model": registry.load(registry.METHODS, "dwconv").example("tiny", seed=6)}
     assert error_of("dwconv", checkpoint, lambda c: dwconv.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
+
+
+def test_the_readme_shows_the_result():
+    root = Path(__file__).resolve().parents[1]
+    result = json.loads((root / "benchmarks/results/deploy_forms.json").read_text())
+    assert markdown(result) in (root / "README.md").read_text()

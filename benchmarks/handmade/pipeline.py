@@ -6,12 +6,15 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import onnxsim
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 
@@ -27,8 +30,10 @@ def export(module: nn.Module, shape: tuple[int, ...], path: Path) -> None:
     onnx.save(simplified, path)
 
 
-def session(path: Path, threads: int) -> onnxruntime.InferenceSession:
-    """With every option at its default but the number of threads."""
+def runner(path: Path, threads: int) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """Images to logits, by a session with every option at its default but the number of threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})[0]

@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint arm docker-steps bench-forms bench-fold bench-power bench-profile bench-export bench-gate clean
+.PHONY: demo test lint arm docker-steps bench-deploy bench-forms bench-fold bench-power bench-profile bench-export bench-gate clean
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -21,6 +21,9 @@ arm: .venv/installed-dev
 
 docker-steps:
 	$(PYTHON) tests/docker_steps.py .docker-steps
+
+bench-deploy: .venv/installed
+	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 -o $(CURDIR)/benchmarks/results/deploy_forms.json
 
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json

@@ -1,0 +1,192 @@
+"""How much faster repaconv's deploy form is than the same net made by hand: all five methods, published sizes.
+
+    python benchmarks/deploy_forms.py [--batch 1 8 32] [--threads 1 2] [--rounds 40] [--form NAME] [-o result.json]
+    python benchmarks/deploy_forms.py --markdown result.json      # the README's table of a result, nothing measured
+
+By hand (`benchmarks/handmade`): the official deploy form, torch.onnx.export, onnxsim, a session of ONNX Runtime with
+its defaults. Against it: `repaconv.fold` and `repaconv.export`, as they come. Both from one seeded training checkpoint,
+float32, graphs of fixed shapes, each pair interleaved round by round in one process; before that, both must compute
+the same.
+
+The first of the batches with the first of the threads is what the bars are for; the others are measured in fewer
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxsim
+import torch
+from deploy_models import MODELS, Model
+from deploy_table import markdown, summary, told
+from handmade import pipeline
+from numpy.typing import NDArray
+
+import repaconv
+from repaconv.engines.ort import ENGINE
+from repaconv.files import canonical_json
+from repaconv.forms.graph import dims, read
+from repaconv.measure.fingerprint import fingerprint
+from repaconv.measure.profile import flops_of
+from repaconv.measure.protocol import measure, pinned
+from repaconv.measure.quality import FEWEST, quality
+from repaconv.measure.statistics import ratio
+from repaconv.proof.data import random_inputs
+
+HAND, OURS = "hand-made", "repaconv"
+IMAGES, SAME = 4, 1e-4
+"""Images on which both must compute the same, up to this share of the largest output."""
+
+
+def built(model: Model, batches: list[int], form: str | None) -> tuple[int, int]:
+    """Write both graphs of every batch into this folder, ``<name>.<batch>.onnx``; returns the images' size."""
+    checkpoint = model.checkpoint()
+    torch.save(checkpoint, "c.pth")
+    by_hand = model.deployed(checkpoint)
+    del checkpoint
+    folded = repaconv.fold("c.pth", force=True)
+    Path("c.pth").unlink()
+    for batch in batches:
+        chosen = {} if form is None else {"form": form}
+        exported = repaconv.export(batch=batch, image_size=folded.image_size, onnx=f"{OURS}.{batch}.onnx", **chosen)
+        assert exported.verdict == "passed"
+        pipeline.export(by_hand, (batch, 3, *folded.image_size), Path(f"{HAND}.{batch}.onnx"))
+        gc.collect()  # the exporter's graphs refer to themselves, and hold the weights
+    return folded.image_size
+
+
+def flops(path: Path) -> int:
+    """Two for each multiply-accumulate of the graph's matrix products and convolutions."""
+    total = 0
+    for node in read(onnx.load(path)).graph.all_nodes():
+        inputs = [shape for value in node.inputs if (shape := dims(value)) is not None]
+        outputs = [shape for value in node.outputs if (shape := dims(value)) is not None]
+        if node.op_type == "Attention":  # scores of all queries and keys, and their products with the values
+            total += 2 * inputs[1][-2] * (int(np.prod(inputs[0])) + int(np.prod(outputs[0])))
+        else:
+            total += flops_of(node.op_type, inputs, outputs)
+    return total
+
+
+def agreement(sessions: dict[str, Any], size: tuple[int, int], batch: int) -> dict[str, Any]:
+    """On how many random images both compute the same, and how far they are apart at most."""
+    images = random_inputs((3, *size), count=batch * -(-IMAGES // batch), seed=0).images
+    starts = range(0, len(images), batch)
+    found = {name: np.concatenate([run(images[n : n + batch]) for n in starts]) for name, run in sessions.items()}
+    errors = abs(found[OURS] - found[HAND]).max(1) / abs(found[HAND]).max(1)
+    return {"images": len(images), "agreeing": int((errors <= SAME).sum()), "max_rel_error": float(errors.max())}
+
+
+def compared(
+    model: Model, size: tuple[int, int], batch: int, threads: int, rounds: int, *, judged: bool
+) -> dict[str, Any]:
+    """One row: the pair measured, interleaved."""
+    paths = {name: Path(f"{name}.{batch}.onnx") for name in (HAND, OURS)}
+    with pinned(threads) as cores:
+        sessions = {
+            HAND: pipeline.runner(paths[HAND], threads),
+            OURS: ENGINE.session(paths[OURS], threads=threads).run,
+        }
+        same = agreement(sessions, size, batch)
+        # a merge that float32 rounding decides may go either way: most images must agree there, elsewhere all
+        assert same["agreeing"] > same["images"] // 2 if model.merges else same["agreeing"] == same["images"], same
+        images = random_inputs((3, *size), count=batch, seed=1).images
+        calls = {name: partial(run, images) for name, run in sessions.items()}
+        measured = measure(calls, rounds=rounds, warmup_rounds=10 if judged else 3, seed=0, cores=cores)
+        peak = ENGINE.peak_gflops(threads)
+    faster = ratio(OURS, measured.samples_ms[OURS], HAND, measured.samples_ms[HAND], seed=0)
+    believed = quality(measured.samples_ms, measured.watched, compared=faster, stable=measured.stable)
+    return {
+        "method": model.method,
+        "model": model.name,
+        "bar": model.bar if judged else None,
+        "batch": batch,
+        "threads": threads,
+        "rounds": rounds,
+        "ratio": faster.model_dump(),
+        "agreement": same,
+        **_shares(measured.samples_ms, paths, peak),
+        "measurement": believed.verdict,
+        "reasons": list(believed.reasons),
+    }
+
+
+def _shares(samples_ms: Mapping[str, NDArray[np.float64]], paths: dict[str, Path], peak: float) -> dict[str, Any]:
+    """Median latencies, and how near they are to what the machine can multiply."""
+    p50 = {name: float(np.median(samples)) for name, samples in samples_ms.items()}
+    computed = {name: flops(path) for name, path in paths.items()}
+    return {
+        "p50_ms": {name: round(value, 3) for name, value in p50.items()},
+        "macs": {name: count // 2 for name, count in computed.items()},
+        "peak_gflops": round(peak, 1),
+        "share_of_peak": {name: round(computed[name] / p50[name] / 1e6 / peak, 3) for name in paths},
+    }
+
+
+def rows_of(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All rows of one model, from a folder of its own that goes with it."""
+    batches = [batch for batch in given.batch if batch <= (given.vit_large_batch if model.large else batch)]
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            size = built(model, batches, given.form)
+            for batch in batches:
+                for threads in given.threads:
+                    judged = (batch, threads) == (given.batch[0], given.threads[0])
+                    rounds = given.rounds if judged else min(given.rounds, FEWEST)
+                    yield compared(model, size, batch, threads, rounds, judged=judged)
+                    gc.collect()
+        finally:
+            os.chdir(before)
+
+
+def main() -> None:
+    """Measure, print, write the result where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--form", help="a form for repaconv.export to write; its default without")
+    parser.add_argument("--only", nargs="+", choices=sorted({model.method for model in MODELS}), help="these methods")
+    parser.add_argument(
+        "--vit-large-batch", type=int, default=8, help="the ViT-L's largest: of 32, a call takes minutes"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="RESULT", help="print this result's table and do no more")
+    parser.add_argument("-o", "--out", type=Path)
+    given = parser.parse_args()
+    if given.markdown:
+        print(markdown(json.loads(given.markdown.read_text())))
+        return
+    models = [model for model in MODELS if given.only is None or model.method in given.only]
+    skipped = [b for b in given.batch if b > given.vit_large_batch and any(model.large for model in models)]
+    with pinned(given.threads[0]) as cores:
+        result: dict[str, Any] = {
+            "machine": fingerprint(tuple(cores)),
+            "onnxsim": onnxsim.__version__,
+            "form": given.form or "export's default",
+            "skipped": [f"the ViT-L at batch {batch}: a call takes too long" for batch in skipped],
+            "rows": [],
+        }
+    for row in (row for model in models for row in rows_of(model, given)):
+        print(told(row), flush=True)
+        result["rows"].append(row)
+        result["summary"] = summary(result["rows"])
+        if given.out:  # after every row: the whole takes most of an hour
+            given.out.write_text(canonical_json(result))
+    print("\n".join(result["summary"]["told"]))
+
+
+if __name__ == "__main__":
+    main()

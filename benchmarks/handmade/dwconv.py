@@ -1,0 +1,78 @@
+"""Drop-in depthwise convolution by hand: eqs. 9-11 as anybody writes them, the rest DINOv2's blocks.
+
+There is no official code, and nothing to fold: the net is trained in this form. Values and output are linear layers on
+tokens, the convolution runs on the map between two transposes, LayerScales and affines stay.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from handmade.parts import Attention, Mlp, PatchEmbed, bare, depth_of, filled, under
+
+
+class DropIn(nn.Module):
+    """proj(dw * v(x)) on a square map of patches."""
+
+    def __init__(self, width: int, kernel: int, side: int) -> None:
+        super().__init__()
+        self.side = side
+        self.v, self.proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.dw = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        v = self.v(x).transpose(1, 2).reshape(batch, width, self.side, self.side)
+        return self.proj(self.dw(v).reshape(batch, width, tokens).transpose(1, 2))
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    def __init__(self, weights: dict[str, Tensor], heads: int, side: int) -> None:
+        super().__init__()
+        width, kernel = len(weights["norm1.weight"]), weights.get("attn.dw.weight")
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, heads) if kernel is None else DropIn(width, kernel.shape[-1], side)
+        self.mlp = Mlp(width, len(weights["mlp.fc1.weight"]))
+        self.ls1, self.ls2 = LayerScale(width), LayerScale(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class DropInViT(nn.Module):
+    """No class token: the mean of the patches is read."""
+
+    def __init__(self, weights: dict[str, Tensor], heads: int) -> None:
+        super().__init__()
+        kernel = weights["patch_embed.proj.weight"]
+        width, tokens = len(kernel), weights["pos_embed"].shape[1]
+        blocks = [under(weights, f"blocks.{index}.") for index in range(depth_of(weights))]
+        self.patch_embed = PatchEmbed(kernel)
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
+        self.blocks = nn.Sequential(*[Block(block, heads, math.isqrt(tokens)) for block in blocks])
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, len(weights["head.weight"]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.patch_embed(x) + self.pos_embed)
+        return self.head(self.norm(x).mean(dim=1))
+
+
+def deployed(checkpoint: dict[str, Any], heads: int) -> nn.Module:
+    """The net as trained."""
+    weights = checkpoint["model"]
+    return filled(bare(DropInViT, weights, heads), weights)

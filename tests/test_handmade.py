@@ -1,0 +1,78 @@
+"""The hand-made deploy forms of the benchmarks compute what was trained: a baseline that is wrong is no baseline."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from deploy_table import markdown
+from handmade import dwconv, nondeep, pyra, repavit, riformer
+
+from repaconv import registry
+from repaconv.checkpoint import read_checkpoint
+from repaconv.methods.nondeep import example_meta
+from repaconv.methods.repavit_examples import ARCHS
+from repaconv.pipeline.common import choose_method
+from repaconv.proof.data import random_inputs
+
+
+def in_double(weights):
+    return {name: w.double() if w.is_floating_point() else w for name, w in weights.items()}
+
+
+def error_of(method, checkpoint, handmade, settings, folder):
+    """max|a - b| / max|b| of the hand-made net and the training form, in float64."""
+    torch.save(checkpoint, folder / "c.pth")
+    found = read_checkpoint(folder / "c.pth")
+    chosen, _ = choose_method(found, method)
+    form = chosen.read(found, settings)
+    training = chosen.training(form).double()
+    training.load_state_dict(in_double(form.tensors))
+    size = getattr(form.config, "image_size", (32, 32))
+    images = torch.from_numpy(random_inputs((3, *size), count=3, seed=0).images).double()
+    with torch.no_grad():
+        wanted, found = training(images), handmade({**checkpoint, "model": in_double(checkpoint["model"])})(images)
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("idle_ratio", [0.75, 0.5])
+def test_repavit(tmp_path, idle_ratio):
+    weights = registry.load(registry.METHODS, "repavit").example(replace(ARCHS["tiny"], idle_ratio=idle_ratio), seed=1)
+    args = Namespace(idle_ratio=idle_ratio, heuristic="static", feature_norm="BatchNorm", channel_idle=True)
+    checkpoint = {"model": weights, "args": args}
+    assert error_of("repavit", checkpoint, lambda c: repavit.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
+
+
+@pytest.mark.parametrize("value", ["value-sum", "output-sum"])
+@pytest.mark.parametrize("scale", ["sqrt", "sum"])
+def test_nondeep(tmp_path, value, scale):
+    weights = registry.load(registry.METHODS, "nondeep").example("tiny", seed=2)
+    checkpoint = {"model": weights, "meta": example_meta(attn_value=value, score_scale=scale)}
+    assert error_of("nondeep", checkpoint, nondeep.deployed, {}, tmp_path) < 1e-12
+
+
+def test_riformer(tmp_path):
+    weights = registry.load(registry.METHODS, "riformer").example(TINY, seed=3)
+    assert error_of("riformer", {"model": weights}, riformer.deployed, {}, tmp_path) < 1e-12
+
+
+def test_pyra(tmp_path):
+    weights = registry.load(registry.METHODS, "pyra").example("tiny", seed=4)
+    checkpoint = {"model": weights | pyra.example_lora(weights, rank=2, seed=5)}
+    assert error_of("pyra", checkpoint, lambda c: pyra.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
+
+
+def test_dwconv(tmp_path):
+    checkpoint = {"model": registry.load(registry.METHODS, "dwconv").example("tiny", seed=6)}
+    assert error_of("dwconv", checkpoint, lambda c: dwconv.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
+
+
+def test_the_readme_shows_the_result():
+    root = Path(__file__).resolve().parents[1]
+    result = json.loads((root / "benchmarks/results/deploy_forms.json").read_text())
+    assert markdown(result) in (root / "README.md").read_text()

@@ -45,6 +45,7 @@ def train(data: digits.Digits, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     net = ViT(config(DEPTH), block)
     initialise(net)
     fit(net, data, epochs=EPOCHS, seed=seed, before=lambda share: set_lambda(net, min(1.0, share / JOINED)))
+    set_lambda(net, 1.0)
     arch = {
         "img_size": digits.SIDE,
         "patch_size": PATCH,

@@ -18,7 +18,8 @@ from repaconv.methods.pyra import MergingTraits, PyraBlock
 SCHEDULE = (10, 8, 6, 4)
 """Tokens that go, block by block, of 37."""
 RANK, EPS, PYRA_EPS = 4, 1e-6, 1e-5
-PRETRAINING_EPOCHS, EPOCHS = 35, 25
+EPOCHS_BEFORE, EPOCHS = 35, 25
+"""Of the whole backbone, then of what adapts it."""
 
 
 def build(schedule: tuple[int, ...]) -> ViT:
@@ -61,7 +62,7 @@ def train(data: digits.Digits, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(seed)
     backbone = build((0,) * len(SCHEDULE))
     initialise(backbone)
-    fit(backbone, data, epochs=PRETRAINING_EPOCHS, seed=seed)
+    fit(backbone, data, epochs=EPOCHS_BEFORE, seed=seed)
     net = adapted(backbone)
     fit(net, data, epochs=EPOCHS, seed=seed + 1)
     official = {".qkv.lora_a": ".LoRA_a.weight", ".qkv.lora_b": ".LoRA_b.weight"}

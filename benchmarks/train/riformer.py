@@ -16,7 +16,8 @@ from repaconv.methods.riformer import AffineMixer, RIFormerBlock
 
 LAYERS, WIDTHS, RATIO = (1, 1, 2, 1), (16, 32, 48, 80), 4
 STEM_STRIDE, LAYER_SCALE, POOL = 2, 0.1, 3
-TEACHER_EPOCHS, EPOCHS = 40, 40
+EPOCHS_BEFORE, EPOCHS = 40, 40
+"""Of the teacher, then of the net."""
 TEMPERATURE, SHARE = 2.0, 0.5
 """Of the teacher's word in the loss."""
 
@@ -89,7 +90,7 @@ def train(data: digits.Digits, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(seed)
     net = build()
     teacher = teacher_of(net)
-    fit(teacher, data, epochs=TEACHER_EPOCHS, seed=seed)
+    fit(teacher, data, epochs=EPOCHS_BEFORE, seed=seed)
     net.load_state_dict(teacher.state_dict(), strict=False)  # all but the affines
 
     def taught(images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:

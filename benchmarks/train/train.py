@@ -9,17 +9,32 @@ Writes <method>.pth, as that method's trainer would, and <method>.json: what it 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
 
 import digits
+import numpy as np
 import torch
 from fit import accuracy
+from torch import nn
 
+import repaconv
 from repaconv.files import canonical_json
 
 METHODS = ("dwconv", "nondeep", "pyra", "repavit", "riformer")
+
+
+def require_read_alike(path: Path, net: nn.Module, held: digits.Digits) -> None:
+    """What repaconv reads in the checkpoint must compute what was trained."""
+    with tempfile.TemporaryDirectory() as name, torch.no_grad():
+        pair, run = Path(name) / "pair.npz", Path(name) / "run"
+        images = held.images[:50]
+        np.savez(pair, input=images.numpy(), output=net(images).numpy())
+        repaconv.fold(path, out=run)
+        if repaconv.verify(run, inputs=pair, require=["recorded"]).verdict != "passed":
+            raise SystemExit(f"{path}: repaconv reads another net in it than was trained")
 
 
 def main() -> None:
@@ -37,11 +52,13 @@ def main() -> None:
         net, checkpoint = method.train(data, given.seed)
         seconds = time.process_time() - begin
         torch.save(checkpoint, given.out / f"{name}.pth")
+        require_read_alike(given.out / f"{name}.pth", net, held)
         record = {
             "method": name,
             "accuracy": accuracy(net, held),
             "held_out": len(held.labels),
             "epochs": method.EPOCHS,
+            "epochs_before": getattr(method, "EPOCHS_BEFORE", 0),
             "seed": given.seed,
             "torch": torch.__version__,
         }

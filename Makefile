@@ -3,7 +3,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint arm docker-steps bench-deploy bench-forms bench-fold bench-power bench-profile bench-export bench-gate clean
+.PHONY: demo test lint arm docker-steps train clean
+.PHONY: bench-deploy bench-export bench-fold bench-forms bench-gate bench-power bench-precision bench-profile bench-tuner
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -40,9 +41,19 @@ bench-profile: .venv/installed
 bench-export: .venv/installed
 	$(BIN)/python benchmarks/export_huge.py -o benchmarks/results/export_huge.json
 
+bench-tuner: .venv/installed
+	$(BIN)/python benchmarks/tuner.py -o $(CURDIR)/benchmarks/results/tuner.json
+
 bench-gate: .venv/installed
 	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json
 	$(BIN)/python benchmarks/verify_cost.py -o benchmarks/results/verify_cost.json
+
+bench-precision: .venv/installed-dev
+	$(BIN)/python benchmarks/lower_precision.py -o benchmarks/results/lower_precision.json
+
+train: .venv/installed-dev
+	$(BIN)/python benchmarks/train/digits.py
+	$(BIN)/python benchmarks/train/train.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """Every test runs in a folder of its own, so that repaconv-out/ is its own too, and so is what is kept by machine."""
+    """Every test runs in a folder of its own, so that repaconv-out/ is its own too, and its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
 

@@ -133,6 +133,20 @@ def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, mo
     assert broken.links[-1].location.module == "blocks.0.norm1"
 
 
+def test_int8_for_processors_multiplies_by_weights_alone_and_rounds_once():
+    model = graph("repavit-tiny")[0]
+    pieces = [random_inputs((3, 32, 32), count=4, seed=1).images]
+    weights = {weight.name for weight in model.graph.initializer}
+    products = [n.name for n in model.graph.node if n.op_type in ("MatMul", "Gemm") and weights.isdisjoint(n.input)]
+    assert len(products) == 2 * 3  # scores and mixed values of every block
+    plain, symmetric = to_int8(model, pieces), to_int8(model, pieces, symmetric=True)
+    assert set(in_float(plain, "int8")) == set(products)
+    assert in_float(symmetric, "int8") == ()
+    linear = {name for node in plain.graph.node if node.op_type in ("MatMul", "Gemm") for name in node.output}
+    again = [node.name for node in plain.graph.node if node.op_type == "QuantizeLinear" and node.input[0] in linear]
+    assert again == []
+
+
 def test_int8_for_a_board_has_zero_points_of_0(tiny):
     rc.fold(tiny)
     done = rc.export(target="orin-nano", precision="int8")

@@ -346,6 +346,15 @@ def test_what_cannot_be_known_is_asked_for():
     assert caught.value.code == "vit.heads"
 
 
+def test_heads_are_those_that_the_trainers_args_tell():
+    weights = METHOD.example("tiny", seed=15)
+    folded = rc.fold(save(weights, args={"idle_ratio": 0.75, "num_heads": 3}))
+    assert next((fact.value, fact.source) for fact in folded.facts if fact.name == "num_heads") == (3, "args")
+    with pytest.raises(Refused) as caught:
+        rc.fold(save(weights, args={"idle_ratio": 0.75, "num_heads": 0}), force=True)
+    assert caught.value.code == "setting.needed"
+
+
 def test_a_method_forced_on_another_net_is_refused(tiny):
     for method in ("repavit",):
         with pytest.raises(Refused) as caught:

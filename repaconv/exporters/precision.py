@@ -27,6 +27,9 @@ SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization",
 QUANTIZED = ("MatMul", "Gemm", "Conv")
 # From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind.
 INT8_OPSET = 20
+SYMMETRIC = {"ActivationSymmetric": True, "QuantizeBias": False}
+# Not so for Conv: ONNX Runtime's int8 one gives int8, and computes in float32 where the graph wants float32 of it.
+ROUNDED_ONCE = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
 
 
 def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
@@ -109,6 +112,9 @@ def to_int8(
 ) -> onnx.ModelProto:
     """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
 
+    For processors the products of two activations (scores, mixed values) stay in float32 too, and what a linear layer
+    gives is not rounded again: ONNX Runtime takes 0.8 of the time so, with a smaller error (make bench-precision).
+
     Args:
         model: The float32 graph, one input.
         batches: Images [n, C, H, W], as the graph takes them.
@@ -141,10 +147,16 @@ def to_int8(
             per_channel=True,
             activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=list(keep),
-            extra_options={"ActivationSymmetric": True, "QuantizeBias": False} if symmetric else {},
+            nodes_to_exclude=[*keep, *([] if symmetric else _without_weights(model))],
+            extra_options=SYMMETRIC if symmetric else ROUNDED_ONCE,
         )
         return onnx.load(path)
+
+
+def _without_weights(model: onnx.ModelProto) -> list[str]:
+    """Names of the products of two activations."""
+    weights = {weight.name for weight in model.graph.initializer}
+    return [node.name for node in model.graph.node if node.op_type in QUANTIZED and weights.isdisjoint(node.input)]
 
 
 @contextmanager

@@ -250,7 +250,7 @@ def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: st
         Refused: If it is neither given nor said, and the sizes are not those of a published ViT.
     """
     default = OFFICIAL_HEADS.get((width, depth))
-    if isinstance(said, int) and not isinstance(said, bool):
+    if isinstance(said, int) and not isinstance(said, bool) and said > 0:
         heads = knobs.take("num_heads", positive, said, said, where)
     elif default:
         source = f"width {width} and depth {depth}, as in the published models"

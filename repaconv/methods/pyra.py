@@ -249,7 +249,7 @@ class Pyra:
         depth, args = depth_of(tensors), _args(checkpoint)
         merges = detection.confidence == "certain" or args.get("token_merging") is True or "schedule" in settings
         sizes = read_skeleton(tensors, knobs, {}, "", resize=None if merges else "antialias")
-        heads = read_heads(sizes["width"], depth, knobs)
+        heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
         eps = knobs.take("pyra_eps", small, 1e-5) if detection.confidence == "certain" else 1e-5
         schedule = _read_schedule(tensors, sizes, depth, args, knobs)
         blocks = tuple(_read_block(tensors, i, sizes["norm_eps"], schedule[i]) for i in range(depth))

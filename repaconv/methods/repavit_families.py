@@ -158,7 +158,7 @@ class Plain:
     ) -> PlainSkeleton:
         """The official norms' eps are 1e-5 inside the attention and 1e-6 outside."""
         sizes = read_skeleton(tensors, knobs, {}, "")
-        heads = read_heads(sizes["width"], len(ffns), knobs)
+        heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
         blocks = [block_tensors(tensors, f"blocks.{index}.") for index in range(len(ffns))]
         inner = any("attn.norm.weight" in block for block in blocks)
         eps = knobs.take("attn_eps", small, 1e-5 if inner else 1e-6)

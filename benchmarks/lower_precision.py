@@ -1,0 +1,119 @@
+"""Lower precision: what int8 and bf16 keep of trained nets, and how many times as fast they make large ones.
+
+    python benchmarks/lower_precision.py [--rounds 40] [--only agreement|speed] [-o result.json]
+
+Agreement: the five models that benchmarks/train made, folded; int8 under ONNX Runtime, its ranges measured on images of
+the training split, and bfloat16 under OpenVINO, both against the float64 training form on the 500 images held out.
+Speed: folded nets of ViT-B's shape with seeded weights, 224 pixels, batch 1, one thread, each pair interleaved by
+bench: int8 against float32 under ONNX Runtime, and OpenVINO's bfloat16 against float32 under both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import repaconv
+from repaconv import registry
+from repaconv.files import canonical_json
+from repaconv.measure.fingerprint import fingerprint
+
+TRAINED = Path(__file__).resolve().parent / "train" / "models"
+REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
+SIZES = (
+    ("repavit", "deit-base/0.75", {"args": REPAVIT}),
+    ("pyra", "vit-base/low", {}),
+    ("pyra", "vit-base/high", {}),
+)
+"""Method, published size, and what its trainer writes beside the weights."""
+SKIPPED = {
+    "nondeep": "all its published sizes are 192 wide",
+    "dwconv": "vit-base/6 has 576 patches",
+    "riformer": "no vision transformer",
+}
+OPENVINO = "x86-64-openvino"
+
+
+def agreement(method: str) -> dict[str, Any]:
+    """One trained net: first classes and accuracy of every precision, as verify says them."""
+    run = Path(method)
+    repaconv.fold(TRAINED / f"{method}.pth", out=run)
+    repaconv.export(run)
+    low = repaconv.export(run, precision="int8", inputs=TRAINED / "calibration.npz")
+    repaconv.build(run, target=OPENVINO, precision="bf16")
+    engine = run / "build" / f"{OPENVINO}.bf16.blob"
+    verified = repaconv.verify(run, inputs=TRAINED / "digits.npz", engine=engine)
+    links = {link.name: link for link in verified.links}
+    row: dict[str, Any] = {"method": method, "verdict": verified.verdict, "int8_in_float32": len(low.in_float)}
+    for name, link in (("fp32", links["onnx"]), ("int8", links["int8"]), ("bf16", links["engine"])):
+        assert link.metrics is not None
+        assert link.accuracy is not None
+        row["accuracy_trained"] = link.accuracy.reference
+        row[name] = {
+            "top1_agreement": link.metrics.top1_agreement,
+            "accuracy": link.accuracy.candidate,
+            "cosine": link.metrics.cosine,
+        }
+    return row
+
+
+def speed(method: str, size: str, beside: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """One large net: pairs of engines, each measured by bench."""
+    torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+    run = Path("large")
+    repaconv.fold("c.pth", out=run, force=True)
+    repaconv.export(run, batch=1)
+    low = repaconv.export(run, batch=1, precision="int8")
+    row: dict[str, Any] = {"model": f"{method} {size}", "int8_in_float32": len(low.in_float)}
+    for precision in ("fp32", "bf16"):
+        repaconv.build(run, target=OPENVINO, precision=precision)
+    plain, blob = run / "model.onnx", run / "build" / f"{OPENVINO}.blob"
+    bf16 = blob.with_name(f"{OPENVINO}.bf16.blob")
+    for name, subject, against in (
+        ("int8 to fp32, ONNX Runtime", run / "model.int8.onnx", plain),
+        ("bf16 to fp32, OpenVINO", bf16, blob),
+        ("bf16, OpenVINO, to fp32, ONNX Runtime", bf16, plain),
+    ):
+        done = repaconv.bench(subject, against=against, rounds=rounds)
+        assert done.ratio is not None
+        row[name] = {
+            "p50_ms": [found.p50_ms for found in done.latencies],
+            "times_as_fast": [done.ratio.median, done.ratio.low, done.ratio.high],
+            "measurement": done.quality.verdict,
+            "reasons": list(done.quality.reasons),
+        }
+    return row
+
+
+def main() -> None:
+    """Measure and print; write the result where asked."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--rounds", type=int, default=40)
+    options.add_argument("--only", choices=("agreement", "speed"))
+    options.add_argument("-o", "--out", type=Path)
+    given = options.parse_args()
+    out = given.out.resolve() if given.out else None
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"rounds": given.rounds, "skipped": SKIPPED, "agreement": [], "speed": []}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for method in () if given.only == "speed" else sorted(path.stem for path in TRAINED.glob("*.pth")):
+            result["agreement"].append(row := agreement(method))
+            print(row, flush=True)
+        for each in () if given.only == "agreement" else SIZES:
+            result["speed"].append(row := speed(*each, given.rounds))
+            print(row, flush=True)
+    result["machine"] = {**fingerprint(()), "openvino": registry.load(registry.ENGINES, "openvino").version()}
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(canonical_json(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""scikit-learn's digits, as the nets take them: 1,797 grey images of 8 x 8 pixels, 500 of them held out.
+
+    python benchmarks/train/digits.py    # -> models/digits.npz (held out), models/calibration.npz (to train on, 64)
+
+Their 17 shades become 0..255, Pillow enlarges them to 24 x 24, mean and standard deviation go: what `repaconv verify
+--images` does to an 8 x 8 picture with the preprocessing that the checkpoints tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from repaconv.artefact import Preprocessing
+from repaconv.proof.images import prepared
+
+MODELS = Path(__file__).parent / "models"
+SIDE, CLASSES, HELD_OUT, CALIBRATION, SPLIT_SEED = 24, 10, 500, 64, 0
+# Of the training split, on the scale 0..1.
+MEAN, STD = 0.305, 0.33
+SHIFT, TURN, GROW = 0.1, 0.15, 0.1
+"""How far training moves (of a half side), turns (radians) and scales an image."""
+
+
+class Digits(NamedTuple):
+    """Images [N, 1, 24, 24] and their classes [N]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def batches(self, size: int, random: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every image once, moved a little, in an order drawn anew."""
+        for chosen in torch.randperm(len(self.labels), generator=random).split(size):
+            yield moved(self.images[chosen], random), self.labels[chosen]
+
+
+def load() -> tuple[Digits, Digits]:
+    """To train on, and held out."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    shades = np.round(found.images * 255 / 16).astype(np.uint8)
+    pictures = [Image.fromarray(each).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for each in shades]
+    scale = Preprocessing(mean=(255 * MEAN,), std=(255 * STD,), image_size=(SIDE, SIDE), source="benchmarks/train")
+    images, labels = torch.from_numpy(prepared(np.stack(pictures)[..., None], scale)), torch.from_numpy(found.target)
+    order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(len(labels)))
+    trained, held = order[:-HELD_OUT], order[-HELD_OUT:]
+    return Digits(images[trained], labels[trained]), Digits(images[held], labels[held])
+
+
+def moved(images: Tensor, random: torch.Generator) -> Tensor:
+    """Each image turned, scaled and shifted a little."""
+    turn, grow, right, down = (2 * torch.rand(4, len(images), generator=random) - 1) * torch.tensor(
+        [[TURN], [GROW], [SHIFT], [SHIFT]]
+    )
+    cosine, sine = (1 + grow) * turn.cos(), (1 + grow) * turn.sin()
+    maps = torch.stack([torch.stack([cosine, -sine, right], 1), torch.stack([sine, cosine, down], 1)], 1)
+    grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def facts() -> dict[str, object]:
+    """What a trainer's args say of the preprocessing, by timm's names."""
+    return {
+        "input_size": SIDE,
+        "nb_classes": CLASSES,
+        "mean": (MEAN,),
+        "std": (STD,),
+        "crop_pct": 1.0,
+        "interpolation": "bilinear",
+    }
+
+
+def main() -> None:
+    """Write what is verified on, and what int8 ranges are measured on."""
+    train, held = load()
+    few = Digits(train.images[:CALIBRATION], train.labels[:CALIBRATION])
+    MODELS.mkdir(exist_ok=True)
+    for name, (images, labels) in (("digits", held), ("calibration", few)):
+        np.savez_compressed(MODELS / f"{name}.npz", input=images.numpy(), labels=labels.numpy())
+    print(f"training images have mean {float(train.images.mean()):.3f} and deviation {float(train.images.std()):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The small trained models that benchmarks/train keeps: folded, verified, and as accurate as their records say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import repaconv as rc
+from repaconv.artefact import FoldArtefact
+from repaconv.files import read_artefact
+from repaconv.proof.images import prepared, read_image
+
+TRAIN = Path(__file__).resolve().parents[1] / "benchmarks" / "train"
+MODELS = TRAIN / "models"
+HELD_OUT = MODELS / "digits.npz"
+METHODS = ("dwconv", "nondeep", "pyra", "repavit", "riformer")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trained_model_folds_without_a_word_and_keeps_its_accuracy(method, record_property):
+    stated = json.loads((MODELS / f"{method}.json").read_text())
+    assert rc.fold(MODELS / f"{method}.pth").method == method
+    rc.export(batch=8)  # a free one takes twice as long to trace
+    done = rc.verify(inputs=HELD_OUT)
+    links = {link.name: link for link in done.links}
+    accuracy = links["onnx"].accuracy
+    record_property("trained model", f"{method}: {accuracy.reference:.1%} -> {accuracy.candidate:.1%} of 500")
+    assert done.verdict == "passed"
+    assert [links[name].verdict for name in ("fold", "stored", "onnx")] == ["passed"] * 3
+    assert accuracy.images == stated["held_out"] == 500
+    assert accuracy.reference == pytest.approx(stated["accuracy"], abs=1e-9)
+    assert accuracy.candidate >= stated["accuracy"] >= 0.95
+
+
+def test_the_checkpoints_tell_the_preprocessing_that_made_the_images(monkeypatch):
+    datasets = pytest.importorskip("sklearn.datasets")
+    monkeypatch.syspath_prepend(TRAIN)
+    digits = pytest.importorskip("digits")
+    _, held = digits.load()
+    with np.load(HELD_OUT) as kept:
+        assert np.array_equal(kept["input"], held.images.numpy())
+        assert np.array_equal(kept["labels"], held.labels.numpy())
+    place = np.random.default_rng(digits.SPLIT_SEED).permutation(1797)[-digits.HELD_OUT]
+    shades = datasets.load_digits().images[place]
+    Image.fromarray(np.round(shades * 255 / 16).astype(np.uint8)).save("digit.png")
+    for method in METHODS:
+        rc.fold(MODELS / f"{method}.pth")
+        wanted = read_artefact(Path("repaconv-out") / method / "fold.json", FoldArtefact).preprocessing
+        pixels = read_image(Path("digit.png"), wanted, wanted.image_size, 1)
+        assert np.allclose(prepared(pixels[None], wanted)[0], held.images[0].numpy(), atol=1e-6), method

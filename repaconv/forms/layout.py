@@ -17,6 +17,37 @@ if TYPE_CHECKING:
 MOVES = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Split", "Slice", "Gather")
 
 
+class Read(NamedTuple):
+    """A node that computes with a moved value: the chain from that up to its source; None is an output of the graph."""
+
+    chain: list[ir.Value]
+    node: ir.Node | None
+
+
+def reads(source: ir.Value) -> list[Read]:
+    """All that is computed from a tensor, behind whatever moves or scales it."""
+    found: list[Read] = []
+    todo = [[source]]
+    while todo:
+        chain = todo.pop()
+        if chain[0].is_graph_output():
+            found.append(Read(chain, None))
+        for node, _ in chain[0].uses():
+            if _moves(node):
+                todo += [[output, *chain] for output in node.outputs]
+            else:
+                found.append(Read(chain, node))
+    return found
+
+
+def columns_of(chain: list[ir.Value]) -> set[int] | None:
+    """The columns of its source, along the last axis, that a value holds."""
+    read, shape = layout(chain), dims(chain[-1])
+    if read is None or not shape or shape[-1] is None:
+        return None
+    return {int(column) for column in np.unique(read.positions % shape[-1])}
+
+
 class Layout(NamedTuple):
     """A value as positions in its source, with a free batch taken as 1, times a number.
 
@@ -71,7 +102,8 @@ def move(node: ir.Node, value: ir.Value, x: Array) -> Array | None:
         shape = dims(value)
         if shape is None or sum(dim is None for dim in shape) > 1:
             return None
-        return x.reshape([-1 if dim is None else dim for dim in shape])
+        reshaped: Array = x.reshape([-1 if dim is None else dim for dim in shape])
+        return reshaped
     if node.op_type == "Transpose":
         return x.transpose(attribute(node, "perm", None))
     if node.op_type == "Identity":

@@ -73,6 +73,20 @@ def _gemm(node: ir.Node) -> Linear | None:
     return Linear(x, weight, bias, node.outputs[0])
 
 
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value which is no output of the graph."""
+    readers = value.consumers()
+    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
+
+
+def layer_at(node: ir.Node | None) -> Linear | None:
+    """The linear layer that a MatMul or a Gemm is, with the bias behind it if nothing else reads what lies between."""
+    found = linear_of(node.outputs[0]) if node is not None and node.op_type in ("MatMul", "Gemm") else None
+    after = only_reader(found.out) if found is not None else None
+    whole = linear_of(after.outputs[0]) if after is not None and after.op_type == "Add" else None
+    return whole if found is not None and whole is not None and whole.x is found.x else found
+
+
 def linears(model: ir.Model) -> list[Linear]:
     """All of a graph; the product inside one with a bias is not another one."""
     found = [linear for node in model.graph if node.outputs and (linear := linear_of(node.outputs[0]))]
@@ -152,8 +166,85 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
         )
 
 
+def _sum_into_the_product(model: ir.Model) -> Iterator[Change]:
+    """(x W + b) + (r + c) = Gemm(x, W, r + (b + c)): what is added to a product is where it starts to add up."""
+    for node in [node for node in model.graph if node.op_type == "Add"]:
+        for first, second in (node.inputs, node.inputs[::-1]):
+            linear, shape = linear_of(first), dims(node.outputs[0])
+            start = _with_bias(model, second, linear) if linear is not None else None
+            if linear is None or start is None or shape is None or not _is_inner(linear, shape):
+                continue
+            write, (inputs, outputs) = Writer(model, node), linear.weight.shape
+            rows = [
+                write("Reshape", part, write.constant([-1, size]))
+                for part, size in ((linear.x, inputs), (start, outputs))
+            ]
+            product = write("Gemm", rows[0], write.constant(linear.weight), rows[1])
+            write.replace(
+                node.outputs[0], write("Reshape", product, write.constant([-1, *(size or 1 for size in shape[1:])]))
+            )
+            yield Change(
+                rewrite="accumulate",
+                place=node.name or "",
+                told=f"{inputs} x {outputs} added up on what was added to it",
+            )
+            break
+
+
+def _is_inner(linear: Linear, shape: tuple[int | None, ...]) -> bool:
+    """Whether a layer on [B, N, c] is read once, by a sum of its own shape."""
+    whole = len(shape) == 3 and None not in shape[1:] and only_reader(linear.out) is not None
+    return whole and dims(linear.out) == shape and (dims(linear.x) or ())[:-1] == shape[:-1]
+
+
+def _with_bias(model: ir.Model, start: ir.Value | None, linear: Linear) -> ir.Value | None:
+    """What a layer is added to, with its bias if that can take it: a layer that nothing else reads."""
+    if start is None or dims(start) != dims(linear.out) or start is linear.out:
+        return None
+    if linear.bias is None or not linear.bias.any():
+        return start
+    other = linear_of(start)
+    if other is None or only_reader(start) is None:
+        return None
+    write = Writer(model, other.node)
+    return write_linear(write, other.x, other.weight, other.shift() + linear.bias)
+
+
+def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
+    for split in [node for node in model.graph if node.op_type == "Split"]:
+        linear, dead = linear_of(split.inputs[0]), [not (out.uses() or out.is_graph_output()) for out in split.outputs]
+        rank = len(dims(split.inputs[0]) or ())
+        if linear is None or only_reader(linear.out) is None or attribute(split, "axis", 0) not in (-1, rank - 1):
+            continue
+        sizes = [(dims(out) or (None,))[-1] for out in split.outputs]
+        if not any(dead) or None in sizes or not rank:
+            continue
+        write = Writer(model, split)
+        read = np.repeat(~np.array(dead), [size or 0 for size in sizes])
+        whole = write_linear(write, linear.x, linear.weight[:, read], linear.shift()[read])
+        live = [out for out, unread in zip(split.outputs, dead, strict=True) if not unread]
+        kept = [size or 0 for size, unread in zip(sizes, dead, strict=True) if not unread]
+        for old, new in zip(live, write.split(whole, kept) if len(kept) > 1 else [whole], strict=True):
+            write.replace(old, new)
+        yield Change(
+            rewrite="read-columns",
+            place=linear.node.name or "",
+            told=f"{int(read.sum())} of {read.size} columns are read",
+        )
+
+
 LINEAR_EACH = Rewrite("linear-each", "a linear layer whose output is only split along channels", _a_layer_for_each_part)
 ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all)
 CONCAT_LINEAR = Rewrite(
     "concat-linear", "a sum of two linear layers of different inputs that nothing else reads", _sum_in_the_product
+)
+ACCUMULATE = Rewrite(
+    "accumulate",
+    "a linear layer on tokens without a bias, or with one that fits into another layer, added to one of its shape",
+    _sum_into_the_product,
+)
+READ_COLUMNS = Rewrite(
+    "read-columns",
+    "a linear layer that is only split along channels, with parts that nothing reads",
+    _columns_that_are_read,
 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MOVES = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Split", "Slice", "Gather")
+ELEMENTWISE = ("Gelu", "Relu", "Sigmoid", "Tanh", "Erf", "HardSwish", "Softplus", "LeakyRelu", "Elu", "Abs", "Exp")
 
 
 class Read(NamedTuple):
@@ -105,7 +106,8 @@ def move(node: ir.Node, value: ir.Value, x: Array) -> Array | None:
         reshaped: Array = x.reshape([-1 if dim is None else dim for dim in shape])
         return reshaped
     if node.op_type == "Transpose":
-        return x.transpose(attribute(node, "perm", None))
+        turned: Array = x.transpose(attribute(node, "perm", None))
+        return turned
     if node.op_type == "Identity":
         return x
     if any(entry is None for entry in rest):

@@ -166,50 +166,6 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
         )
 
 
-def _sum_into_the_product(model: ir.Model) -> Iterator[Change]:
-    """(x W + b) + (r + c) = Gemm(x, W, r + (b + c)): what is added to a product is where it starts to add up."""
-    for node in [node for node in model.graph if node.op_type == "Add"]:
-        for first, second in (node.inputs, node.inputs[::-1]):
-            linear, shape = linear_of(first), dims(node.outputs[0])
-            start = _with_bias(model, second, linear) if linear is not None else None
-            if linear is None or start is None or shape is None or not _is_inner(linear, shape):
-                continue
-            write, (inputs, outputs) = Writer(model, node), linear.weight.shape
-            rows = [
-                write("Reshape", part, write.constant([-1, size]))
-                for part, size in ((linear.x, inputs), (start, outputs))
-            ]
-            product = write("Gemm", rows[0], write.constant(linear.weight), rows[1])
-            write.replace(
-                node.outputs[0], write("Reshape", product, write.constant([-1, *(size or 1 for size in shape[1:])]))
-            )
-            yield Change(
-                rewrite="accumulate",
-                place=node.name or "",
-                told=f"{inputs} x {outputs} added up on what was added to it",
-            )
-            break
-
-
-def _is_inner(linear: Linear, shape: tuple[int | None, ...]) -> bool:
-    """Whether a layer on [B, N, c] is read once, by a sum of its own shape."""
-    whole = len(shape) == 3 and None not in shape[1:] and only_reader(linear.out) is not None
-    return whole and dims(linear.out) == shape and (dims(linear.x) or ())[:-1] == shape[:-1]
-
-
-def _with_bias(model: ir.Model, start: ir.Value | None, linear: Linear) -> ir.Value | None:
-    """What a layer is added to, with its bias if that can take it: a layer that nothing else reads."""
-    if start is None or dims(start) != dims(linear.out) or start is linear.out:
-        return None
-    if linear.bias is None or not linear.bias.any():
-        return start
-    other = linear_of(start)
-    if other is None or only_reader(start) is None:
-        return None
-    write = Writer(model, other.node)
-    return write_linear(write, other.x, other.weight, other.shift() + linear.bias)
-
-
 def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
     for split in [node for node in model.graph if node.op_type == "Split"]:
         linear, dead = linear_of(split.inputs[0]), [not (out.uses() or out.is_graph_output()) for out in split.outputs]
@@ -237,11 +193,6 @@ LINEAR_EACH = Rewrite("linear-each", "a linear layer whose output is only split 
 ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all)
 CONCAT_LINEAR = Rewrite(
     "concat-linear", "a sum of two linear layers of different inputs that nothing else reads", _sum_in_the_product
-)
-ACCUMULATE = Rewrite(
-    "accumulate",
-    "a linear layer on tokens without a bias, or with one that fits into another layer, added to one of its shape",
-    _sum_into_the_product,
 )
 READ_COLUMNS = Rewrite(
     "read-columns",

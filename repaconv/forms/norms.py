@@ -93,7 +93,7 @@ def _per_channel(value: ir.Value | None, rank: int, channels: int | None) -> Arr
 def _affine_of(node: ir.Node) -> tuple[ir.Value, Array, Array, ir.Value] | None:
     """x, scale and shift of a Mul by channel, with the Add behind it if nothing else reads what lies between."""
     shape = dims(node.outputs[0]) or ()
-    if len(shape) < 3:
+    if len(shape) != 4:
         return None
     for x, by in (node.inputs, node.inputs[::-1]):
         scale = _per_channel(by, len(shape), shape[1])
@@ -150,6 +150,6 @@ GROUP_NORM_FLAT = Rewrite(
     "group-norm-flat", "a norm over all of a sample, as InstanceNormalization of one channel", _group_as_row, opset=17
 )
 AFFINE_AS_BATCHNORM = Rewrite(
-    "affine-as-batchnorm", "[B, C, ...] times a constant a channel, and plus one if that follows", _affine_as_batchnorm
+    "affine-as-batchnorm", "[B, C, H, W] times a constant a channel, and plus one if that follows", _affine_as_batchnorm
 )
 BATCHNORM_AS_AFFINE = Rewrite("batchnorm-as-affine", "a BatchNorm of constants", _batchnorm_as_affine)

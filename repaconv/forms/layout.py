@@ -5,6 +5,7 @@ The chain is run on the positions 0, 1, 2, ... of its source, so any way to writ
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -101,8 +102,8 @@ def move(node: ir.Node, value: ir.Value, x: Array) -> Array | None:
     rest = [constant(entry) for entry in node.inputs[1:] if entry is not None]
     if node.op_type in ("Reshape", "Flatten"):
         shape = dims(value)
-        if shape is None or sum(dim is None for dim in shape) > 1:
-            return None
+        if shape is None or shape.count(None) > 1 or x.size % prod(dim or 1 for dim in shape):
+            return None  # rows [B N, c] do not say what N is
         reshaped: Array = x.reshape([-1 if dim is None else dim for dim in shape])
         return reshaped
     if node.op_type == "Transpose":

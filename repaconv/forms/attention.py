@@ -42,7 +42,10 @@ class Heads:
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention: its operands, what its scores are multiplied by, what is added to them, and its output."""
+    """One attention: its operands, what its scores are multiplied by, what is added to them, and its output.
+
+    ``product`` multiplies queries and keys, ``mixed`` weights and values; the softmax's way is read by nothing else.
+    """
 
     q: Heads
     k: Heads
@@ -50,6 +53,8 @@ class Attention:
     scale: float
     mask: ir.Value | None
     out: ir.Value
+    product: ir.Node
+    mixed: ir.Node
 
     @property
     def node(self) -> ir.Node:
@@ -77,7 +82,20 @@ def _around(softmax: ir.Node) -> Attention | None:
     v, out = _heads(mixed.inputs[1]), _joined(mixed.outputs[0])
     if q is None or k is None or v is None or out is None:
         return None
-    return Attention(q, k, v, scale * q.factor * k.factor, mask, out) if v.factor == 1 else None
+    if v.factor != 1 or not _alone(product, softmax):
+        return None
+    return Attention(q, k, v, scale * q.factor * k.factor, mask, out, product, mixed)
+
+
+def _alone(product: ir.Node, softmax: ir.Node) -> bool:
+    """Whether all between the product and its softmax is read there alone."""
+    node = product
+    while node is not softmax:
+        value = node.outputs[0]
+        if len(value.consumers()) != 1 or value.is_graph_output():
+            return False
+        node = value.consumers()[0]
+    return True
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Value | None, ir.Node | None]:

@@ -158,6 +158,8 @@ class Writer:
         if old.is_graph_output():
             name, old.name = old.name, f"{old.name}.old"
             new.name, new.shape, new.dtype = name, old.shape, old.dtype
+        elif new.shape is None:
+            new.shape = old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 

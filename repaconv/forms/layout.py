@@ -5,6 +5,7 @@ The chain is run on the positions 0, 1, 2, ... of its source, so any way to writ
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +16,38 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MOVES = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Split", "Slice", "Gather")
+ELEMENTWISE = ("Gelu", "Relu", "Sigmoid", "Tanh", "Erf", "HardSwish", "Softplus", "LeakyRelu", "Elu", "Abs", "Exp")
+
+
+class Read(NamedTuple):
+    """A node that computes with a moved value: the chain from that up to its source; None is an output of the graph."""
+
+    chain: list[ir.Value]
+    node: ir.Node | None
+
+
+def reads(source: ir.Value) -> list[Read]:
+    """All that is computed from a tensor, behind whatever moves or scales it."""
+    found: list[Read] = []
+    todo = [[source]]
+    while todo:
+        chain = todo.pop()
+        if chain[0].is_graph_output():
+            found.append(Read(chain, None))
+        for node, _ in chain[0].uses():
+            if _moves(node):
+                todo += [[output, *chain] for output in node.outputs]
+            else:
+                found.append(Read(chain, node))
+    return found
+
+
+def columns_of(chain: list[ir.Value]) -> set[int] | None:
+    """The columns of its source, along the last axis, that a value holds."""
+    read, shape = layout(chain), dims(chain[-1])
+    if read is None or not shape or shape[-1] is None:
+        return None
+    return {int(column) for column in np.unique(read.positions % shape[-1])}
 
 
 class Layout(NamedTuple):
@@ -69,12 +102,13 @@ def move(node: ir.Node, value: ir.Value, x: Array) -> Array | None:
     rest = [constant(entry) for entry in node.inputs[1:] if entry is not None]
     if node.op_type in ("Reshape", "Flatten"):
         shape = dims(value)
-        if shape is None or sum(dim is None for dim in shape) > 1:
-            return None
-        return x.reshape([-1 if dim is None else dim for dim in shape])
+        if shape is None or shape.count(None) > 1 or x.size % prod(dim or 1 for dim in shape):
+            return None  # rows [B N, c] do not say what N is
+        reshaped: Array = x.reshape([-1 if dim is None else dim for dim in shape])
+        return reshaped
     if node.op_type == "Transpose":
-        transposed: Array = x.transpose(attribute(node, "perm", None))
-        return transposed
+        turned: Array = x.transpose(attribute(node, "perm", None))
+        return turned
     if node.op_type == "Identity":
         return x
     if any(entry is None for entry in rest):

@@ -73,6 +73,20 @@ def _gemm(node: ir.Node) -> Linear | None:
     return Linear(x, weight, bias, node.outputs[0])
 
 
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value which is no output of the graph."""
+    readers = value.consumers()
+    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
+
+
+def layer_at(node: ir.Node | None) -> Linear | None:
+    """The linear layer that a MatMul or a Gemm is, with the bias behind it if nothing else reads what lies between."""
+    found = linear_of(node.outputs[0]) if node is not None and node.op_type in ("MatMul", "Gemm") else None
+    after = only_reader(found.out) if found is not None else None
+    whole = linear_of(after.outputs[0]) if after is not None and after.op_type == "Add" else None
+    return whole if found is not None and whole is not None and whole.x is found.x else found
+
+
 def linears(model: ir.Model) -> list[Linear]:
     """All of a graph; the product inside one with a bias is not another one."""
     found = [linear for node in model.graph if node.outputs and (linear := linear_of(node.outputs[0]))]
@@ -152,6 +166,29 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
         )
 
 
+def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
+    for split in [node for node in model.graph if node.op_type == "Split"]:
+        linear, dead = linear_of(split.inputs[0]), [not (out.uses() or out.is_graph_output()) for out in split.outputs]
+        rank = len(dims(split.inputs[0]) or ())
+        if linear is None or only_reader(linear.out) is None or attribute(split, "axis", 0) not in (-1, rank - 1):
+            continue
+        sizes = [(dims(out) or (None,))[-1] for out in split.outputs]
+        if not any(dead) or None in sizes or not rank:
+            continue
+        write = Writer(model, split)
+        read = np.repeat(~np.array(dead), [size or 0 for size in sizes])
+        whole = write_linear(write, linear.x, linear.weight[:, read], linear.shift()[read])
+        live = [out for out, unread in zip(split.outputs, dead, strict=True) if not unread]
+        kept = [size or 0 for size, unread in zip(sizes, dead, strict=True) if not unread]
+        for old, new in zip(live, write.split(whole, kept) if len(kept) > 1 else [whole], strict=True):
+            write.replace(old, new)
+        yield Change(
+            rewrite="read-columns",
+            place=linear.node.name or "",
+            told=f"{int(read.sum())} of {read.size} columns are read",
+        )
+
+
 LINEAR_EACH = Rewrite(
     "linear-each", "a linear layer whose output is only split along channels", _a_layer_for_each_part, order=70
 )
@@ -161,4 +198,9 @@ CONCAT_LINEAR = Rewrite(
     "a sum of two linear layers of different inputs that nothing else reads",
     _sum_in_the_product,
     order=90,
+)
+READ_COLUMNS = Rewrite(
+    "read-columns",
+    "a linear layer that is only split along channels, with parts that nothing reads",
+    _columns_that_are_read,
 )

@@ -1,0 +1,155 @@
+"""Norms written otherwise: their affine in the layers behind, one group as one long row, an affine as a BatchNorm.
+
+(n g + b) W + c = n (diag(g) W) + (b W + c)                                norm-affine
+x g_c + b_c = BN(x) of mean 0, variance 1 - eps, scale g, shift b          affine-as-batchnorm
+BN(x) = x g' + b',  g' = g / sqrt(var + eps),  b' = b - mean g'            batchnorm-as-affine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.artefact import Change
+from repaconv.forms.contract import Rewrite
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims
+from repaconv.forms.linears import Linear, layer_at, only_reader, write_linear
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# A power of two, so that 1 - 2^-17 and 2^-17 are exact in every float type and add up to exactly 1.
+BATCHNORM_EPS = 2.0**-17
+
+
+def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
+    for norm in [node for node in model.graph if node.op_type == "LayerNormalization"]:
+        out, scale = norm.outputs[0], constant(norm.inputs[1])
+        shifted = len(norm.inputs) > 2 and norm.inputs[2] is not None
+        shift = constant(norm.inputs[2]) if shifted else np.zeros(1)
+        over = (dims(out) or (None,))[-1]
+        if (
+            scale is None
+            or shift is None
+            or over is None
+            or scale.shape != (over,)
+            or (not shift.any() and (scale == 1).all())
+        ):
+            continue
+        layers = _layers_behind(out)
+        if layers is None:
+            continue
+        shift, write = np.broadcast_to(shift, scale.shape), Writer(model, norm)
+        ones = write.constant(np.ones_like(scale), like=norm.inputs[1])
+        kept = {
+            name: norm.attributes[name].value for name in ("axis", "epsilon", "stash_type") if name in norm.attributes
+        }
+        bare = write("LayerNormalization", norm.inputs[0], ones, **kept)
+        bare.shape = out.shape
+        for layer in layers:
+            before = Writer(model, layer.node)
+            bias = layer.shift() + shift @ layer.weight
+            before.replace(layer.out, write_linear(before, bare, scale[:, None] * layer.weight, bias))
+        yield _told("norm-affine", norm, f"scale and shift of {over} channels into {len(layers)} layers")
+
+
+def _layers_behind(value: ir.Value) -> list[Linear] | None:
+    """The linear layers that read a value; None if something else does."""
+    found = [layer_at(node) for node in value.consumers()]
+    if value.is_graph_output() or not found:
+        return None
+    layers = [layer for layer in found if layer is not None and layer.x is value]
+    return layers if len(layers) == len(found) else None
+
+
+def _group_as_row(model: ir.Model) -> Iterator[Change]:
+    """InstanceNormalization of [B, 1, C H W] is the LayerNormalization of its last axis."""
+    for norm in [node for node in model.graph if node.op_type == "InstanceNormalization"]:
+        shape = dims(norm.inputs[0])
+        scale, shift = constant(norm.inputs[1]), constant(norm.inputs[2])
+        if shape is None or len(shape) != 3 or shape[1] != 1 or not shape[2] or scale is None or shift is None:
+            continue
+        write, whole = Writer(model, norm), np.ones(shape[2])
+        inputs = [norm.inputs[0], write.constant(scale * whole)]
+        inputs += [write.constant(shift * whole)] if shift.any() else []
+        settings = {"axis": -1, "epsilon": attribute(norm, "epsilon", 1e-5)}
+        write.replace(norm.outputs[0], write("LayerNormalization", *inputs, **settings))
+        yield _told("group-norm-flat", norm, f"one row of {shape[2]}")
+
+
+def _per_channel(value: ir.Value | None, rank: int, channels: int | None) -> Array | None:
+    """A constant with one number for each channel of [B, C, ...], as [C]."""
+    found = constant(value)
+    if found is None or not channels or found.ndim > rank:
+        return None
+    shape = (1,) * (rank - found.ndim) + found.shape
+    if shape[0] != 1 or any(size != 1 for size in shape[2:]) or shape[1] not in (1, channels):
+        return None
+    return np.broadcast_to(found.reshape(-1), (channels,))
+
+
+def _affine_of(node: ir.Node) -> tuple[ir.Value, Array, Array, ir.Value] | None:
+    """x, scale and shift of a Mul by channel, with the Add behind it if nothing else reads what lies between."""
+    shape = dims(node.outputs[0]) or ()
+    if len(shape) != 4:
+        return None
+    for x, by in (node.inputs, node.inputs[::-1]):
+        scale = _per_channel(by, len(shape), shape[1])
+        if x is None or scale is None or dims(x) != shape:
+            continue
+        out = node.outputs[0]
+        after = only_reader(out)
+        if after is not None and after.op_type == "Add":
+            first, second = after.inputs
+            shift = _per_channel(second if first is out else first, len(shape), shape[1])
+            if shift is not None:
+                return x, scale, shift, after.outputs[0]
+        return x, scale, np.zeros_like(scale), out
+    return None
+
+
+def _affine_as_batchnorm(model: ir.Model) -> Iterator[Change]:
+    for node in [node for node in model.graph if node.op_type == "Mul"]:
+        found = _affine_of(node)
+        if found is None:
+            continue
+        x, scale, shift, out = found
+        write = Writer(model, node)
+        moments = (np.zeros_like(scale), np.full_like(scale, 1 - BATCHNORM_EPS))
+        parts = [write.constant(part) for part in (scale, shift, *moments)]
+        write.replace(out, write("BatchNormalization", x, *parts, epsilon=BATCHNORM_EPS))
+        yield _told("affine-as-batchnorm", node, f"scale and shift of {scale.size} channels as one BatchNormalization")
+
+
+def _batchnorm_as_affine(model: ir.Model) -> Iterator[Change]:
+    for node in [node for node in model.graph if node.op_type == "BatchNormalization"]:
+        parts = [constant(entry) for entry in node.inputs[1:]]
+        rank = len(dims(node.inputs[0]) or ())
+        if len(node.outputs) != 1 or rank < 2 or any(part is None for part in parts):
+            continue
+        scale, shift, mean, variance = (np.asarray(part) for part in parts)
+        scale = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        write, shape = Writer(model, node), (-1, *(1,) * (rank - 2))
+        scaled = write("Mul", node.inputs[0], write.constant(scale.reshape(shape)))
+        shift = shift - mean * scale
+        out = write("Add", scaled, write.constant(shift.reshape(shape))) if shift.any() else scaled
+        write.replace(node.outputs[0], out)
+        yield _told("batchnorm-as-affine", node, f"{scale.size} channels times a number, plus a number")
+
+
+def _told(name: str, node: ir.Node, told: str) -> Change:
+    return Change(rewrite=name, place=node.name or "", told=told)
+
+
+NORM_AFFINE = Rewrite(
+    "norm-affine", "a LayerNorm with a scale or shift that only linear layers read", _affine_into_layers
+)
+GROUP_NORM_FLAT = Rewrite(
+    "group-norm-flat", "a norm over all of a sample, as InstanceNormalization of one channel", _group_as_row, opset=17
+)
+AFFINE_AS_BATCHNORM = Rewrite(
+    "affine-as-batchnorm", "[B, C, H, W] times a constant a channel, and plus one if that follows", _affine_as_batchnorm
+)
+BATCHNORM_AS_AFFINE = Rewrite("batchnorm-as-affine", "a BatchNorm of constants", _batchnorm_as_affine)

@@ -1,0 +1,162 @@
+"""Tokens as rows of one matrix: a layer and what is added to it as one Gemm, which adds within the product.
+
+    x W + b = Gemm(rows(x), W, b)                                    linear-as-gemm
+    (x W + b) + (r + c) = Gemm(rows(x), W, rows(r + (b + c)))        accumulate
+
+    f(tokens(x)) = tokens(f(x)) for what works on each row alone     rows-throughout
+
+Tokens [B, N, c] are rows [B N, c] without a copy, but each Reshape is a node that a runtime has to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from repaconv.artefact import Change
+from repaconv.forms.contract import Rewrite
+from repaconv.forms.graph import Writer, attribute, constant, dims
+from repaconv.forms.layout import ELEMENTWISE
+from repaconv.forms.linears import Linear, linear_of, linears, only_reader, write_linear
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+NORMS = ("LayerNormalization", "RMSNormalization")
+
+
+def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
+    for linear in linears(model):
+        shape = dims(linear.out)
+        if linear.node.op_type == "Gemm" or linear.bias is None or not _is_tokens(linear, shape):
+            continue
+        write = Writer(model, linear.node)
+        product = write("Gemm", _rows(write, linear.x), write.constant(linear.weight), write.constant(linear.bias))
+        write.replace(linear.out, _tokens(write, product, shape))
+        yield Change(
+            rewrite="linear-as-gemm",
+            place=linear.node.name or "",
+            told=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} with its bias as one Gemm",
+        )
+
+
+def _is_tokens(linear: Linear, shape: tuple[int | None, ...] | None) -> bool:
+    """Whether a layer is from tokens [B, N, c] to [B, N, d]."""
+    return shape is not None and len(shape) == 3 and None not in shape[1:] and len(dims(linear.x) or ()) == 3
+
+
+def _rows(write: Writer, tokens: ir.Value) -> ir.Value:
+    channels = (dims(tokens) or (None,))[-1]
+    assert channels is not None
+    return write("Reshape", tokens, write.constant([-1, channels]))
+
+
+def _tokens(write: Writer, rows: ir.Value, shape: tuple[int | None, ...] | None) -> ir.Value:
+    assert shape is not None
+    return write("Reshape", rows, write.constant([-1, *(size or 1 for size in shape[1:])]))
+
+
+def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
+    for node in [node for node in model.graph if node.op_type == "Add"]:
+        for first, second in (node.inputs, node.inputs[::-1]):
+            linear, shape = linear_of(first), dims(node.outputs[0])
+            start = _with_bias(model, second, linear) if linear is not None and _is_inner(linear, shape) else None
+            if linear is None or start is None:
+                continue
+            write = Writer(model, node)
+            product = write("Gemm", _rows(write, linear.x), write.constant(linear.weight), _rows(write, start))
+            write.replace(node.outputs[0], _tokens(write, product, shape))
+            yield Change(
+                rewrite="accumulate",
+                place=node.name or "",
+                told=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} added up on what was added to it",
+            )
+            break
+
+
+def _is_inner(linear: Linear, shape: tuple[int | None, ...] | None) -> bool:
+    """Whether a layer on tokens is read once, by a sum of its own shape."""
+    return _is_tokens(linear, shape) and only_reader(linear.out) is not None and dims(linear.out) == shape
+
+
+def _with_bias(model: ir.Model, start: ir.Value | None, linear: Linear) -> ir.Value | None:
+    """What a layer is added to, with its bias if that can take it: a layer that nothing else reads."""
+    if start is None or dims(start) != dims(linear.out) or start is linear.out:
+        return None
+    if linear.bias is None or not linear.bias.any():
+        return start
+    other = linear_of(start)
+    if other is None or only_reader(start) is None:
+        return None
+    write = Writer(model, other.node)
+    layer = write_linear(write, other.x, other.weight, other.shift() + linear.bias)
+    layer.shape = start.shape
+    return layer
+
+
+def _rows_throughout(model: ir.Model) -> Iterator[Change]:
+    rows: dict[ir.Value, ir.Value] = {}
+    moved = 0
+    for node in list(model.graph):
+        x = node.inputs[0] if node.inputs else None
+        if node.domain != "" or x is None or not node.outputs:
+            continue
+        before, after = dims(x) or (), dims(node.outputs[0]) or ()
+        if node.op_type == "Reshape" and before[-1:] == after[-1:] != (None,):
+            if (len(before), len(after)) == (2, 3) and None not in after[1:]:
+                rows[node.outputs[0]] = x
+            elif len(after) == 2 and x in rows:
+                Writer(model, node).replace(node.outputs[0], rows[x])
+        elif (inputs := _as_rows(Writer(model, node), node, rows)) is not None:
+            write = Writer(model, node)
+            settings = {name: entry.value for name, entry in node.attributes.items()} | _last_axis(node)
+            out = write(node.op_type, *inputs, **settings)
+            tokens = _tokens(write, out, after)
+            write.replace(node.outputs[0], tokens)
+            rows[tokens] = out
+            moved += 1
+    if moved:
+        yield Change(rewrite="rows-throughout", place="", told=f"{moved} nodes on rows, the Reshapes around them gone")
+
+
+def _last_axis(node: ir.Node) -> dict[str, int]:
+    return {"axis": -1} if node.op_type in NORMS else {}
+
+
+def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> list[ir.Value | None] | None:
+    """The inputs of a node that works on each row alone, as rows; None if it is not one."""
+    shape = dims(node.outputs[0]) or ()
+    if len(shape) != 3 or None in shape[1:] or len(node.outputs) != 1:
+        return None
+    if node.op_type in ELEMENTWISE or (node.op_type in NORMS and attribute(node, "axis", -1) in (-1, 2)):
+        first = node.inputs[0]
+        return [rows[first], *node.inputs[1:]] if first in rows else None
+    if node.op_type not in ("Add", "Mul") or not any(entry in rows for entry in node.inputs):
+        return None
+    inputs: list[ir.Value | None] = []
+    for entry in node.inputs:
+        assert entry is not None
+        numbers = constant(entry)
+        if entry in rows:
+            inputs.append(rows[entry])
+        elif numbers is not None and numbers.ndim < 2:
+            inputs.append(entry)
+        elif dims(entry) == shape and numbers is None:
+            inputs.append(_rows(write, entry))
+        else:
+            return None
+    return inputs
+
+
+LINEAR_AS_GEMM = Rewrite("linear-as-gemm", "a linear layer with a bias on tokens [B, N, c]", _layers_as_gemm)
+ACCUMULATE = Rewrite(
+    "accumulate",
+    "a linear layer on tokens without a bias, or with one that fits into another layer, added to one of its shape",
+    _sums_in_the_product,
+)
+ROWS_THROUGHOUT = Rewrite(
+    "rows-throughout",
+    "elementwise functions, norms over channels and sums of tokens that come out of a Gemm",
+    _rows_throughout,
+)

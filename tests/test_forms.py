@@ -1,0 +1,529 @@
+"""Rewrites of graphs: each alone and in random company, against the ONNX reference implementation in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
+from repaconv.backbones.merging import MergeSpec
+from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
+from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
+from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
+from repaconv.exporters.to_onnx import to_onnx
+from repaconv.forms import attention, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows
+from repaconv.forms.contract import Rewrite
+from repaconv.forms.graph import in_double, rewritten
+
+MODULES = (attention, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
+REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
+EXACT = 1e-11
+# Tokens, width, heads, width of a head's scores and of its values; the degenerate ones first.
+SHAPES = [(1, 1, 1, 1, 1), (1, 4, 2, 2, 3), (5, 1, 1, 1, 2), (4, 6, 1, 2, 3), (2, 3, 3, 7, 1)] + [
+    tuple(int(n) for n in np.random.default_rng(seed).integers(2, 9, 5)) for seed in range(6)
+]
+
+
+class Graph:
+    """A graph by hand: operators on names, constants as arrays, float64, a free batch."""
+
+    def __init__(self, **inputs):
+        self.nodes, self.weights, self.outputs = [], [], []
+        self.inputs = [helper.make_tensor_value_info(name, 11, ["batch", *shape]) for name, shape in inputs.items()]
+
+    def __call__(self, operator, *inputs, outputs=1, **attributes):
+        names = [f"v{len(self.nodes)}.{number}" for number in range(outputs)]
+        inputs = [entry if isinstance(entry, str) else self._constant(entry) for entry in inputs]
+        self.nodes.append(helper.make_node(operator, inputs, names, name=f"n{len(self.nodes)}", **attributes))
+        return names[0] if outputs == 1 else names
+
+    def _constant(self, array):
+        self.weights.append(numpy_helper.from_array(np.asarray(array), f"w{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def model(self, *outputs):
+        values = [helper.make_tensor_value_info(name, 11, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "g", self.inputs, values, self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def linear(graph, x, weight, bias=None):
+    product = graph("MatMul", x, weight)
+    return product if bias is None else graph("Add", product, bias)
+
+
+def feeds(model, seed=0, batch=2):
+    random = np.random.default_rng(seed)
+    shapes = {
+        entry.name: [dim.dim_value or batch for dim in entry.type.tensor_type.shape.dim] for entry in model.graph.input
+    }
+    return {name: random.standard_normal(shape) for name, shape in shapes.items()}
+
+
+def outputs(model, inputs):
+    return ReferenceEvaluator(model).run(None, inputs)
+
+
+def changed(model, *names):
+    """What the rewrites changed; the proof that it is the same and that ONNX's checker takes it."""
+    after, changes = rewritten(model, [REWRITES[name] for name in names])
+    if not changes:
+        assert after is model
+        return []
+    onnx.checker.check_model(after, full_check=True)
+    inputs = feeds(model)
+    for old, new in zip(outputs(model, inputs), outputs(after, inputs), strict=True):
+        assert new.dtype == np.float64
+        assert old.shape == new.shape
+        assert np.abs(old - new).max() <= EXACT * max(np.abs(old).max(), 1e-3), (names, changes)
+    return [change.rewrite for change in changes]
+
+
+# --- graphs by hand ------------------------------------------------------------------------------------------------
+
+
+def attending(shape, *, seed=0, joined=True, scale="scores", masked=False, read=None):
+    """x + proj(attention(x)); ``read`` names what is an output of the graph besides."""
+    tokens, width, heads, qk, v = shape
+    random = np.random.default_rng(seed)
+    graph, sizes = Graph(x=[tokens, width]), [heads * qk, heads * qk, heads * v]
+    weights = [random.standard_normal((width, size)) / np.sqrt(width) for size in sizes]
+    biases = [random.standard_normal(size) for size in sizes]
+    if joined:
+        whole = linear(graph, "x", np.concatenate(weights, 1), np.concatenate(biases))
+        parts = graph("Split", whole, np.array(sizes), outputs=3, axis=2)
+    else:
+        parts = [linear(graph, "x", weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    shapes = [np.array([-1, tokens, heads, size]) for size in (qk, qk, v)]
+    q, k, v_ = (graph("Reshape", part, shape) for part, shape in zip(parts, shapes, strict=True))
+    q, k, v_ = (graph("Transpose", part, perm=perm) for part, perm in zip((q, k, v_), PERMS, strict=True))
+    factor = np.array(qk**-0.5)
+    if scale in ("q", "both"):
+        q = graph("Mul", q, np.sqrt(factor) if scale == "both" else factor)
+    if scale == "both":
+        k = graph("Mul", k, np.sqrt(factor))
+    product = graph("MatMul", q, k)
+    scores = graph("Div", product, 1 / factor) if scale == "scores" else product
+    if masked:
+        scores = graph("Add", scores, random.standard_normal((1, 1, tokens, tokens)))
+    weights_ = graph("Softmax", scores, axis=-1)
+    mixed = graph("MatMul", weights_, v_)
+    out = graph("Reshape", graph("Transpose", mixed, perm=[0, 2, 1, 3]), np.array([-1, tokens, heads * v]))
+    proj = linear(graph, out, random.standard_normal((heads * v, width)), random.standard_normal(width))
+    places = {"product": product, "k": parts[1], "v": parts[2], "q": parts[0], "out": out, "scores": scores}
+    return graph.model(graph("Add", "x", proj), *([places[read]] if read else []))
+
+
+PERMS = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+MATRICES = ("scores-as-matrix", "values-as-matrix")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("joined", [True, False], ids=["one layer", "three layers"])
+def test_scores_and_values_as_matrices(shape, joined):
+    for options in ({}, {"masked": True}, {"scale": "q"}, {"scale": "both"}):
+        model = attending(shape, joined=joined, **options)
+        for names in (MATRICES[:1], MATRICES[1:], MATRICES, MATRICES[::-1], (*MATRICES, "one-linear", "scale-into-q")):
+            assert set(MATRICES) & set(names) <= set(changed(model, *names))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_over_their_rank_they_are_two_layers_again(shape):
+    model = attending(shape)
+    tokens, width, _, qk, v = shape
+    assert changed(model, "scores-by-rank") == ["scores-by-rank"] * (qk > width)
+    assert changed(model, "values-by-rank") == ["values-by-rank"] * (v > width)
+    names = changed(model, *MATRICES, "scores-by-rank", "values-by-rank")
+    # Back from the matrix where two layers over the rank take fewer products than one matrix a head.
+    assert ("scores-by-rank" in names) == (min(qk, width) * (2 * width + tokens) < width * (width + tokens))
+    assert ("values-by-rank" in names) == (min(v, width) * (2 * width + tokens) < width * (width + tokens))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("scale", ["scores", "q", "both"])
+def test_the_scale_goes_into_the_queries(shape, scale):
+    expected = ["scale-into-q"] if shape[3] > 1 else []
+    for options in ({}, {"masked": True}, {"joined": False}, {"read": "k"}):
+        assert changed(attending(shape, scale=scale, **options), "scale-into-q") == expected
+
+
+def test_attention_that_is_read_in_between_stays():
+    shape = SHAPES[-1]
+    for read, name in (("product", MATRICES[0]), ("scores", MATRICES[0]), ("k", MATRICES[0]), ("q", MATRICES[0])):
+        assert changed(attending(shape, read=read), name) == []
+    for read in ("v", "out"):
+        assert changed(attending(shape, read=read), "values-as-matrix") == []
+    assert changed(attending(shape, read="q"), "scale-into-q") == []
+    assert changed(attending(shape, read="product"), "scale-into-q") == []
+
+
+def stream(tokens, width, *, spoil=None, seed=0):
+    """Two pre-norm layers on tokens with a position; ``spoil`` is what makes the norms' mean count."""
+    random = np.random.default_rng(seed)
+    graph, normal = Graph(x=[tokens, 3]), random.standard_normal
+    x = linear(graph, "x", normal((3, width)), normal(width))
+    x = graph("Add", x, normal((1, tokens, width)))
+    if spoil == "relu":
+        x = graph("Relu", x)
+    if spoil == "scalar":
+        x = graph("Add", x, np.array(0.5))
+    for layer in range(2):
+        n = graph("LayerNormalization", x, normal(width), normal(width), epsilon=1e-3, axis=-1)
+        y = linear(graph, graph("Relu", n), normal((width, width)), normal(width) if layer else None)
+        x = graph("Add", x, y)
+    if spoil == "layer":
+        return graph.model(linear(graph, x, normal((width, 2))))
+    out = graph("LayerNormalization", graph("Slice", x, *(np.array([n]) for n in (0, 1, 1))), normal(width))
+    return graph.model(out, *([x] if spoil == "output" else []))
+
+
+@pytest.mark.parametrize("size", [(1, 2), (4, 3), (5, 8)], ids=str)
+def test_norms_without_a_mean(size):
+    assert changed(stream(*size), "rms-norm") == ["rms-norm"]
+
+
+@pytest.mark.parametrize("spoil", ["relu", "scalar", "layer", "output"])
+def test_a_norm_whose_mean_counts_stays(spoil):
+    assert changed(stream(4, 6, spoil=spoil), "rms-norm") == []
+    assert changed(stream(4, 1), "rms-norm") == []
+
+
+def normed(width, *, behind="layers", scale=True):
+    random = np.random.default_rng(0)
+    graph = Graph(x=[3, width])
+    affine = [random.standard_normal(width) if scale else np.ones(width)]
+    affine += [random.standard_normal(width)] if scale else []
+    n = graph("LayerNormalization", "x", *affine, axis=-1)
+    first = linear(graph, n, random.standard_normal((width, 4)), random.standard_normal(4))
+    second = n if behind == "sum" else linear(graph, n, random.standard_normal((width, 2)))
+    return graph.model(first, second, *([n] if behind == "output" else []))
+
+
+def test_a_norms_affine_goes_into_layers_alone():
+    for width in (1, 2, 7):
+        assert changed(normed(width), "norm-affine") == ["norm-affine"]
+    for other in (normed(5, behind="sum"), normed(5, behind="output"), normed(5, scale=False)):
+        assert changed(other, "norm-affine") == []
+
+
+def grouped(shape, groups=1):
+    channels, height, width = shape
+    random = np.random.default_rng(0)
+    graph = Graph(x=shape)
+    flat = graph("Reshape", "x", np.array([0, groups, -1]))
+    n = graph("InstanceNormalization", flat, random.standard_normal(groups), random.standard_normal(groups))
+    n = graph("Reshape", n, np.array([-1, channels, height, width]))
+    scaled = graph("Mul", random.standard_normal((channels, 1, 1)), n)
+    return graph.model(graph("Add", scaled, random.standard_normal((1, channels, 1, 1))))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 2, 3), (4, 3, 2)], ids=str)
+def test_a_group_norm_in_four_ways(shape):
+    model = grouped(shape)
+    assert changed(model, "group-norm-flat") == ["group-norm-flat"]
+    assert changed(model, "affine-as-batchnorm") == ["affine-as-batchnorm"]
+    names = ("affine-as-batchnorm", "batchnorm-as-affine", "affine-as-batchnorm", "group-norm-flat")
+    assert tuple(changed(model, *names)) == names
+
+
+def test_a_norm_of_two_groups_and_a_scale_by_row_stay():
+    assert changed(grouped((4, 3, 2), groups=2), "group-norm-flat") == []
+    graph = Graph(x=[4, 3, 2])
+    by_row = graph("Mul", "x", np.ones((3, 1)))
+    assert changed(graph.model(by_row), "affine-as-batchnorm") == []
+    graph = Graph(x=[4, 3, 2])
+    scaled = graph("Mul", "x", np.arange(4.0).reshape(4, 1, 1))
+    model = graph.model(graph("Add", scaled, np.arange(4.0).reshape(4, 1, 1)), scaled)
+    assert changed(model, "affine-as-batchnorm") == ["affine-as-batchnorm"]  # of the product alone
+    graph = Graph(x=[2, 3, 2])
+    learned = graph(
+        "BatchNormalization", "x", graph("ReduceMean", "x", np.array([0, 2, 3]), keepdims=0), *[np.ones(2)] * 3
+    )
+    assert changed(graph.model(learned), "batchnorm-as-affine") == []
+
+
+def patched(*, size=(4, 6), side=2, width=5, stride=None, pads=(0, 0, 0, 0), bias=True, read=None, prefix=2):
+    """Patches and constant tokens before them, plus positions."""
+    random = np.random.default_rng(0)
+    graph = Graph(x=[3, *size])
+    weights = [random.standard_normal((width, 3, side, side))] + [random.standard_normal(width)] * bias
+    steps = stride or side
+    conv = graph("Conv", "x", *weights, strides=[steps, steps], pads=list(pads), kernel_shape=[side, side])
+    rows, columns = ((s + 2 * pads[0] - side) // steps + 1 for s in size)
+    tokens = graph("Reshape", conv, np.array([-1, width, rows * columns]))
+    tokens = graph("Transpose", tokens, perm=[0, 2, 1])
+    shape = graph("Concat", graph("Shape", "x", end=1), np.array([1, 1]), axis=0)
+    first = [graph("Expand", random.standard_normal((1, 1, width)), shape) for _ in range(prefix)]
+    tokens = graph("Concat", *first, tokens, axis=1) if prefix else tokens
+    out = graph("Add", tokens, random.standard_normal((1, rows * columns + prefix, width)))
+    return graph.model(out, *([conv] if read == "grid" else []))
+
+
+def test_patches_as_one_product_and_constant_tokens_once():
+    for options in ({"size": (2, 2)}, {"width": 1}, {}, {"bias": False}, {"prefix": 0}, {"prefix": 0, "bias": False}):
+        model, movable = patched(**options), options != {"prefix": 0, "bias": False}
+        assert changed(model, "patch-gemm") == ["patch-gemm"]
+        assert changed(model, "constant-tokens") == ["constant-tokens"] * movable
+        assert changed(model, "patch-gemm", "constant-tokens") == ["patch-gemm"] + ["constant-tokens"] * movable
+
+
+def test_patches_that_overlap_or_are_read_otherwise_stay():
+    for options in ({"pads": (1, 1, 1, 1)}, {"stride": 1}, {"size": (5, 6)}, {"read": "grid"}):
+        assert changed(patched(**options), "patch-gemm") == []
+    graph = Graph(x=[3, 2], y=[3, 2])
+    assert changed(graph.model(graph("Add", "x", "y")), "constant-tokens") == []
+
+
+def convolved(width=4, hidden=3, grid=(2, 3), *, groups=None, stride=1):
+    """Tokens, a layer, a convolution on the grid, a layer, tokens; then two 1 x 1 convolutions on the grid."""
+    random, (height, columns) = np.random.default_rng(0), grid
+    graph, count = Graph(x=[height * columns, width]), height * columns
+    v = linear(graph, "x", random.standard_normal((width, hidden)), random.standard_normal(hidden))
+    image = graph("Reshape", graph("Transpose", v, perm=[0, 2, 1]), np.array([-1, hidden, height, columns]))
+    groups = hidden if groups is None else groups
+    kernel = random.standard_normal((hidden, hidden // groups, 3, 3))
+    image = graph("Conv", image, kernel, group=groups, pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+    tokens = graph("Transpose", graph("Reshape", image, np.array([-1, hidden, count])), perm=[0, 2, 1])
+    out = linear(graph, tokens, random.standard_normal((hidden, width)), random.standard_normal(width))
+    fc1, fc2 = random.standard_normal((5, hidden, 1, 1)), random.standard_normal((2, 5, 1, 1))
+    h = graph("Relu", graph("Conv", image, fc1, random.standard_normal(5), strides=[stride, stride]))
+    return graph.model(out, graph("Conv", h, fc2, strides=[stride, stride]))
+
+
+def test_pointwise_layers_lie_either_way():
+    for options in ({"grid": (1, 1)}, {"width": 1, "hidden": 2}, {}, {"hidden": 7}):
+        model = convolved(**options)
+        assert changed(model, "pointwise-as-matmul") == ["pointwise-as-matmul"] * 2
+        # The layer behind reads tokens of the grid that other convolutions read as well.
+        assert changed(model, "matmul-as-pointwise") == ["matmul-as-pointwise"] * 2
+        assert len(changed(model, "matmul-as-pointwise", "pointwise-as-matmul", "matmul-as-pointwise")) >= 6
+    assert changed(convolved(stride=2), "pointwise-as-matmul") == []
+    assert changed(convolved(groups=1), "matmul-as-pointwise") == []
+
+
+def picked(tokens, rows, width, *, by="rank", batch=None):
+    graph = Graph(x=[tokens, width], s=[tokens])
+    if by == "rank":
+        _, index = graph("TopK", "s", np.array([rows]), axis=1, outputs=2)
+    else:
+        index = graph("Cast", graph("Slice", "s", *(np.array([n]) for n in (0, rows, 1))), to=7)
+    index = graph("Unsqueeze", index, np.array([2]))
+    if by == "channel":
+        index = graph("Cast", graph("Mul", "x", np.array(0.0)), to=7)
+    else:
+        index = graph("Expand", index, np.array([1, 1, width]))
+    return graph.model(graph("GatherElements", "x", index, axis=1))
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (4, 1, 3), (5, 3, 1), (6, 6, 4)], ids=str)
+def test_rows_in_three_ways(size):
+    assert changed(picked(*size), "gather-as-matmul") == ["gather-as-matmul"]
+    assert changed(picked(*size), "rows-by-gathernd") == ["rows-by-gathernd"]
+
+
+def test_rows_by_an_index_that_may_be_negative_or_differs_by_channel():
+    assert changed(picked(5, 3, 2, by="number"), "gather-as-matmul") == []
+    assert changed(picked(5, 3, 2, by="number"), "rows-by-gathernd") == ["rows-by-gathernd"]
+    for name in ("gather-as-matmul", "rows-by-gathernd"):
+        assert changed(picked(5, 3, 2, by="channel"), name) == []
+
+
+def summed(tokens, width, hidden, *, biases=(True, False), read=None, other="layer"):
+    random = np.random.default_rng(0)
+    graph = Graph(x=[tokens, width], y=[tokens, hidden], r=[1, width])
+    bias = [random.standard_normal(width) if biased else None for biased in biases]
+    first = linear(graph, "x", random.standard_normal((width, width)), bias[0]) if other == "layer" else other
+    second = linear(graph, "y", random.standard_normal((hidden, width)), bias[1])
+    out = graph("Add", first, second)
+    return graph.model(out, *([second] if read == "layer" else []))
+
+
+def test_sums_inside_the_product():
+    for size in ((1, 1, 1), (1, 3, 2), (5, 2, 4)):
+        for biases in ((True, False), (False, True), (True, True)):
+            assert changed(summed(*size, biases=biases), "accumulate") == ["accumulate"]
+            assert changed(summed(*size, biases=biases), "concat-linear") == ["concat-linear"]
+        assert changed(summed(*size, biases=(False, False), other="x"), "accumulate") == ["accumulate"]
+    assert changed(summed(5, 2, 4, biases=(False, True), other="x"), "accumulate") == []
+    assert changed(summed(5, 2, 4, biases=(False, False), other="r"), "accumulate") == []
+    assert changed(summed(5, 2, 4, biases=(False, False), other="x", read="layer"), "accumulate") == []
+
+
+def split_layer(sizes, unread=()):
+    random = np.random.default_rng(0)
+    graph = Graph(x=[3, 4])
+    whole = linear(graph, "x", random.standard_normal((4, sum(sizes))), random.standard_normal(sum(sizes)))
+    parts = graph("Split", whole, np.array(sizes), outputs=len(sizes), axis=-1)
+    return graph.model(*(graph("Relu", part) for index, part in enumerate(parts) if index not in unread))
+
+
+def test_layers_split_joined_and_as_wide_as_they_are_read():
+    model = split_layer([1, 2, 3])
+    assert changed(model, "linear-each") == ["linear-each"]
+    assert changed(model, "linear-each", "one-linear") == ["linear-each", "one-linear"]
+    assert changed(model, "read-columns") == []
+    for unread in ((0,), (1,), (0, 2)):
+        assert changed(split_layer([1, 2, 3], unread), "read-columns") == ["read-columns"]
+
+
+def mlp(tokens, width, *, act="Gelu", biases=True, read=None, seed=0):
+    """x + fc2(act(fc1(norm(x)))) on tokens, with a token axis sum behind."""
+    random = np.random.default_rng(seed)
+    graph = Graph(x=[tokens, width])
+    biases = [random.standard_normal(size) if biases else None for size in (5, width)]
+    n = graph("LayerNormalization", "x", np.ones(width), axis=-1)
+    h = linear(graph, n, random.standard_normal((width, 5)), biases[0])
+    h = graph(act, h, **({"axis": 1} if act == "Softmax" else {}))
+    y = graph("Add", "x", linear(graph, h, random.standard_normal((5, width)), biases[1]))
+    y = graph("LayerNormalization", graph("Mul", y, random.standard_normal(width)), np.ones(width), axis=-1)
+    return graph.model(linear(graph, y, random.standard_normal((width, 3)), np.ones(3)), *([h] if read else []))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (5, 1), (4, 6)], ids=str)
+def test_layers_on_rows(size):
+    for model in (mlp(*size), mlp(*size, read="hidden"), mlp(*size, act="Softmax")):
+        assert changed(model, "linear-as-gemm") == ["linear-as-gemm"] * 3
+        names = changed(model, "linear-as-gemm", "rows-throughout")
+        assert names == ["linear-as-gemm"] * 3 + ["rows-throughout"]
+    bare = mlp(*size, biases=False)
+    assert changed(bare, "accumulate", "linear-as-gemm", "rows-throughout") != []
+    assert changed(bare, "rows-throughout") == []
+
+
+def test_between_gemms_no_reshape_is_left():
+    after, _ = rewritten(mlp(4, 6), [REWRITES["linear-as-gemm"], REWRITES["rows-throughout"]])
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in after.graph.value_info}
+    assert all(
+        ranks[node.output[0]] == 2 for node in after.graph.node if node.op_type in ("Gelu", "Add", "Mul", "Gemm")
+    )
+    assert sum(node.op_type == "Reshape" for node in after.graph.node) == 3  # into rows twice, out of them at the end
+
+
+def moved(*moves, shape=(2, 3, 4)):
+    graph = Graph(x=shape)
+    x = graph("Relu", "x")
+    for operator, value in moves:
+        x = graph(operator, x, np.array(value)) if operator != "Transpose" else graph(operator, x, perm=value)
+    return graph.model(graph("Sigmoid", x))
+
+
+def test_moves_that_undo_each_other_go():
+    turn = ("Transpose", [0, 2, 1, 3])
+    for chain in ([turn, turn], [("Reshape", [0, 6, 4]), ("Unsqueeze", [1])], [turn, turn, turn]):
+        assert "no-moves" in changed(moved(*chain), "no-moves")
+    for chain in (
+        [turn],
+        [("Reshape", [0, 6, 4])],
+        [turn, ("Reshape", [0, 6, 4])],
+        [turn, ("Transpose", [0, 1, 3, 2])],
+    ):
+        assert changed(moved(*chain), "no-moves") == []
+
+
+def reduced(perm, axes, keepdims=0):
+    graph = Graph(x=[2, 3, 4])
+    turned = graph("Transpose", "x", perm=perm)
+    return graph.model(graph("ReduceMean", turned, np.array(axes), keepdims=keepdims))
+
+
+def test_a_mean_is_taken_where_the_numbers_lie():
+    for perm, axes in (([0, 2, 1, 3], [1]), ([0, 2, 1, 3], [-2]), ([0, 2, 1, 3], [2]), ([0, 3, 1, 2], [1, 2])):
+        assert changed(reduced(perm, axes), "reduce-in-place") == ["reduce-in-place"]
+    for model in (reduced([0, 3, 2, 1], [1]), reduced([0, 2, 1, 3], [3]), reduced([0, 2, 1, 3], [1], keepdims=1)):
+        assert changed(model, "reduce-in-place") == []
+
+
+# --- graphs of the five methods ------------------------------------------------------------------------------------
+
+
+def vit(random, width, *blocks, **settings):
+    grid = random.integers(1, 4, 2) if blocks[0].merge is None else (2, 3)
+    size = tuple(int(4 * side) for side in grid)
+    return ViT(ViTConfig(size, 4, width, classes=3, blocks=blocks, **settings))
+
+
+def small_net(name, random):
+    """A small deploy form of each method, of random sizes."""
+    plain, ffn = LayerNormSpec(1e-6), MlpSpec(int(random.integers(1, 12)))
+    heads, head = (int(n) for n in random.integers(1, 5, 2))
+    width = heads * head * 2
+    if name == "repavit":
+        block = BlockSpec(AttentionSpec(heads, 2 * head, 2 * head), IdleMlpSpec(4), LayerNormSpec(1e-5), NoNorm())
+        return vit(random, width, block, block, pre_norm=True, patch_bias=False)
+    if name == "nondeep":
+        block = BlockSpec(AttentionSpec(heads, 3 * head, head), ffn, plain, plain)
+        tokens = BlockSpec(AttentionSpec(heads, width, width, key="input", value="input"), ffn, plain, plain)
+        return vit(random, width, block, tokens)
+    if name == "pyra":
+        merges = [MergeSpec(1, sized, distilled=False, modulated=True) for sized in (False, True)]
+        mixer = AttentionSpec(heads, 2 * head, 2 * head)
+        return vit(random, width, *(BlockSpec(mixer, ffn, plain, plain, merge) for merge in merges))
+    if name == "dwconv":
+        mixers = DepthwiseSpec(3), EnsembledSpec(head + 1, 3), ScatteredSpec(heads, heads, head, 3)
+        return vit(random, width, *(BlockSpec(mixer, ffn, plain, plain) for mixer in mixers), tokens=(), pool="avg")
+    config = MetaFormerConfig(layers=(1, 1), widths=(head, width), hidden=(8, ffn.hidden), classes=5)
+    return MetaFormer(config, final_affine=False)
+
+
+METHODS = ("repavit", "nondeep", "riformer", "dwconv", "pyra")
+
+
+@cache
+def exported(name, seed):
+    torch.manual_seed(seed)
+    module = small_net(name, np.random.default_rng([seed, len(name)])).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.ndim != 2 else parameter.shape[1] ** -0.5))
+    size = (16, 16) if name == "riformer" else module.config.image_size
+    model = in_double(to_onnx(module, (3, *size), output="logits", opset=20, batch=None, free_size=False))
+    inputs = feeds(model)
+    return model, inputs, outputs(model, inputs)[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", METHODS)
+def test_random_compositions_compute_the_same(name, seed):
+    model, inputs, expected = exported(name, seed)
+    random = np.random.default_rng([seed, METHODS.index(name)])
+    for _ in range(20):
+        chosen = random.permutation(sorted(REWRITES))[: random.integers(1, 9)]
+        after, changes = rewritten(model, [REWRITES[entry] for entry in chosen])
+        if changes:
+            onnx.checker.check_model(after, full_check=True)
+            error = np.abs(outputs(after, inputs)[0] - expected).max()
+            assert error <= EXACT * np.abs(expected).max(), list(chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "rewrite"),
+    [
+        ("repavit", "accumulate"),
+        ("repavit", "concat-linear"),
+        ("nondeep", "scores-as-matrix"),
+        ("nondeep", "values-as-matrix"),
+        ("nondeep", "rms-norm"),
+        ("riformer", "batchnorm-as-affine"),
+        ("riformer", "group-norm-flat"),
+        ("riformer", "pointwise-as-matmul"),
+        ("riformer", "no-moves"),
+        ("dwconv", "matmul-as-pointwise"),
+        ("pyra", "gather-as-matmul"),
+        ("pyra", "rows-by-gathernd"),
+        ("pyra", "reduce-in-place"),
+        ("pyra", "constant-tokens"),
+        ("pyra", "patch-gemm"),
+    ],
+)
+def test_a_rewrite_finds_what_it_was_written_for(name, rewrite):
+    model, inputs, expected = exported(name, 0)
+    after, changes = rewritten(model, [REWRITES[rewrite]])
+    assert changes
+    assert np.abs(outputs(after, inputs)[0] - expected).max() <= EXACT * np.abs(expected).max()

@@ -289,24 +289,29 @@ SCORES_AS_MATRIX = Rewrite(
     "scores-as-matrix",
     "softmax attention whose queries and keys are linear layers that nothing else reads",
     _scores_as_matrix,
+    order=20,
 )
 SCORES_BY_RANK = Rewrite(
     "scores-by-rank",
     "the same, or keys that are the tokens themselves, where two layers over the exact rank take fewer products",
     _scores_by_rank,
+    order=21,
 )
 VALUES_AS_MATRIX = Rewrite(
     "values-as-matrix",
     "softmax attention whose values are a linear layer that nothing else reads, with one linear layer behind it",
     _values_as_matrix,
+    order=22,
 )
 VALUES_BY_RANK = Rewrite(
     "values-by-rank",
     "the same, or values that are the tokens themselves, where two layers over the exact rank take fewer products",
     _values_by_rank,
+    order=23,
 )
 SCALE_INTO_Q = Rewrite(
     "scale-into-q",
     "scores, queries or keys of an attention times a number, the queries from a linear layer and read by nothing else",
     _scale_into_queries,
+    order=15,
 )

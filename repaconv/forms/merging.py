@@ -84,7 +84,8 @@ GATHER_AS_MATMUL = Rewrite(
     "gather-as-matmul",
     "rows of finite numbers picked by an index that is never negative and the same for all channels",
     _as_product,
+    order=45,
 )
 ROWS_BY_GATHERND = Rewrite(
-    "rows-by-gathernd", "rows picked by an index that is the same for all channels", _by_gather_nd, opset=12
+    "rows-by-gathernd", "rows picked by an index that is the same for all channels", _by_gather_nd, opset=12, order=46
 )

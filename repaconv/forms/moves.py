@@ -79,10 +79,13 @@ def _axes(node: ir.Node) -> list[int] | None:
     return None if axes is None or not axes.size else [int(axis) for axis in axes]
 
 
-NO_MOVES = Rewrite("no-moves", "reshapes, transposes, slices and the like that leave all numbers in order", _no_moves)
+NO_MOVES = Rewrite(
+    "no-moves", "reshapes, transposes, slices and the like that leave all numbers in order", _no_moves, order=99
+)
 REDUCE_IN_PLACE = Rewrite(
     "reduce-in-place",
     "a reduction without kept axes behind a transpose that leaves the other axes in order",
     _reduced_in_place,
     opset=18,
+    order=55,
 )

@@ -144,12 +144,19 @@ def _told(name: str, node: ir.Node, told: str) -> Change:
 
 
 NORM_AFFINE = Rewrite(
-    "norm-affine", "a LayerNorm with a scale or shift that only linear layers read", _affine_into_layers
+    "norm-affine", "a LayerNorm with a scale or shift that only linear layers read", _affine_into_layers, order=35
 )
 GROUP_NORM_FLAT = Rewrite(
-    "group-norm-flat", "a norm over all of a sample, as InstanceNormalization of one channel", _group_as_row, opset=17
+    "group-norm-flat",
+    "a norm over all of a sample, as InstanceNormalization of one channel",
+    _group_as_row,
+    opset=17,
+    order=37,
 )
 AFFINE_AS_BATCHNORM = Rewrite(
-    "affine-as-batchnorm", "[B, C, H, W] times a constant a channel, and plus one if that follows", _affine_as_batchnorm
+    "affine-as-batchnorm",
+    "[B, C, H, W] times a constant a channel, and plus one if that follows",
+    _affine_as_batchnorm,
+    order=38,
 )
-BATCHNORM_AS_AFFINE = Rewrite("batchnorm-as-affine", "a BatchNorm of constants", _batchnorm_as_affine)
+BATCHNORM_AS_AFFINE = Rewrite("batchnorm-as-affine", "a BatchNorm of constants", _batchnorm_as_affine, order=39)

@@ -129,9 +129,11 @@ PATCH_GEMM = Rewrite(
     "patch-gemm",
     "a convolution whose stride is its kernel, without padding, on an image of known size, read as tokens alone",
     _patches_as_product,
+    order=31,
 )
 CONSTANT_TOKENS = Rewrite(
     "constant-tokens",
     "constant positions added to learned tokens and patches side by side, or to patches with a bias",
     _constants_once,
+    order=30,
 )

@@ -113,8 +113,14 @@ def _told(name: str, node: ir.Node, told: str) -> Change:
 
 
 POINTWISE_AS_MATMUL = Rewrite(
-    "pointwise-as-matmul", "a 1 x 1 convolution of stride 1, without padding, on a grid of known size", _as_products
+    "pointwise-as-matmul",
+    "a 1 x 1 convolution of stride 1, without padding, on a grid of known size",
+    _as_products,
+    order=40,
 )
 MATMUL_AS_POINTWISE = Rewrite(
-    "matmul-as-pointwise", "a linear layer on tokens right before or behind a depthwise convolution", _as_convolutions
+    "matmul-as-pointwise",
+    "a linear layer on tokens right before or behind a depthwise convolution",
+    _as_convolutions,
+    order=41,
 )

@@ -36,9 +36,8 @@ from numpy.typing import NDArray
 import repaconv
 from repaconv.engines.ort import ENGINE
 from repaconv.files import canonical_json
-from repaconv.forms.graph import dims, read
+from repaconv.forms.work import macs_of
 from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.profile import flops_of
 from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.quality import FEWEST, quality
 from repaconv.measure.statistics import ratio
@@ -49,34 +48,20 @@ IMAGES, SAME = 4, 1e-4
 """Images on which both must compute the same, up to this share of the largest output."""
 
 
-def built(model: Model, batches: list[int], form: str | None) -> tuple[int, int]:
+def built(model: Model, batches: list[int], form: str) -> tuple[int, int]:
     """Write both graphs of every batch into this folder, ``<name>.<batch>.onnx``; returns the images' size."""
     checkpoint = model.checkpoint()
     torch.save(checkpoint, "c.pth")
     by_hand = model.deployed(checkpoint)
     del checkpoint
-    folded = repaconv.fold("c.pth", force=True)
+    folded = repaconv.fold("c.pth", force=True, form=form)
     Path("c.pth").unlink()
     for batch in batches:
-        chosen = {} if form is None else {"form": form}
-        exported = repaconv.export(batch=batch, image_size=folded.image_size, onnx=f"{OURS}.{batch}.onnx", **chosen)
+        exported = repaconv.export(batch=batch, image_size=folded.image_size, onnx=f"{OURS}.{batch}.onnx")
         assert exported.verdict == "passed"
         pipeline.export(by_hand, (batch, 3, *folded.image_size), Path(f"{HAND}.{batch}.onnx"))
         gc.collect()  # the exporter's graphs refer to themselves, and hold the weights
     return folded.image_size
-
-
-def flops(path: Path) -> int:
-    """Two for each multiply-accumulate of the graph's matrix products and convolutions."""
-    total = 0
-    for node in read(onnx.load(path)).graph.all_nodes():
-        inputs = [shape for value in node.inputs if (shape := dims(value)) is not None]
-        outputs = [shape for value in node.outputs if (shape := dims(value)) is not None]
-        if node.op_type == "Attention":  # scores of all queries and keys, and their products with the values
-            total += 2 * inputs[1][-2] * (int(np.prod(inputs[0])) + int(np.prod(outputs[0])))
-        else:
-            total += flops_of(node.op_type, inputs, outputs)
-    return total
 
 
 def agreement(sessions: dict[str, Any], size: tuple[int, int], batch: int) -> dict[str, Any]:
@@ -125,7 +110,7 @@ def compared(
 def _shares(samples_ms: Mapping[str, NDArray[np.float64]], paths: dict[str, Path], peak: float) -> dict[str, Any]:
     """Median latencies, and how near they are to what the machine can multiply."""
     p50 = {name: float(np.median(samples)) for name, samples in samples_ms.items()}
-    computed = {name: flops(path) for name, path in paths.items()}
+    computed = {name: 2 * macs_of(onnx.load(path)) for name, path in paths.items()}
     return {
         "p50_ms": {name: round(value, 3) for name, value in p50.items()},
         "macs": {name: count // 2 for name, count in computed.items()},
@@ -158,7 +143,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--form", help="a form for repaconv.export to write; its default without")
+    parser.add_argument("--form", default="default", help="a form for repaconv.fold")
     parser.add_argument("--only", nargs="+", choices=sorted({model.method for model in MODELS}), help="these methods")
     parser.add_argument(
         "--vit-large-batch", type=int, default=8, help="the ViT-L's largest: of 32, a call takes minutes"
@@ -175,7 +160,7 @@ def main() -> None:
         result: dict[str, Any] = {
             "machine": fingerprint(tuple(cores)),
             "onnxsim": onnxsim.__version__,
-            "form": given.form or "export's default",
+            "form": given.form,
             "skipped": [f"the ViT-L at batch {batch}: a call takes too long" for batch in skipped],
             "rows": [],
         }

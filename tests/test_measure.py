@@ -15,12 +15,13 @@ import pytest
 import repaconv as rc
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.measure.fingerprint import caches, jetson, limits, power_mode, tegrastats
-from repaconv.measure.profile import Event, bars_svg, flops_of, parent_of, profile_of
+from repaconv.measure.profile import Event, bars_svg, parent_of, profile_of
 from repaconv.measure.protocol import LONGEST_WARMUP, first_in_line, measure
 from repaconv.measure.protocols import paper
 from repaconv.measure.quality import quality
 from repaconv.measure.statistics import ratio
 from repaconv.measure.watch import Watched, between, state
+from repaconv.onnxfile import flops_of
 
 RUN = Path("repaconv-out/tiny")
 QUIET = Watched(seconds=10.0, others=0.01, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={})
@@ -174,6 +175,8 @@ def test_flops_and_modules():
         2 * 2 * 14 * 14 * 768 * 3 * 16 * 16
     )
     assert flops_of("Conv", [(1, 64, 8, 8), (64, 1, 3, 3)], [(1, 64, 8, 8)]) == 2 * 64 * 64 * 9  # depthwise
+    tokens, keys, values = (1, 5, 12 * 64), (1, 197, 12 * 64), (1, 197, 12 * 32)
+    assert flops_of("Attention", [tokens, keys, values], [(1, 5, 12 * 32)]) == 2 * 12 * 5 * 197 * (64 + 32)
     assert flops_of("Softmax", [(1, 12, 197, 197)], [(1, 12, 197, 197)]) == 0
     assert parent_of("blocks.0.attn.qkv") == "blocks.0.attn"
     assert parent_of("network.2.1.mlp.fc1") == "network.2.1.mlp"

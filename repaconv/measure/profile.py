@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from math import prod
 from typing import Any, NamedTuple
 
 from repaconv.artefact import ModuleTime, NodeTime, Profile
+from repaconv.onnxfile import flops_of
 
 
 class Event(NamedTuple):
@@ -86,20 +86,6 @@ def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[
             )
         )
     return found
-
-
-def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> int:
-    """Two for each multiply-accumulate of matrix products and convolutions; 0 for all else.
-
-    Quantised operators have scales and zero points between their matrices, which are no matrices.
-    """
-    matrices = [shape for shape in inputs if len(shape) >= 2]
-    if outputs and len(matrices) > 1 and "Conv" in operator:
-        batch, _, *places = outputs[0]
-        return 2 * batch * prod(places) * prod(matrices[1])
-    if outputs and matrices and ("MatMul" in operator or "Gemm" in operator):
-        return 2 * prod(outputs[0]) * matrices[0][-1]
-    return 0
 
 
 def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable[ModuleTime]:

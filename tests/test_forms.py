@@ -164,6 +164,37 @@ def test_attention_that_is_read_in_between_stays():
     assert changed(attending(shape, read="product"), "scale-into-q") == []
 
 
+def attending_twice(shape, *, split):
+    """Two attentions whose queries, keys and values are all parts of one layer: by Split, or as timm picks them."""
+    tokens, width, heads, qk, _ = shape
+    random = np.random.default_rng(0)
+    graph, size = Graph(x=[tokens, width]), heads * qk
+    whole = linear(graph, "x", random.standard_normal((width, 6 * size)), random.standard_normal(6 * size))
+    if split:
+        parts = graph("Split", whole, outputs=6, axis=2, num_outputs=6)
+        apart = [graph("Reshape", part, np.array([-1, tokens, heads, qk])) for part in parts]
+    else:
+        stacked = graph("Reshape", whole, np.array([-1, tokens, 6, heads, qk]))
+        apart = [graph("Gather", stacked, np.array(number), axis=2) for number in range(6)]
+    outs = []
+    for first in (0, 3):
+        q, k, v = (graph("Transpose", part, perm=perm) for part, perm in zip(apart[first:], PERMS, strict=False))
+        weights = graph("Softmax", graph("Mul", graph("MatMul", q, k), np.array(0.3)), axis=-1)
+        out = graph("Transpose", graph("MatMul", weights, v), perm=[0, 2, 1, 3])
+        out = graph("Reshape", out, np.array([-1, tokens, size]))
+        outs.append(linear(graph, out, random.standard_normal((size, width))))
+    return graph.model(graph("Add", *outs))
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_two_attentions_of_one_layer(split):
+    model = attending_twice(SHAPES[-1], split=split)
+    # Unsplit, the second one's layer is a new one by then: its turn comes with the next round.
+    assert changed(model, *["scale-into-q"] * (1 if split else 2)) == ["scale-into-q"] * 2
+    for names in (MATRICES, MATRICES[::-1]):
+        assert sorted(changed(model, *names)) == sorted(MATRICES * 2)
+
+
 def stream(tokens, width, *, spoil=None, seed=0):
     """Two pre-norm layers on tokens with a position; ``spoil`` is what makes the norms' mean count."""
     random = np.random.default_rng(seed)
@@ -172,6 +203,8 @@ def stream(tokens, width, *, spoil=None, seed=0):
     x = graph("Add", x, normal((1, tokens, width)))
     if spoil == "relu":
         x = graph("Relu", x)
+    if spoil == "norm":
+        x = graph("LayerNormalization", x, normal(width), axis=-1)
     if spoil == "scalar":
         x = graph("Add", x, np.array(0.5))
     for layer in range(2):
@@ -189,9 +222,10 @@ def test_norms_without_a_mean(size):
     assert changed(stream(*size), "rms-norm") == ["rms-norm"]
 
 
-@pytest.mark.parametrize("spoil", ["relu", "scalar", "layer", "output"])
+@pytest.mark.parametrize("spoil", ["relu", "scalar", "layer", "norm", "output"])
 def test_a_norm_whose_mean_counts_stays(spoil):
-    assert changed(stream(4, 6, spoil=spoil), "rms-norm") == []
+    # The norm that spoils the stream has one of its own.
+    assert changed(stream(4, 6, spoil=spoil), "rms-norm") == ["rms-norm"] * (spoil == "norm")
     assert changed(stream(4, 1), "rms-norm") == []
 
 
@@ -342,7 +376,7 @@ def summed(tokens, width, hidden, *, biases=(True, False), read=None, other="lay
     first = linear(graph, "x", random.standard_normal((width, width)), bias[0]) if other == "layer" else other
     second = linear(graph, "y", random.standard_normal((hidden, width)), bias[1])
     out = graph("Add", first, second)
-    return graph.model(out, *([second] if read == "layer" else []))
+    return graph.model(out, *({"layer": [second], "other": [first]}.get(read, [])))
 
 
 def test_sums_inside_the_product():
@@ -352,6 +386,7 @@ def test_sums_inside_the_product():
             assert changed(summed(*size, biases=biases), "concat-linear") == ["concat-linear"]
         assert changed(summed(*size, biases=(False, False), other="x"), "accumulate") == ["accumulate"]
     assert changed(summed(5, 2, 4, biases=(False, True), other="x"), "accumulate") == []
+    assert changed(summed(5, 2, 4, biases=(True, True), read="other"), "accumulate") == []
     assert changed(summed(5, 2, 4, biases=(False, False), other="r"), "accumulate") == []
     assert changed(summed(5, 2, 4, biases=(False, False), other="x", read="layer"), "accumulate") == []
 

@@ -392,6 +392,26 @@ def test_sums_inside_the_product():
     assert changed(summed(5, 2, 4, biases=(False, False), other="x", read="layer"), "accumulate") == []
 
 
+def summed_then(*, twice=False, norm=False, bias=True, width=3):
+    """Layers that read a sum with a layer in it."""
+    random = np.random.default_rng(0)
+    graph = Graph(x=[4, 2], r=[4, width])
+    y = linear(graph, "x", random.standard_normal((2, width)), random.standard_normal(width))
+    total = graph("Add", graph("Add", "r", y), y if twice else "r")
+    outs = [
+        linear(graph, total, random.standard_normal((width, 2)), random.standard_normal(2) if bias else None)
+        for _ in range(2)
+    ]
+    return graph.model(*outs, *([graph("Relu", total)] if norm else []))
+
+
+def test_a_bias_goes_through_a_sum_into_layers():
+    for width in (1, 5):
+        assert changed(summed_then(width=width), "bias-forward") == ["bias-forward"]
+    for options in ({"twice": True}, {"norm": True}, {"bias": False}):
+        assert changed(summed_then(**options), "bias-forward") == []
+
+
 def split_layer(sizes, unread=()):
     random = np.random.default_rng(0)
     graph = Graph(x=[3, 4])
@@ -543,6 +563,7 @@ def test_random_compositions_compute_the_same(name, seed):
     [
         ("repavit", "accumulate"),
         ("repavit", "concat-linear"),
+        ("repavit", "bias-forward"),
         ("nondeep", "scores-as-matrix"),
         ("nondeep", "values-as-matrix"),
         ("nondeep", "rms-norm"),

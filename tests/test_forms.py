@@ -462,6 +462,16 @@ def test_between_gemms_no_reshape_is_left():
     assert sum(node.op_type == "Reshape" for node in after.graph.node) == 3  # into rows twice, out of them at the end
 
 
+def test_no_two_names_are_alike_however_often_a_graph_is_rewritten():
+    model = mlp(4, 6)
+    for node, number in zip(model.graph.node, range(1, 99), strict=False):
+        node.name = f"MatMul_{number}"  # as an exporter names its own
+    for name in ("linear-as-gemm", "accumulate", "one-linear", "rows-throughout", "linear-as-gemm"):
+        model, _ = rewritten(model, [REWRITES[name]])
+        for names in ([node.name for node in model.graph.node], [weight.name for weight in model.graph.initializer]):
+            assert len(set(names)) == len(names)
+
+
 def moved(*moves, shape=(2, 3, 4)):
     graph = Graph(x=shape)
     x = graph("Relu", "x")

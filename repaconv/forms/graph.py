@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from repaconv.forms.contract import Rewrite
 
 Array = NDArray[Any]
+_NUMBER = re.compile(r"_(\d+)$")
 
 
 def read(proto: onnx.ModelProto) -> ir.Model:
@@ -159,8 +161,13 @@ class Writer:
 
 
 def _fresh(graph: ir.Graph) -> int:
-    """A number that no name of ours in this graph has."""
-    number = int(graph.meta.get("repaconv.fresh", 0)) + 1
+    """A number that no name in this graph ends with, be it the exporter's or ours of an earlier time."""
+    if "repaconv.fresh" not in graph.meta:
+        names = [node.name or "" for node in graph] + list(graph.initializers)
+        graph.meta["repaconv.fresh"] = max(
+            (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
+        )
+    number = int(graph.meta["repaconv.fresh"]) + 1
     graph.meta["repaconv.fresh"] = number
     return number
 

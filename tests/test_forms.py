@@ -17,11 +17,23 @@ from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
 from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
 from repaconv.exporters.to_onnx import to_onnx
-from repaconv.forms import attention, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows
+from repaconv.forms import (
+    attention,
+    biases,
+    centring,
+    linears,
+    matrices,
+    merging,
+    moves,
+    norms,
+    patches,
+    pointwise,
+    rows,
+)
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import in_double, rewritten
 
-MODULES = (attention, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
+MODULES = (attention, biases, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
 # Tokens, width, heads, width of a head's scores and of its values; the degenerate ones first.
@@ -154,6 +166,19 @@ def test_the_scale_goes_into_the_queries(shape, scale):
         assert changed(attending(shape, scale=scale, **options), "scale-into-q") == expected
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("joined", [True, False], ids=["one layer", "three layers"])
+def test_keys_and_values_need_no_bias(shape, joined):
+    for options in ({}, {"masked": True}, {"scale": "both"}):
+        model = attending(shape, joined=joined, **options)
+        names = ("no-key-bias", "value-bias-forward")
+        assert tuple(changed(model, *names)) == names
+        assert tuple(changed(model, *names, "linear-each", *names)) == names + ("linear-each",) * joined
+    assert changed(attending(shape, joined=joined, read="k"), "no-key-bias") == []
+    assert changed(attending(shape, joined=joined, read="product"), "no-key-bias") == []
+    assert changed(attending(shape, joined=joined, read="v"), "value-bias-forward") == []
+
+
 def test_attention_that_is_read_in_between_stays():
     shape = SHAPES[-1]
     for read, name in (("product", MATRICES[0]), ("scores", MATRICES[0]), ("k", MATRICES[0]), ("q", MATRICES[0])):
@@ -191,6 +216,7 @@ def test_two_attentions_of_one_layer(split):
     model = attending_twice(SHAPES[-1], split=split)
     # Unsplit, the second one's layer is a new one by then: its turn comes with the next round.
     assert changed(model, *["scale-into-q"] * (1 if split else 2)) == ["scale-into-q"] * 2
+    assert changed(model, *["no-key-bias"] * 2, *["value-bias-forward"] * 2).count("no-key-bias") == 2
     for names in (MATRICES, MATRICES[::-1]):
         assert sorted(changed(model, *names)) == sorted(MATRICES * 2)
 
@@ -382,9 +408,9 @@ def summed(tokens, width, hidden, *, biases=(True, False), read=None, other="lay
 
 def test_sums_inside_the_product():
     for size in ((1, 1, 1), (1, 3, 2), (5, 2, 4)):
-        for biases in ((True, False), (False, True), (True, True)):
-            assert changed(summed(*size, biases=biases), "accumulate") == ["accumulate"]
-            assert changed(summed(*size, biases=biases), "concat-linear") == ["concat-linear"]
+        for which in ((True, False), (False, True), (True, True)):
+            assert changed(summed(*size, biases=which), "accumulate") == ["accumulate"]
+            assert changed(summed(*size, biases=which), "concat-linear") == ["concat-linear"]
         assert changed(summed(*size, biases=(False, False), other="x"), "accumulate") == ["accumulate"]
     assert changed(summed(5, 2, 4, biases=(False, True), other="x"), "accumulate") == []
     assert changed(summed(5, 2, 4, biases=(True, True), read="other"), "accumulate") == []
@@ -574,6 +600,8 @@ def test_random_compositions_compute_the_same(name, seed):
         ("repavit", "accumulate"),
         ("repavit", "concat-linear"),
         ("repavit", "bias-forward"),
+        ("repavit", "no-key-bias"),
+        ("repavit", "value-bias-forward"),
         ("nondeep", "scores-as-matrix"),
         ("nondeep", "values-as-matrix"),
         ("nondeep", "rms-norm"),

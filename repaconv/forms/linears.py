@@ -198,30 +198,6 @@ def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
         )
 
 
-def _biases_forward(model: ir.Model) -> Iterator[Change]:
-    """(r + (x W + b)) V + c = (r + x W) V + (b V + c)."""
-    for linear in linears(model):
-        value, shape = linear.out, dims(linear.out)
-        if linear.bias is None or not linear.bias.any():
-            continue
-        while len(value.uses()) == 1 and (node := only_reader(value)) is not None and node.op_type == "Add":
-            value = node.outputs[0]
-        layers = layers_behind(value)
-        if value is linear.out or dims(value) != shape or not layers or any(layer.bias is None for layer in layers):
-            continue
-        write = Writer(model, linear.node)
-        write.replace(linear.out, write_linear(write, linear.x, linear.weight, None))
-        for layer in layers:
-            before = Writer(model, layer.node)
-            bias = layer.shift() + linear.bias @ layer.weight
-            before.replace(layer.out, write_linear(before, value, layer.weight, bias))
-        yield Change(
-            rewrite="bias-forward",
-            place=linear.node.name or "",
-            told=f"a bias of {linear.bias.size} into the {len(layers)} layers that read the sum",
-        )
-
-
 LINEAR_EACH = Rewrite("linear-each", "a linear layer whose output is only split along channels", _a_layer_for_each_part)
 ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all)
 CONCAT_LINEAR = Rewrite(
@@ -231,7 +207,4 @@ READ_COLUMNS = Rewrite(
     "read-columns",
     "a linear layer that is only split along channels, with parts that nothing reads",
     _columns_that_are_read,
-)
-BIAS_FORWARD = Rewrite(
-    "bias-forward", "a linear layer in a sum that only linear layers with a bias read", _biases_forward
 )

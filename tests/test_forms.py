@@ -17,11 +17,23 @@ from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
 from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
 from repaconv.exporters.to_onnx import to_onnx
-from repaconv.forms import attention, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows
+from repaconv.forms import (
+    attention,
+    biases,
+    centring,
+    linears,
+    matrices,
+    merging,
+    moves,
+    norms,
+    patches,
+    pointwise,
+    rows,
+)
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import in_double, rewritten
 
-MODULES = (attention, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
+MODULES = (attention, biases, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
 # Tokens, width, heads, width of a head's scores and of its values; the degenerate ones first.
@@ -154,6 +166,19 @@ def test_the_scale_goes_into_the_queries(shape, scale):
         assert changed(attending(shape, scale=scale, **options), "scale-into-q") == expected
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("joined", [True, False], ids=["one layer", "three layers"])
+def test_keys_and_values_need_no_bias(shape, joined):
+    for options in ({}, {"masked": True}, {"scale": "both"}):
+        model = attending(shape, joined=joined, **options)
+        names = ("no-key-bias", "value-bias-forward")
+        assert tuple(changed(model, *names)) == names
+        assert tuple(changed(model, *names, "linear-each", *names)) == names + ("linear-each",) * joined
+    assert changed(attending(shape, joined=joined, read="k"), "no-key-bias") == []
+    assert changed(attending(shape, joined=joined, read="product"), "no-key-bias") == []
+    assert changed(attending(shape, joined=joined, read="v"), "value-bias-forward") == []
+
+
 def test_attention_that_is_read_in_between_stays():
     shape = SHAPES[-1]
     for read, name in (("product", MATRICES[0]), ("scores", MATRICES[0]), ("k", MATRICES[0]), ("q", MATRICES[0])):
@@ -164,6 +189,38 @@ def test_attention_that_is_read_in_between_stays():
     assert changed(attending(shape, read="product"), "scale-into-q") == []
 
 
+def attending_twice(shape, *, split):
+    """Two attentions whose queries, keys and values are all parts of one layer: by Split, or as timm picks them."""
+    tokens, width, heads, qk, _ = shape
+    random = np.random.default_rng(0)
+    graph, size = Graph(x=[tokens, width]), heads * qk
+    whole = linear(graph, "x", random.standard_normal((width, 6 * size)), random.standard_normal(6 * size))
+    if split:
+        parts = graph("Split", whole, outputs=6, axis=2, num_outputs=6)
+        apart = [graph("Reshape", part, np.array([-1, tokens, heads, qk])) for part in parts]
+    else:
+        stacked = graph("Reshape", whole, np.array([-1, tokens, 6, heads, qk]))
+        apart = [graph("Gather", stacked, np.array(number), axis=2) for number in range(6)]
+    outs = []
+    for first in (0, 3):
+        q, k, v = (graph("Transpose", part, perm=perm) for part, perm in zip(apart[first:], PERMS, strict=False))
+        weights = graph("Softmax", graph("Mul", graph("MatMul", q, k), np.array(0.3)), axis=-1)
+        out = graph("Transpose", graph("MatMul", weights, v), perm=[0, 2, 1, 3])
+        out = graph("Reshape", out, np.array([-1, tokens, size]))
+        outs.append(linear(graph, out, random.standard_normal((size, width))))
+    return graph.model(graph("Add", *outs))
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_two_attentions_of_one_layer(split):
+    model = attending_twice(SHAPES[-1], split=split)
+    # Unsplit, the second one's layer is a new one by then: its turn comes with the next round.
+    assert changed(model, *["scale-into-q"] * (1 if split else 2)) == ["scale-into-q"] * 2
+    assert changed(model, *["no-key-bias"] * 2, *["value-bias-forward"] * 2).count("no-key-bias") == 2
+    for names in (MATRICES, MATRICES[::-1]):
+        assert sorted(changed(model, *names)) == sorted(MATRICES * 2)
+
+
 def stream(tokens, width, *, spoil=None, seed=0):
     """Two pre-norm layers on tokens with a position; ``spoil`` is what makes the norms' mean count."""
     random = np.random.default_rng(seed)
@@ -172,6 +229,9 @@ def stream(tokens, width, *, spoil=None, seed=0):
     x = graph("Add", x, normal((1, tokens, width)))
     if spoil == "relu":
         x = graph("Relu", x)
+    if spoil in ("norm", "plain norm"):
+        scale = normal(width) if spoil == "norm" else np.ones(width)
+        x = graph("LayerNormalization", graph("Relu", x), scale, axis=-1)
     if spoil == "scalar":
         x = graph("Add", x, np.array(0.5))
     for layer in range(2):
@@ -186,10 +246,11 @@ def stream(tokens, width, *, spoil=None, seed=0):
 
 @pytest.mark.parametrize("size", [(1, 2), (4, 3), (5, 8)], ids=str)
 def test_norms_without_a_mean(size):
-    assert changed(stream(*size), "rms-norm") == ["rms-norm"]
+    for start in (None, "plain norm"):  # what such a norm writes has no mean
+        assert changed(stream(*size, spoil=start), "rms-norm") == ["rms-norm"]
 
 
-@pytest.mark.parametrize("spoil", ["relu", "scalar", "layer", "output"])
+@pytest.mark.parametrize("spoil", ["relu", "scalar", "layer", "norm", "output"])
 def test_a_norm_whose_mean_counts_stays(spoil):
     assert changed(stream(4, 6, spoil=spoil), "rms-norm") == []
     assert changed(stream(4, 1), "rms-norm") == []
@@ -342,18 +403,39 @@ def summed(tokens, width, hidden, *, biases=(True, False), read=None, other="lay
     first = linear(graph, "x", random.standard_normal((width, width)), bias[0]) if other == "layer" else other
     second = linear(graph, "y", random.standard_normal((hidden, width)), bias[1])
     out = graph("Add", first, second)
-    return graph.model(out, *([second] if read == "layer" else []))
+    return graph.model(out, *({"layer": [second], "other": [first]}.get(read, [])))
 
 
 def test_sums_inside_the_product():
     for size in ((1, 1, 1), (1, 3, 2), (5, 2, 4)):
-        for biases in ((True, False), (False, True), (True, True)):
-            assert changed(summed(*size, biases=biases), "accumulate") == ["accumulate"]
-            assert changed(summed(*size, biases=biases), "concat-linear") == ["concat-linear"]
+        for which in ((True, False), (False, True), (True, True)):
+            assert changed(summed(*size, biases=which), "accumulate") == ["accumulate"]
+            assert changed(summed(*size, biases=which), "concat-linear") == ["concat-linear"]
         assert changed(summed(*size, biases=(False, False), other="x"), "accumulate") == ["accumulate"]
     assert changed(summed(5, 2, 4, biases=(False, True), other="x"), "accumulate") == []
+    assert changed(summed(5, 2, 4, biases=(True, True), read="other"), "accumulate") == []
     assert changed(summed(5, 2, 4, biases=(False, False), other="r"), "accumulate") == []
     assert changed(summed(5, 2, 4, biases=(False, False), other="x", read="layer"), "accumulate") == []
+
+
+def summed_then(*, twice=False, norm=False, bias=True, width=3):
+    """Layers that read a sum with a layer in it."""
+    random = np.random.default_rng(0)
+    graph = Graph(x=[4, 2], r=[4, width])
+    y = linear(graph, "x", random.standard_normal((2, width)), random.standard_normal(width))
+    total = graph("Add", graph("Add", "r", y), y if twice else "r")
+    outs = [
+        linear(graph, total, random.standard_normal((width, 2)), random.standard_normal(2) if bias else None)
+        for _ in range(2)
+    ]
+    return graph.model(*outs, *([graph("Relu", total)] if norm else []))
+
+
+def test_a_bias_goes_through_a_sum_into_layers():
+    for width in (1, 5):
+        assert changed(summed_then(width=width), "bias-forward") == ["bias-forward"]
+    for options in ({"twice": True}, {"norm": True}, {"bias": False}):
+        assert changed(summed_then(**options), "bias-forward") == []
 
 
 def split_layer(sizes, unread=()):
@@ -404,6 +486,16 @@ def test_between_gemms_no_reshape_is_left():
         ranks[node.output[0]] == 2 for node in after.graph.node if node.op_type in ("Gelu", "Add", "Mul", "Gemm")
     )
     assert sum(node.op_type == "Reshape" for node in after.graph.node) == 3  # into rows twice, out of them at the end
+
+
+def test_no_two_names_are_alike_however_often_a_graph_is_rewritten():
+    model = mlp(4, 6)
+    for node, number in zip(model.graph.node, range(1, 99), strict=False):
+        node.name = f"MatMul_{number}"  # as an exporter names its own
+    for name in ("linear-as-gemm", "accumulate", "one-linear", "rows-throughout", "linear-as-gemm"):
+        model, _ = rewritten(model, [REWRITES[name]])
+        for names in ([node.name for node in model.graph.node], [weight.name for weight in model.graph.initializer]):
+            assert len(set(names)) == len(names)
 
 
 def moved(*moves, shape=(2, 3, 4)):
@@ -507,6 +599,9 @@ def test_random_compositions_compute_the_same(name, seed):
     [
         ("repavit", "accumulate"),
         ("repavit", "concat-linear"),
+        ("repavit", "bias-forward"),
+        ("repavit", "no-key-bias"),
+        ("repavit", "value-bias-forward"),
         ("nondeep", "scores-as-matrix"),
         ("nondeep", "values-as-matrix"),
         ("nondeep", "rms-norm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from repaconv.forms.contract import Rewrite
 
 Array = NDArray[Any]
+_NUMBER = re.compile(r"_(\d+)$")
 
 
 def read(proto: onnx.ModelProto) -> ir.Model:
@@ -164,13 +166,15 @@ class Writer:
 
 
 def _fresh(graph: ir.Graph) -> int:
-    """A number that no name in this graph ends with."""
+    """A number that no name in this graph ends with, be it the exporter's or ours of an earlier time."""
     if "repaconv.fresh" not in graph.meta:
         names = [node.name or "" for node in graph] + list(graph.initializers)
-        ends = [name.rpartition("_")[2] for name in names]
-        graph.meta["repaconv.fresh"] = max([int(end) for end in ends if end.isdecimal()], default=0)
-    graph.meta["repaconv.fresh"] += 1
-    return int(graph.meta["repaconv.fresh"])
+        graph.meta["repaconv.fresh"] = max(
+            (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
+        )
+    number = int(graph.meta["repaconv.fresh"]) + 1
+    graph.meta["repaconv.fresh"] = number
+    return number
 
 
 def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:

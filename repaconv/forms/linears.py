@@ -87,6 +87,15 @@ def layer_at(node: ir.Node | None) -> Linear | None:
     return whole if found is not None and whole is not None and whole.x is found.x else found
 
 
+def layers_behind(value: ir.Value) -> list[Linear] | None:
+    """The linear layers that read a value; None if something else does."""
+    found = [layer_at(node) for node in value.consumers()]
+    if value.is_graph_output() or not found:
+        return None
+    layers = [layer for layer in found if layer is not None and layer.x is value]
+    return layers if len(layers) == len(found) else None
+
+
 def linears(model: ir.Model) -> list[Linear]:
     """All of a graph; the product inside one with a bias is not another one."""
     found = [linear for node in model.graph if node.outputs and (linear := linear_of(node.outputs[0]))]

@@ -12,78 +12,29 @@ a thin SVD, in which only singular values go that are zero to the rounding of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from repaconv.artefact import Change
-from repaconv.forms.attention import Attention, Heads, attentions, take
+from repaconv.forms.attention import Attention, attentions, take
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import Array, Writer, dims
-from repaconv.forms.layout import chain_of, columns_of, layout, reads
-from repaconv.forms.linears import Linear, layer_at, linear_of, only_reader, write_linear
+from repaconv.forms.heads import (
+    Projection,
+    as_heads,
+    at_layer,
+    projected,
+    read_by_one,
+    scores_of,
+    values_of,
+    write_heads,
+)
+from repaconv.forms.linears import Linear, linear_of, only_reader, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-
-@dataclass(frozen=True)
-class Projection:
-    """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e]; ``linear`` says whether a layer writes them."""
-
-    x: ir.Value
-    weight: Array
-    bias: Array
-    linear: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """Of x."""
-        return (dims(self.x) or (1, 1))[1] or 1
-
-    def macs(self) -> int:
-        """Products that its layer takes."""
-        return self.tokens * self.weight.size if self.linear else 0
-
-
-def _at_layer(heads: Heads) -> Heads:
-    """The same heads as columns of what computes them, where they are a part of that."""
-    chain = chain_of(heads.source)
-    read, shape = layout(chain), dims(chain[-1])
-    if read is None or shape is None or len(shape) != 3 or read.positions.ndim != 3:
-        return heads
-    offset, width = int(read.positions.flat[0]), shape[2] or 0
-    batch, tokens, columns = read.positions.shape
-    wanted = offset + width * np.arange(batch * tokens)[:, None] + np.arange(columns)
-    if shape[1] != tokens or not np.array_equal(read.positions.reshape(-1, columns), wanted):
-        return heads
-    return replace(heads, source=read.source, offset=offset + heads.offset, factor=read.factor * heads.factor)
-
-
-def _projected(heads: Heads, node: ir.Node) -> Projection | None:
-    """The linear layer that writes heads which this node alone reads."""
-    heads = _at_layer(heads)
-    linear = linear_of(heads.source)
-    columns = range(heads.offset, heads.offset + heads.count * heads.width)
-    if linear is None or len(dims(linear.x) or ()) != 3 or not _read_by_one(heads.source, columns, node):
-        return None
-    weight = linear.weight[:, columns].reshape(-1, heads.count, heads.width).swapaxes(0, 1)
-    bias = linear.shift()[columns].reshape(heads.count, heads.width)
-    return Projection(linear.x, heads.factor * weight, heads.factor * bias)
-
-
-def _read_by_one(source: ir.Value, columns: range, node: ir.Node) -> bool:
-    found = reads(source)
-    others = [columns_of(read.chain) for read in found if read.node is not node]
-    return len(others) < len(found) and all(other is not None and not other & set(columns) for other in others)
-
-
-def _tokens(heads: Heads) -> Projection | None:
-    """Heads that are one tensor of tokens, the same for all."""
-    if heads.count != 1 or not heads.whole:
-        return None
-    return Projection(heads.source, heads.factor * np.eye(heads.width)[None], np.zeros((1, heads.width)), linear=False)
 
 
 def _for_all(heads: Projection, count: int) -> Projection:
@@ -121,45 +72,27 @@ def _thin_heads(lefts: Array, rights: Array, write: Writer) -> tuple[Array, Arra
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
-def as_heads(write: Writer, x: ir.Value, heads: tuple[int, int, int], *, transposed: bool = False) -> ir.Value:
-    """Tokens [B, N, H e] as [B, H, N, e], or [B, H, e, N]; heads are (H, N, e)."""
-    count, tokens, width = heads
-    if count == 1:
-        turned = write("Transpose", x, perm=[0, 2, 1]) if transposed else x
-        return write("Unsqueeze", turned, write.constant([1]))
-    apart = write("Reshape", x, write.constant([-1, tokens, count, width]))
-    return write("Transpose", apart, perm=[0, 2, 3, 1] if transposed else [0, 2, 1, 3])
-
-
-def _write_heads(write: Writer, heads: Projection, *, transposed: bool = False) -> ir.Value:
-    count, channels, width = heads.weight.shape
-    x = heads.x
-    if heads.linear:
-        x = write_linear(write, x, heads.weight.swapaxes(0, 1).reshape(channels, -1), heads.bias.reshape(-1))
-    return as_heads(write, x, (count, heads.tokens, width), transposed=transposed)
-
-
 def _write_scores(model: ir.Model, found: Attention, q: Projection, k: Projection) -> None:
     """The product of queries and keys anew; values that shared their layer get one of their own."""
     write = Writer(model, found.product)
-    product = write("MatMul", _write_heads(write, q), _write_heads(write, k, transposed=True))
-    shared = any(_at_layer(found.v).source is _at_layer(heads).source for heads in (found.q, found.k))
-    apart = _projected(found.v, found.mixed) if shared else None
+    product = write("MatMul", write_heads(write, q), write_heads(write, k, transposed=True))
+    shared = any(at_layer(found.v).source is at_layer(heads).source for heads in (found.q, found.k))
+    apart = projected(found.v, found.mixed) if shared else None
     write.replace(found.product.outputs[0], product)
     if apart is not None:
-        found.mixed.replace_input_with(1, _write_heads(Writer(model, found.mixed), apart))
+        found.mixed.replace_input_with(1, write_heads(Writer(model, found.mixed), apart))
 
 
 def _write_values(model: ir.Model, found: Attention, v: Projection, proj: Linear) -> None:
     """Weights times values and the layer behind anew; queries and keys that shared the values' layer get their own."""
-    source = _at_layer(found.v).source
+    source = at_layer(found.v).source
     alone = [
         (index, heads)
         for index, entry in enumerate((found.q, found.k))
-        if _at_layer(entry).source is source and (heads := _projected(entry, found.product)) is not None
+        if at_layer(entry).source is source and (heads := projected(entry, found.product)) is not None
     ]
     write, width = Writer(model, found.mixed), v.weight.shape[2]
-    mixed = write("MatMul", found.mixed.inputs[0], _write_heads(write, v))
+    mixed = write("MatMul", found.mixed.inputs[0], write_heads(write, v))
     write = Writer(model, proj.node)
     joined = write("Transpose", mixed, perm=[0, 2, 1, 3])
     out = write("Reshape", joined, write.constant([-1, found.q.tokens, found.q.count * width]))
@@ -169,29 +102,15 @@ def _write_values(model: ir.Model, found: Attention, v: Projection, proj: Linear
     write.replace(proj.out, out)
     for index, heads in alone:
         before = Writer(model, found.product)
-        found.product.replace_input_with(index, _write_heads(before, heads, transposed=index == 1))
+        found.product.replace_input_with(index, write_heads(before, heads, transposed=index == 1))
 
 
 # --- the rewrites --------------------------------------------------------------------------------------------------
 
 
-def _scores(found: Attention) -> tuple[Projection, Projection] | None:
-    q = _projected(found.q, found.product)
-    k = _projected(found.k, found.product) or _tokens(found.k)
-    return None if q is None or k is None or found.k.count not in (1, found.q.count) else (q, k)
-
-
-def _values(found: Attention) -> tuple[Projection, Linear] | None:
-    v = _projected(found.v, found.mixed) or _tokens(found.v)
-    proj = layer_at(only_reader(found.out))
-    if v is None or proj is None or proj.x is not found.out or found.v.count not in (1, found.q.count):
-        return None
-    return v, proj
-
-
 def _scores_as_matrix(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
-        scores = _scores(found)
+        scores = scores_of(found)
         if scores is None or not scores[1].linear:
             continue
         q, k = scores
@@ -204,7 +123,7 @@ def _scores_as_matrix(model: ir.Model) -> Iterator[Change]:
 
 def _scores_by_rank(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
-        scores = _scores(found)
+        scores = scores_of(found)
         if scores is None:
             continue
         (q, k), count = scores, found.q.count
@@ -223,7 +142,7 @@ def _scores_by_rank(model: ir.Model) -> Iterator[Change]:
 
 def _values_as_matrix(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
-        values = _values(found)
+        values = values_of(found)
         if values is None or not values[0].linear:
             continue
         v, proj = _for_all(values[0], found.q.count), values[1]
@@ -238,7 +157,7 @@ def _values_as_matrix(model: ir.Model) -> Iterator[Change]:
 
 def _values_by_rank(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
-        values = _values(found)
+        values = values_of(found)
         if values is None:
             continue
         v, proj, count = _for_all(values[0], found.q.count), values[1], found.q.count
@@ -257,9 +176,9 @@ def _values_by_rank(model: ir.Model) -> Iterator[Change]:
 def _scale_into_queries(model: ir.Model) -> Iterator[Change]:
     """s (X W + b) = X (s W) + s b, wherever s stands: on the scores, the queries or the keys."""
     for found in attentions(model):
-        queries, keys = _at_layer(found.q), _at_layer(found.k)
+        queries, keys = at_layer(found.q), at_layer(found.k)
         linear, part = linear_of(queries.source), range(queries.offset, queries.offset + queries.count * queries.width)
-        if found.scale == 1 or linear is None or not _read_by_one(queries.source, part, found.product):
+        if found.scale == 1 or linear is None or not read_by_one(queries.source, part, found.product):
             continue
         factors = np.ones(linear.weight.shape[1])
         factors[part] = found.scale

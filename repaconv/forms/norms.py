@@ -15,7 +15,7 @@ import numpy as np
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import Array, Writer, attribute, constant, dims
-from repaconv.forms.linears import Linear, layer_at, only_reader, write_linear
+from repaconv.forms.linears import layers_behind, only_reader, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,7 +38,7 @@ def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
             or (not shift.any() and (scale == 1).all())
         ):
             continue
-        layers = _layers_behind(out)
+        layers = layers_behind(out)
         if layers is None:
             continue
         shift, write = np.broadcast_to(shift, scale.shape), Writer(model, norm)
@@ -53,15 +53,6 @@ def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
             bias = layer.shift() + shift @ layer.weight
             before.replace(layer.out, write_linear(before, bare, scale[:, None] * layer.weight, bias))
         yield _told("norm-affine", norm, f"scale and shift of {over} channels into {len(layers)} layers")
-
-
-def _layers_behind(value: ir.Value) -> list[Linear] | None:
-    """The linear layers that read a value; None if something else does."""
-    found = [layer_at(node) for node in value.consumers()]
-    if value.is_graph_output() or not found:
-        return None
-    layers = [layer for layer in found if layer is not None and layer.x is value]
-    return layers if len(layers) == len(found) else None
 
 
 def _group_as_row(model: ir.Model) -> Iterator[Change]:

@@ -1,0 +1,113 @@
+"""Heads of an attention as the linear layers that write and read them.
+
+Q_h = x Wq_h + bq_h,   proj(concat_h(S_h V_h)) = sum_h S_h V_h Wo_h + bo
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.forms.attention import Attention, Heads
+from repaconv.forms.graph import Array, Writer, dims
+from repaconv.forms.layout import chain_of, columns_of, layout, reads
+from repaconv.forms.linears import Linear, layer_at, linear_of, only_reader, write_linear
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e]; ``linear`` says whether a layer writes them."""
+
+    x: ir.Value
+    weight: Array
+    bias: Array
+    linear: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Of x."""
+        return (dims(self.x) or (1, 1))[1] or 1
+
+    def macs(self) -> int:
+        """Products that its layer takes."""
+        return self.tokens * self.weight.size if self.linear else 0
+
+
+def at_layer(heads: Heads) -> Heads:
+    """The same heads as columns of what computes them, where they are a part of that."""
+    chain = chain_of(heads.source)
+    read, shape = layout(chain), dims(chain[-1])
+    if read is None or shape is None or len(shape) != 3 or read.positions.ndim != 3:
+        return heads
+    offset, width = int(read.positions.flat[0]), shape[2] or 0
+    batch, tokens, columns = read.positions.shape
+    wanted = offset + width * np.arange(batch * tokens)[:, None] + np.arange(columns)
+    if shape[1] != tokens or not np.array_equal(read.positions.reshape(-1, columns), wanted):
+        return heads
+    return replace(heads, source=read.source, offset=offset + heads.offset, factor=read.factor * heads.factor)
+
+
+def projected(heads: Heads, node: ir.Node) -> Projection | None:
+    """The linear layer that writes heads which this node alone reads."""
+    heads = at_layer(heads)
+    linear = linear_of(heads.source)
+    columns = range(heads.offset, heads.offset + heads.count * heads.width)
+    if linear is None or len(dims(linear.x) or ()) != 3 or not read_by_one(heads.source, columns, node):
+        return None
+    weight = linear.weight[:, columns].reshape(-1, heads.count, heads.width).swapaxes(0, 1)
+    bias = linear.shift()[columns].reshape(heads.count, heads.width)
+    return Projection(linear.x, heads.factor * weight, heads.factor * bias)
+
+
+def read_by_one(source: ir.Value, columns: range, node: ir.Node) -> bool:
+    """Whether this node reads columns of a tensor, and no other does."""
+    found = reads(source)
+    others = [columns_of(read.chain) for read in found if read.node is not node]
+    return len(others) < len(found) and all(other is not None and not other & set(columns) for other in others)
+
+
+def tokens_as_heads(heads: Heads) -> Projection | None:
+    """Heads that are one tensor of tokens, the same for all."""
+    if heads.count != 1 or not heads.whole:
+        return None
+    return Projection(heads.source, heads.factor * np.eye(heads.width)[None], np.zeros((1, heads.width)), linear=False)
+
+
+def scores_of(found: Attention) -> tuple[Projection, Projection] | None:
+    """Queries and keys, if one layer writes these or tokens are the keys, and the scores alone read them."""
+    q = projected(found.q, found.product)
+    k = projected(found.k, found.product) or tokens_as_heads(found.k)
+    return None if q is None or k is None or found.k.count not in (1, found.q.count) else (q, k)
+
+
+def values_of(found: Attention) -> tuple[Projection, Linear] | None:
+    """Values, likewise, and the linear layer that alone reads what is mixed of them."""
+    v = projected(found.v, found.mixed) or tokens_as_heads(found.v)
+    proj = layer_at(only_reader(found.out))
+    if v is None or proj is None or proj.x is not found.out or found.v.count not in (1, found.q.count):
+        return None
+    return v, proj
+
+
+def as_heads(write: Writer, x: ir.Value, heads: tuple[int, int, int], *, transposed: bool = False) -> ir.Value:
+    """Tokens [B, N, H e] as [B, H, N, e], or [B, H, e, N]; heads are (H, N, e)."""
+    count, tokens, width = heads
+    if count == 1:
+        turned = write("Transpose", x, perm=[0, 2, 1]) if transposed else x
+        return write("Unsqueeze", turned, write.constant([1]))
+    apart = write("Reshape", x, write.constant([-1, tokens, count, width]))
+    return write("Transpose", apart, perm=[0, 2, 3, 1] if transposed else [0, 2, 1, 3])
+
+
+def write_heads(write: Writer, heads: Projection, *, transposed: bool = False) -> ir.Value:
+    """The layer, and its output as `as_heads` has it."""
+    count, channels, width = heads.weight.shape
+    x = heads.x
+    if heads.linear:
+        x = write_linear(write, x, heads.weight.swapaxes(0, 1).reshape(channels, -1), heads.bias.reshape(-1))
+    return as_heads(write, x, (count, heads.tokens, width), transposed=transposed)

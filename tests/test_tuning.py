@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forms_page import PAGE, page
 
 import repaconv as package
 from repaconv import registry
@@ -207,3 +208,7 @@ def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
     assert done.verdict == "passed"
     assert done.rewrites == ()
     assert "not this graph" in next(link.note for link in done.links if link.name == "form")
+
+
+def test_the_page_of_forms_is_of_the_rewrites_that_there_are():
+    assert PAGE.read_text() == page(), "run python tests/forms_page.py"

@@ -89,13 +89,17 @@ def _without_bias(model: ir.Model, heads: Heads) -> bool:
 
 
 NO_KEY_BIAS = Rewrite(
-    "no-key-bias", "softmax attention whose keys are a linear layer with a bias that nothing else reads", _no_key_biases
+    "no-key-bias",
+    "softmax attention whose keys are a linear layer with a bias that nothing else reads",
+    _no_key_biases,
+    order=24,
 )
 VALUE_BIAS_FORWARD = Rewrite(
     "value-bias-forward",
     "softmax attention whose values are a linear layer with a bias that nothing else reads, with another one behind",
     _value_biases_forward,
+    order=25,
 )
 BIAS_FORWARD = Rewrite(
-    "bias-forward", "a linear layer in a sum that only linear layers with a bias read", _biases_forward
+    "bias-forward", "a linear layer in a sum that only linear layers with a bias read", _biases_forward, order=88
 )

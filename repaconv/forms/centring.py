@@ -227,5 +227,5 @@ RMS_NORM = Rewrite(
     "LayerNorms over channels whose input is a sum of linear layers, convolutions and constants that only norms read",
     _rms_norms,
     opset=23,
-    order=36,
+    order=85,
 )

@@ -212,5 +212,5 @@ READ_COLUMNS = Rewrite(
     "read-columns",
     "a linear layer that is only split along channels, with parts that nothing reads",
     _columns_that_are_read,
-    order=25,
+    order=26,
 )

@@ -154,7 +154,7 @@ ACCUMULATE = Rewrite(
     "accumulate",
     "a linear layer on tokens without a bias, or with one that fits into another layer, added to one of its shape",
     _sums_in_the_product,
-    order=93,
+    order=91,
 )
 ROWS_THROUGHOUT = Rewrite(
     "rows-throughout",

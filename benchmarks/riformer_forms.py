@@ -28,7 +28,7 @@ from repaconv.engines.ort import ENGINE
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.protocol import interleaved, pinned
+from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.statistics import ratio
 from repaconv.methods.riformer import ARCHS, METHOD, RIFormerBlock
 from repaconv.proof.data import random_inputs
@@ -95,7 +95,7 @@ def main() -> None:
         for name, session in sessions.items():
             assert abs(session.run(images) - reference).max() <= 1e-5 * abs(reference).max(), name
         calls = {name: partial(session.run, images) for name, session in sessions.items()}
-        samples = interleaved(calls, rounds=given.rounds, warmup_rounds=10, seed=0)
+        samples = measure(calls, rounds=given.rounds, warmup_rounds=10, seed=0, cores=cores).samples_ms
         machine = fingerprint(tuple(cores))
     result = {
         "arch": given.arch,

@@ -23,6 +23,7 @@ from repaconv.methods.nondeep import example_meta
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
 HEADS = ("--set", "num_heads=3")
+THREE = ("read-tokens", "attention-op", "linear-each")
 
 
 def ratio_of(value: float, spread: float = 0.005) -> Ratio:
@@ -123,12 +124,12 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing():
     def never(*_):
         raise AssertionError("measured again")
 
-    package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal)
-    again = package.tune(saved("second.pth", 2), settings=SET, measurer=never)
+    package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE)
+    again = package.tune(saved("second.pth", 2), settings=SET, measurer=never, rewrites=THREE)
     assert again.note
     assert package.fold("second.pth", num_heads=3, form="fastest-known", force=True).rewrites == again.rewrites
     with pytest.raises(AssertionError, match="measured again"):
-        package.tune("second.pth", settings=SET, measurer=never, again=True)
+        package.tune("second.pth", settings=SET, measurer=never, rewrites=THREE, again=True)
 
 
 def test_a_search_that_is_broken_off_goes_on_where_it_was():
@@ -144,13 +145,13 @@ def test_a_search_that_is_broken_off_goes_on_where_it_was():
         return all_equal(reference, others, rounds)
 
     with pytest.raises(KeyboardInterrupt):
-        package.tune(ckpt, settings=SET, measurer=breaks)
-    package.tune(ckpt, settings=SET, measurer=counts)
+        package.tune(ckpt, settings=SET, measurer=breaks, rewrites=THREE)
+    package.tune(ckpt, settings=SET, measurer=counts, rewrites=THREE)
     assert [rounds for rounds, _ in seen] == [SCREENING, MIDDLE, 50]
 
 
 def test_what_the_budget_does_not_allow_is_left():
-    done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, budget_s=0)
+    done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE, budget_s=0)
     assert done.rewrites == done.default
     assert not any(row.ratio for row in done.candidates)
 
@@ -167,11 +168,15 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     def doubled(_reference, others, _rounds):
         return {name: ratio_of(2.0 if name in ("fp16", "int8") else 1.0) for name in others}
 
-    loose = package.tune(ckpt, settings=SET, max_disagreement=1.0, inputs="images.npz", measurer=doubled)
+    loose = package.tune(
+        ckpt, settings=SET, max_disagreement=1.0, inputs="images.npz", measurer=doubled, rewrites=THREE
+    )
     assert loose.precision in ("fp16", "int8")
     assert {row.precision for row in loose.lowered} == {"fp16", "int8"}
     assert all(row.disagreement is not None and row.images == 32 for row in loose.lowered)
-    wrong = package.tune(ckpt, settings=SET, max_disagreement=-1.0, inputs="images.npz", measurer=doubled)
+    wrong = package.tune(
+        ckpt, settings=SET, max_disagreement=-1.0, inputs="images.npz", measurer=doubled, rewrites=THREE
+    )
     assert wrong.precision == "fp32"
     assert all("more than allowed" in row.told for row in wrong.lowered)
 
@@ -187,7 +192,7 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
         code, _, err = repaconv("fold", ckpt, *HEADS, "--form", form)
         assert code == 2
         assert told in err
-    done = package.tune(ckpt, settings=SET, measurer=all_equal)
+    done = package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=THREE)
     with pytest.raises(Refused, match="other shapes"):
         package.fold(tiny, form=done.wrote[0])
     with pytest.raises(UsageProblem, match="no rewrite"):

@@ -222,6 +222,7 @@ class _Graphs:
     channels: int
     folder: Path
     made: dict[Form, Path] = field(default_factory=dict)
+    counted: dict[Form, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -275,6 +276,16 @@ class _Graphs:
         from repaconv.forms.graph import rewritten
 
         return rewritten(self.raw, [self.rewrites[name] for name in form])[0]
+
+    def macs(self, form: Form) -> int:
+        """What it multiplies and adds for one image."""
+        import onnx
+
+        from repaconv.forms.work import macs_of
+
+        if form not in self.counted:
+            self.counted[form] = macs_of(onnx.load(self.path(form)))
+        return self.counted[form]
 
     def fitting(self, form: Form, newest: int) -> Form:
         """As much of a form as that opset can say."""
@@ -336,14 +347,13 @@ class _Journal:
 
 def _searched(graphs: _Graphs, journal: _Journal, *, exhaustive: bool) -> list[Candidate]:
     from repaconv.forms.search import every, search
-    from repaconv.forms.work import macs_of
 
     if exhaustive:
         return every(graphs.default, list(graphs.rewrites), journal.measure, journal.rounds)
     return search(
         graphs.default,
         list(graphs.rewrites),
-        work=lambda form: macs_of(graphs.model(form)),
+        work=graphs.macs,
         measure=journal.measure,
         rounds=journal.rounds,
     )

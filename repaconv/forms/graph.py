@@ -124,7 +124,12 @@ class Writer:
 
         array = np.asarray(numbers)
         kind = (like.dtype if like is not None else self.dtype) or ir.DataType.FLOAT
-        array = array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64)
+        return self.exactly(array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64))
+
+    def exactly(self, array: Array) -> ir.Value:
+        """An initializer of the array's own type."""
+        import onnx_ir as ir
+
         name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
         value = ir.Value(
             name=name,

@@ -1,0 +1,166 @@
+"""read-tokens: what is not read behind the last attention is not computed, and nothing that is read changes."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+
+import repaconv as rc
+from repaconv.forms.graph import in_double, rewritten
+from repaconv.forms.tokens import READ_TOKENS
+
+
+class Block(nn.Module):
+    """A block as many codes write it: one linear layer for q, k, v, taken apart in one of several ways."""
+
+    def __init__(self, width: int, heads: int, way: str) -> None:
+        super().__init__()
+        self.heads, self.way = heads, way
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=way != "chunk"), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        y = self.qkv(self.norm1(x))
+        if self.way == "stack":
+            q, k, v = y.view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        elif self.way == "inner":  # channels ordered head, then q, k, v
+            q, k, v = y.view(batch, tokens, self.heads, 3, -1).permute(0, 2, 3, 1, 4).unbind(2)
+        else:
+            q, k, v = (z.view(batch, tokens, self.heads, -1).transpose(1, 2) for z in y.chunk(3, -1))
+        if self.way == "sdpa":
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v
+        x = x + self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class Net(nn.Module):
+    def __init__(self, way: str, read: str, width: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(width, heads, way), Block(width, heads, way))
+        self.norm, self.head, self.read = nn.LayerNorm(width), nn.Linear(width, 5), read
+
+    def forward(self, x):
+        x = self.blocks(x)
+        if self.read == "two":
+            return self.head(self.norm(x)[:, 1:3]).mean(1)
+        return self.head(self.norm(x)[:, 0] if self.read == "norm first" else self.norm(x[:, 0]))
+
+
+def exported(net, shape, *, dynamo, opset, free) -> onnx.ModelProto:
+    import io
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.randn(shape)
+        if dynamo:
+            dims = ({0: "batch"},) if free else None
+            return torch.onnx.export(
+                net.eval(), (x,), dynamo=True, opset_version=opset, dynamic_shapes=dims, verbose=False
+            ).model_proto
+        stream = io.BytesIO()
+        axes = {"x": {0: "batch"}} if free else None
+        torch.onnx.export(
+            net.eval(), (x,), stream, dynamo=False, opset_version=opset, input_names=["x"], dynamic_axes=axes
+        )
+        return onnx.load_from_string(stream.getvalue())
+
+
+def difference(before: onnx.ModelProto, after: onnx.ModelProto, *shape: int) -> float:
+    x = np.random.default_rng(0).standard_normal(shape)
+    name = before.graph.input[0].name
+    a, b = (ReferenceEvaluator(model).run(None, {name: x})[0] for model in (before, after))
+    assert a.shape == b.shape
+    return float(np.abs(a - b).max() / np.abs(a).max())
+
+
+def rows_of_products(model: onnx.ModelProto, weight: tuple[int, int]) -> list[int]:
+    """Tokens for which a linear layer of that shape is computed, node by node."""
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inferred.graph.value_info}
+    weights = {w.name for w in model.graph.initializer if tuple(w.dims) == weight}
+    return [shapes[n.output[0]][1] for n in model.graph.node if n.op_type == "MatMul" and n.input[1] in weights]
+
+
+@pytest.mark.parametrize(
+    ("way", "dynamo", "opset", "free"),
+    [
+        ("stack", True, 20, False),
+        ("stack", False, 17, True),
+        ("inner", True, 18, True),
+        ("chunk", False, 17, True),
+        ("sdpa", True, 23, True),
+        ("sdpa", False, 18, False),
+    ],
+)
+def test_one_token_behind_the_last_attention(way, dynamo, opset, free):
+    torch.manual_seed(1)
+    model = in_double(exported(Net(way, "norm first"), (2, 7, 12), dynamo=dynamo, opset=opset, free=free))
+    after, changes = rewritten(model, [READ_TOKENS])
+    assert [change.rewrite for change in changes] == ["read-tokens"]
+    onnx.checker.check_model(after, full_check=True)
+    assert difference(model, after, 3 if free else 2, 7, 12) < 1e-13
+    assert rows_of_products(after, (12, 24)) == [7, 1]
+    assert rows_of_products(after, (12, 12)).count(1) == 2  # queries and projection
+
+
+@pytest.mark.parametrize("read", ["two", "first"])
+def test_other_ways_to_read(read):
+    torch.manual_seed(2)
+    model = in_double(exported(Net("stack", read), (2, 7, 12), dynamo=True, opset=20, free=True))
+    after, changes = rewritten(model, [READ_TOKENS])
+    assert changes
+    assert difference(model, after, 3, 7, 12) < 1e-13
+    assert rows_of_products(after, (24, 12)) == [7, 2 if read == "two" else 1]
+
+
+def graph(nodes, outputs, weights, shape=(2, 6, 4)) -> onnx.ModelProto:
+    inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, shape)]
+    outs = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in outputs]
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
+    made = helper.make_graph(nodes, "g", inputs, outs, tensors)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)])
+
+
+TAKE = {"s": np.array([0]), "e": np.array([1]), "a": np.array([1]), "w": np.random.default_rng(1).random((4, 4))}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ([("MatMul", "x w", "y"), ("Slice", "y s e a", "z")], "y z"),  # all of y is an output
+        ([("MatMul", "x w", "y"), ("Slice", "y s e a", "p"), ("ReduceSum", "y", "q"), ("Add", "p q", "z")], "z"),
+        ([("MatMul", "x w", "y"), ("Softmax", "y", "p", {"axis": 1}), ("Slice", "p s e a", "z")], "z"),
+        ([("Transpose", "x", "t"), ("CumSum", "x a", "p"), ("Slice", "p s e a", "z")], "z"),
+    ],
+)
+def test_nothing_happens_where_other_tokens_are_needed(nodes, outputs):
+    made = [helper.make_node(op, i.split(), o.split(), **(rest[0] if rest else {})) for op, i, o, *rest in nodes]
+    model = graph(made, outputs.split(), TAKE)
+    after, changes = rewritten(model, [READ_TOKENS])
+    assert not changes
+    assert after is model
+
+
+def test_the_export_of_a_run_reads_the_class_token(tmp_path):
+    from repaconv import registry
+    from repaconv.methods.nondeep import example_meta
+
+    method = registry.load(registry.METHODS, "nondeep")
+    torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")
+    rc.fold(tmp_path / "a.pth")
+    rc.export()
+    model = in_double(onnx.load("repaconv-out/a/model.onnx"))
+    after, changes = rewritten(model, [READ_TOKENS])
+    assert len(changes) == 1
+    assert difference(model, after, 3, 3, 16, 16) < 1e-13

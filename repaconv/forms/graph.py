@@ -66,6 +66,14 @@ def tidy(model: ir.Model) -> None:
     ShapeInferencePass()(model)
 
 
+def clean(model: ir.Model) -> None:
+    """Remove what nothing reads, put nodes in order; shapes stay as they were said."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+
+    RemoveUnusedNodesPass()(model)
+    TopologicalSortPass()(model)
+
+
 def constant(value: ir.Value | None) -> Array | None:
     """A constant's numbers, floating ones in float64; None if it is computed or an input of the graph."""
     if value is None or value.const_value is None or value.is_graph_input():

@@ -110,17 +110,49 @@ class _Emitter:
         for value, edge in dense:
             parts.append(self._product(value, edge, left))
             left = None
-        for value, edge in picks if joined is None else []:
+        negative: list[ir.Value] = []
+        for group in self._alike(picks) if joined is None else []:
+            first, sign, edge = group[0]
+            value = first
+            if len(group) == 1 and edge.is_free and sign < 0:
+                negative.append(value)
+                continue
+            for other, other_sign, _ in group[1:]:
+                value = self._node("Add" if other_sign == sign else "Sub", value, other)
             new, left = self._picked(value, edge, left)
             parts.append(new)
+        if not parts:
+            parts = [self._node("Neg", negative.pop())]
         found = parts[0]
         for other in parts[1:]:
             found = self._node("Add", found, other)
+        for other in negative:
+            found = self._node("Sub", found, other)
         if left is not None:
             found = self._node("Add", found, self._vector(left))
         if not parts[1:] and all(found is value for value, _ in terms):
             found = self._node("Identity", found)
         return found
+
+    @staticmethod
+    def _alike(picks: list[tuple[ir.Value, Map]]) -> list[list[tuple[ir.Value, int, Pick]]]:
+        """Values that the same factors are put on, but for the sign, together; and the factors of the first."""
+        groups: list[list[tuple[ir.Value, int, Pick]]] = []
+        for value, edge in picks:
+            assert isinstance(edge, Pick)
+            for group in groups:
+                other = group[0][2]
+                if not (edge.is_diagonal and other.is_diagonal) or edge.is_identity or other.is_identity:
+                    continue
+                if np.allclose(edge.scale, other.scale, rtol=1e-14, atol=0):
+                    group.append((value, group[0][1], edge))
+                    break
+                if np.allclose(edge.scale, -other.scale, rtol=1e-14, atol=0):
+                    group.append((value, -group[0][1], edge))
+                    break
+            else:
+                groups.append([(value, -1 if edge.is_diagonal and (edge.scale == -1).all() else 1, edge)])
+        return groups
 
     def _node(self, operator: str, *inputs: ir.Value | None, **attributes: object) -> ir.Value:
         new = self.write(operator, *inputs, **attributes)

@@ -46,6 +46,11 @@ class Pick:
         return same and bool((self.scale == 1).all())
 
     @property
+    def is_free(self) -> bool:
+        """Whether it is a slice, or a difference's second term."""
+        return self.is_range or (self.is_diagonal and bool((self.scale == -1).all()))
+
+    @property
     def is_diagonal(self) -> bool:
         """Whether every channel stays at its place."""
         return len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
@@ -177,7 +182,7 @@ class Shape:
         """Multiply-accumulates a token; a slice is free."""
         if self.pick is None:
             return int(self.rows.sum()) * int(self.cols.sum())
-        return 0 if self.pick.is_range else int(self.rows.sum())
+        return 0 if self.pick.is_free else int(self.rows.sum())
 
 
 def shape_of(a: Map) -> Shape:

@@ -19,6 +19,7 @@ from repaconv.forms.views import OPERATORS, View, axes_of, selection_of, set_sha
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_LINEAR = ("MatMul", "Add", "Mul", "Slice", "Gather", "Split", "Concat")
 _WITH_CONSTANT = ("Add", "Sub", "Mul", "Div")
 
 
@@ -82,6 +83,8 @@ def _spread(numbers: Array, view: View) -> tuple[Array, int] | None:
     grid = whole.reshape([int(length) for length in lengths])
     order = sorted(range(len(factors)), key=lambda i: view.of[home].index(factors[i]))
     grid = grid.transpose(order)
+    if set(factors) != set(view.of[home]) and made_by(view.source, *_LINEAR) is None:
+        return None  # it would grow to the size of what is normalised there, and nothing could take it in
     inside = [int(view.size[f]) if f in factors else 1 for f in view.of[home]]
     full = np.broadcast_to(grid.reshape(inside), [int(length) for length in every])
     return full.reshape(math.prod(int(length) for length in every)), home
@@ -147,7 +150,8 @@ def behind_means(model: ir.Model) -> None:
 def _lower(model: ir.Model, node: ir.Node) -> bool:
     x = node.inputs[0] if node.inputs else None
     inner = made_by(x, *_WITH_CONSTANT, "BatchNormalization")
-    if x is None or inner is None or len(list(x.uses())) != 1 or x.is_graph_output():
+    shared = node.op_type != "AveragePool" and len(list(x.uses())) != 1 if x is not None else True
+    if x is None or inner is None or shared or x.is_graph_output():
         return False
     terms = _terms(inner)
     if terms is None:
@@ -170,7 +174,9 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
         new = write(operator, *((new, other) if place == 0 else (other, new)))
         set_shape(new, sizes(node.outputs[0]), source)
     write.replace(node.outputs[0], new)
-    model.graph.remove([node, inner], safe=True)
+    model.graph.remove(node, safe=True)
+    if not x.uses():
+        model.graph.remove(inner, safe=True)
     return True
 
 
@@ -198,6 +204,9 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
     rank = numbers.ndim
     if node.op_type == "GlobalAveragePool":
         return numbers if all(size == 1 for size in numbers.shape[2:]) else None
+    if node.op_type == "AveragePool":
+        whole = not attribute(node, "count_include_pad", 0) or not any(attribute(node, "pads", (0,)))
+        return numbers if whole and all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type == "ReduceMean":
         given = axes_of(node)
         axes = range(rank) if given is None else [axis % rank for axis in given]

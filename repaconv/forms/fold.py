@@ -1,0 +1,9 @@
+"""The rewrites that fold a graph of any origin, in their order."""
+
+from __future__ import annotations
+
+from repaconv.forms.affine_maps import AFFINE
+from repaconv.forms.contract import Rewrite
+from repaconv.forms.tokens import READ_TOKENS
+
+FOLDS: tuple[Rewrite, ...] = (AFFINE, READ_TOKENS)

@@ -28,7 +28,7 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
 
     Args:
         model: In the form that `repaconv.forms.normal` makes.
-        axis: Of the channels: `LAST`, or `IMAGE` for axis 1 of three dimensions and more.
+        axis: Of the channels: `LAST`, or `IMAGE` for axis 1 of four dimensions and more.
     """
     graph = LinearGraph()
     found: dict[ir.Value, Vertex] = {}
@@ -74,7 +74,7 @@ def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
 def channel_axis(value: ir.Value, axis: int) -> int | None:
     """Where the channels of a value are, counted from 0; None where it has no such axis."""
     shape = sizes(value)
-    if shape is None or len(shape) < (2 if axis == LAST else 3):
+    if shape is None or len(shape) < (2 if axis == LAST else 4):
         return None
     return len(shape) - 1 if axis == LAST else 1
 

@@ -227,7 +227,8 @@ class _Emitter:
             self.words.append("scale and shift")
             return self._batchnorm(chosen, scale, shift), None
         self.words.append("Mul")
-        return self._node("Mul", chosen, self._vector(scale)), shift
+        uniform = bool((scale == scale[0]).all())
+        return self._node("Mul", chosen, self.write.constant(scale[0]) if uniform else self._vector(scale)), shift
 
     def _spread(self, value: ir.Value, edge: Pick) -> ir.Value:
         """Channels at their places, zeros at the others."""

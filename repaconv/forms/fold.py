@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from repaconv.forms.affine_maps import AFFINE
+from repaconv.forms.branches import UNSTACK
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.tokens import READ_TOKENS
 
-FOLDS: tuple[Rewrite, ...] = (AFFINE, READ_TOKENS)
+FOLDS: tuple[Rewrite, ...] = (UNSTACK, AFFINE, READ_TOKENS)

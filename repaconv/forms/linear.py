@@ -136,7 +136,10 @@ class LinearGraph:
             if vertex.shift is not None:
                 moved = applied(outer, vertex.shift)
                 kept = kept and user.shift is None
+                had = user.shift is not None and bool(user.shift.any())
                 user.shift = moved if user.shift is None else user.shift + moved
+                if had and not user.shift.any():
+                    user.shift = None  # they cancel
             if not kept:
                 user.changed = True
             user.took += [*vertex.took, told]

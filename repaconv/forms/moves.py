@@ -33,6 +33,7 @@ def before_views(model: ir.Model) -> None:
                 _select(model, node, value)
         elif node.op_type in _WITH_CONSTANT:
             _constant(model, node)
+            _sum(model, node)
         elif node.op_type == "BatchNormalization":
             _batchnorm(model, node)
 
@@ -109,6 +110,23 @@ def _constant(model: ir.Model, node: ir.Node) -> None:
     new = write(node.op_type, *((view.source, other) if place == 0 else (other, view.source)))
     set_shape(new, shape, view.source)
     seen = View(new, view.of, view.axes, view.size).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+def _sum(model: ir.Model, node: ir.Node) -> None:
+    """A sum of two values that are seen the same way is their sum, seen that way."""
+    a, b = node.inputs
+    if node.op_type not in ("Add", "Sub") or a is None or b is None or constant(a) is not None or constant(b) is not None:
+        return
+    views = [view_of(value) for value in (a, b)]
+    if any(view is None for view in views) or not views[0].alike(views[1]) or views[0].source is a:  # type: ignore[union-attr, arg-type]
+        return
+    first, second = (view for view in views if view is not None)
+    write = Writer(model, node)
+    new = write(node.op_type, first.source, second.source)
+    set_shape(new, sizes(first.source), first.source)
+    seen = View(new, first.of, first.axes, first.size).write(write)
     if seen is not None:
         write.replace(node.outputs[0], seen)
 

@@ -23,9 +23,24 @@ if TYPE_CHECKING:
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """See `repaconv.forms.contract.Apply`."""
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass, DeduplicateInitializersPass
+
     normalise(model)
     activations.group(model)
     norms.split(model)
+    told: dict[str, Change] = {}
+    for _ in range(ROUNDS):
+        made = list(_round(model))
+        told |= {change.place: change for change in made}
+        DeduplicateInitializersPass()(model)
+        if not CommonSubexpressionEliminationPass()(model).modified and not made:
+            break
+    norms.merge(model)
+    activations.ungroup(model)
+    yield from told.values()
+
+
+def _round(model: ir.Model) -> Iterator[Change]:
     moves.before_views(model)
     one_view(model)
     clean(model)
@@ -36,8 +51,9 @@ def apply(model: ir.Model) -> Iterator[Change]:
         yield from emit(model, graph, axis, AFFINE.name)
         one_view(model)
         clean(model)
-    norms.merge(model)
-    activations.ungroup(model)
 
+
+ROUNDS = 6
+"""Each finds what the one before has made equal; two or three are usual."""
 
 AFFINE = Rewrite("affine", "along one axis of channels, for maps with constants that nothing else reads in between", apply)

@@ -275,7 +275,8 @@ def _gain(vertex: Vertex) -> int | None:
 
 def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
     live = [edge for edge in edges.values() if edge.rows.any()]
-    return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted))
+    free = any(edge.pick is None for edge in live)  # a matrix product's bias costs nothing
+    return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
 
 
 def _equal(a: Vertex, b: Vertex) -> bool:

@@ -178,7 +178,11 @@ def onnx_folding(done: OnnxFoldArtefact) -> None:
             table.add_row(change.rewrite, _plain(change.place), _plain(change.told))
         out().print(table)
     costs = _table("", "before", "after", "saved")
-    rows = [("parameters", done.parameters), ("nodes", done.nodes), *([("MACs a call", done.macs)] if done.macs else [])]
+    rows = [
+        ("parameters", done.parameters),
+        ("nodes", done.nodes),
+        *([("MACs a call", done.macs)] if done.macs else []),
+    ]
     for name, (before, after) in rows:
         costs.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
     out().print(costs)

@@ -68,7 +68,12 @@ def fold(
     set_: SetOption = None,
     weights: Weights = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another checkpoint's run.")] = False,
     allow_deployed: Annotated[

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from repaconv.forms.graph import Writer, constant, scalar
-from repaconv.forms.views import set_shape
 from repaconv.forms.shapes import sizes
+from repaconv.forms.views import set_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -56,4 +56,6 @@ def _round(model: ir.Model) -> Iterator[Change]:
 ROUNDS = 6
 """Each finds what the one before has made equal; two or three are usual."""
 
-AFFINE = Rewrite("affine", "along one axis of channels, for maps with constants that nothing else reads in between", apply)
+AFFINE = Rewrite(
+    "affine", "along one axis of channels, for maps with constants that nothing else reads in between", apply
+)

@@ -110,7 +110,9 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
         return [int(i) for i in attribute(node, "perm", None) or range(len(before))[::-1]].index(axis)
     if kind in ("Reshape", "Squeeze", "Unsqueeze"):
         paired = groups(before, after)
-        own = [theirs for ours, theirs in paired or () if axis in ours and all(before[i] == 1 for i in ours if i != axis)]
+        own = [
+            theirs for ours, theirs in paired or () if axis in ours and all(before[i] == 1 for i in ours if i != axis)
+        ]
         places = [i for i in own[0] if after[i] == before[axis]] if own else []
         return places[0] if len(places) == 1 and before[axis] != 1 else None
     if kind in ("Softmax", "LayerNormalization"):

@@ -261,6 +261,8 @@ def _gain(vertex: Vertex) -> int | None:
     if vertex.stays or not vertex.outputs:
         return None
     before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
+    if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
+        before -= 1  # one product that several read is better than several, if they cost the same
     saved = before
     for user in vertex.outputs:
         now = {source: shape_of(edge) for source, edge in user.inputs.items()}
@@ -290,7 +292,11 @@ def _equal(a: Vertex, b: Vertex) -> bool:
 
 def _kind(node: ir.Node) -> Any:
     """What tells two activations apart."""
-    return (node.domain, node.op_type, tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items())))
+    return (
+        node.domain,
+        node.op_type,
+        tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items())),
+    )
 
 
 def _operator(vertex: Vertex) -> str:

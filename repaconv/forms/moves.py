@@ -41,7 +41,12 @@ def before_views(model: ir.Model) -> None:
 def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     selected = selection_of(value)
     view = view_of(selected.value) if selected is not None else None
-    if selected is None or view is None or view.source is selected.value or not (value.uses() or value.is_graph_output()):
+    if (
+        selected is None
+        or view is None
+        or view.source is selected.value
+        or not (value.uses() or value.is_graph_output())
+    ):
         return
     merged = view.merged(selected.axis)
     if merged is None or len(merged.axes[selected.axis]) != 1:
@@ -117,7 +122,13 @@ def _constant(model: ir.Model, node: ir.Node) -> None:
 def _sum(model: ir.Model, node: ir.Node) -> None:
     """A sum of two values that are seen the same way is their sum, seen that way."""
     a, b = node.inputs
-    if node.op_type not in ("Add", "Sub") or a is None or b is None or constant(a) is not None or constant(b) is not None:
+    if (
+        node.op_type not in ("Add", "Sub")
+        or a is None
+        or b is None
+        or constant(a) is not None
+        or constant(b) is not None
+    ):
         return
     views = [view_of(value) for value in (a, b)]
     if any(view is None for view in views) or not views[0].alike(views[1]) or views[0].source is a:  # type: ignore[union-attr, arg-type]

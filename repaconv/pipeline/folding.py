@@ -77,9 +77,7 @@ def fold(
     return fold_live(checkpoint, method, settings)
 
 
-def _fold_graph(
-    path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
-) -> OnnxFoldArtefact:
+def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> OnnxFoldArtefact:
     """Fold an ONNX file; what is for checkpoints alone is refused."""
     from repaconv.pipeline.onnx_folding import fold_onnx
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.artefact import Change, Link, OnnxFoldArtefact
-from repaconv.errors import GateFailed, RepaconvError, Refused, UsageProblem
+from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, write_artefact, write_bytes
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
 
@@ -241,9 +241,7 @@ def _session(source: Path, model: onnx.ModelProto) -> Any:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(
-            model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-        )
+        return onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise Refused(
             f"ONNX Runtime does not load {source}: {str(error).splitlines()[0]}",

@@ -12,6 +12,7 @@ from repaconv.forms.graph import Array, attribute, constant
 from repaconv.forms.linear import LinearGraph, Vertex
 from repaconv.forms.maps import Dense, Map, Pick, Vector, diagonal, embedding, identity, selection
 from repaconv.forms.shapes import sizes
+from repaconv.forms.uniform import assigned, uniform
 from repaconv.forms.views import selection_of
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _add(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 def _mul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     for place in (0, 1):
         source, other = node.inputs[place], node.inputs[1 - place]
-        vector = per_channel(constant(other), value, axis)
+        vector = per_channel(uniform(other), value, axis)
         if vector is None or source is None or constant(source) is not None or sizes(source) != sizes(value):
             continue
         if node.op_type == "Div":
@@ -219,7 +220,7 @@ def _select(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 def _where(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     """A constant mask over channels chooses between two values, or a value and constants."""
-    mask = per_channel(constant(node.inputs[0]), value, axis)
+    mask = per_channel(uniform(node.inputs[0]), value, axis)
     if mask is None:
         return None
     edges: list[tuple[ir.Value, Map]] = []
@@ -257,12 +258,17 @@ def _pad(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 
 def _scatter(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    """Channels of one value put over those of another: ScatterND over the first axis, ScatterElements over any.
-
-    ScatterND writes whole slices of the leading axis; a mask over channels comes as one after a Transpose, which
-    `repaconv.forms.normal` brings to an axis of channels.
-    """
-    return None
+    """Channels of one value put over those of another."""
+    found, width = assigned(node), _width(value, axis)
+    data, updates = node.inputs[0], node.inputs[2]
+    if found is None or width is None or found[0] != channel_axis(value, axis) or data is None or updates is None:
+        return None
+    places = found[1]
+    if constant(data) is not None or constant(updates) is not None or _width(updates, axis) != len(places):
+        return None
+    kept = np.ones(width)
+    kept[places] = 0
+    return [(data, diagonal(kept)), (updates, embedding(places, width))], None
 
 
 _RULES: dict[str, Callable[[ir.Node, ir.Value, int], Edges | None]] = {
@@ -281,6 +287,7 @@ _RULES: dict[str, Callable[[ir.Node, ir.Value, int], Edges | None]] = {
     "Split": _select,
     "Where": _where,
     "Pad": _pad,
+    "ScatterND": _scatter,
 }
 
 __all__ = ["IMAGE", "LAST", "Pick", "batchnorm", "channel_axis", "identity", "linear_graph", "per_channel"]

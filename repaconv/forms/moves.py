@@ -14,12 +14,13 @@ import numpy as np
 from repaconv.forms.edges import batchnorm
 from repaconv.forms.graph import Array, Writer, attribute, constant, made_by
 from repaconv.forms.shapes import sizes
+from repaconv.forms.uniform import assigned
 from repaconv.forms.views import OPERATORS, View, axes_of, selection_of, set_shape, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_LINEAR = ("MatMul", "Add", "Mul", "Slice", "Gather", "Split", "Concat")
+_LINEAR = ("MatMul", "Conv", "Sub", "Where", "ScatterND", "BatchNormalization", "Div", "Add", "Mul", "Slice", "Gather", "Split", "Concat")
 _WITH_CONSTANT = ("Add", "Sub", "Mul", "Div")
 
 
@@ -36,6 +37,8 @@ def before_views(model: ir.Model) -> None:
             _sum(model, node)
         elif node.op_type == "BatchNormalization":
             _batchnorm(model, node)
+        elif node.op_type == "ScatterND":
+            _assign(model, node)
 
 
 def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
@@ -107,7 +110,7 @@ def _constant(model: ir.Model, node: ir.Node) -> None:
         return
     spread = _spread(given, view)
     shape = sizes(view.source)
-    if spread is None or shape is None:
+    if spread is None or shape is None or made_by(view.source, *_LINEAR) is None:
         return
     vector, axis = spread
     write = Writer(model, node)
@@ -115,6 +118,33 @@ def _constant(model: ir.Model, node: ir.Node) -> None:
     new = write(node.op_type, *((view.source, other) if place == 0 else (other, view.source)))
     set_shape(new, shape, view.source)
     seen = View(new, view.of, view.axes, view.size).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+def _assign(model: ir.Model, node: ir.Node) -> None:
+    """Assignment along the first axis of two values turned alike is one along their own axis: a choice of both's."""
+    found, data, updates = assigned(node), node.inputs[0], node.inputs[2]
+    views = [view_of(value) if value is not None else None for value in (data, updates)]
+    if found is None or found[0] != 0 or any(view is None for view in views):
+        return
+    first, second = (view for view in views if view is not None)
+    if first.axes != second.axes or first.of != second.of or first.source is data or len(first.axes[0]) != 1:
+        return
+    home, shapes = first.axis_of(first.axes[0][0]), (sizes(first.source), sizes(second.source))
+    if len(first.of[home]) != 1 or shapes[0] is None or shapes[1] is None:
+        return
+    length, added = shapes[0][home], shapes[1][home]
+    if not isinstance(length, int) or not isinstance(added, int):
+        return
+    write = Writer(model, node)
+    both = write("Concat", first.source, second.source, axis=home)
+    set_shape(both, (*shapes[0][:home], length + added, *shapes[0][home + 1 :]), first.source)
+    order = np.arange(length)
+    order[found[1]] = length + np.arange(added)
+    new = write("Gather", both, write.constant(order), axis=home)
+    set_shape(new, shapes[0], first.source)
+    seen = View(new, first.of, first.axes, first.size).write(write)
     if seen is not None:
         write.replace(node.outputs[0], seen)
 
@@ -247,9 +277,18 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
         if found is None or numbers.shape[found.axis] != 1:
             return None
         return numbers if found.keeps else numbers.squeeze(found.axis)
+    if node.op_type == "Transpose" and rank == 4 and _of_norm(node.inputs[0]):
+        return numbers.transpose(attribute(node, "perm", None))
     if node.op_type in OPERATORS and node.op_type != "Transpose":
         return _dropped(node, numbers)
     return None
+
+
+def _of_norm(value: ir.Value | None) -> bool:
+    """Whether it is a norm with scale and shift: no linear layer before it could take those."""
+    while (node := made_by(value, "Mul", "Add")) is not None:
+        value = next((v for v in node.inputs if constant(v) is None), None)
+    return made_by(value, "LayerNormalization", "RMSNormalization") is not None
 
 
 def _dropped(node: ir.Node, numbers: Array) -> Array | None:

@@ -102,6 +102,10 @@ _PRIMES = (1_000_003, 1_000_033, 1_000_037, 1_000_039, 1_000_081, 1_000_099)
 def _settle_reshape(model: ir.Model, node: ir.Node, known: _Known) -> None:
     import onnx_ir as ir
 
+    if node.op_type == "Expand" and not node.domain and sizes(node.inputs[0]) == sizes(node.outputs[0]) is not None:
+        if node.inputs[0] is not None and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+        return
     if node.op_type not in ("Reshape", "Flatten") or node.domain or constant(node.inputs[-1]) is not None:
         return
     shape = sizes(node.outputs[0])
@@ -123,6 +127,8 @@ def _settle_reshape(model: ir.Model, node: ir.Node, known: _Known) -> None:
 
 def _settle_constant(model: ir.Model, node: ir.Node, known: _Known) -> None:
     """Put a constant in place of what has but one value: made of known sizes, or of constants."""
+    import onnx_ir as ir
+
     from repaconv.forms.graph import Writer
 
     value = node.outputs[0]
@@ -132,7 +138,7 @@ def _settle_constant(model: ir.Model, node: ir.Node, known: _Known) -> None:
     entries = found if isinstance(found, list) else [found]
     if found is not None and all(isinstance(entry, int) for entry in entries):
         numbers = np.asarray(found, np.int64)
-        if value.dtype is not None and value.dtype.numpy() == np.bool_:
+        if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
             return
     elif (numbers := _evaluated(node, model.graph.opset_imports.get("", 18))) is None:  # type: ignore[assignment]
         return
@@ -316,7 +322,7 @@ def _joined(known: _Known, node: ir.Node) -> list[Size] | None:
 
 def _as_list(known: _Known, node: ir.Node) -> list[Size] | None:
     found = known.int_of(node.inputs[0])
-    return found if isinstance(found, list) else None if found is None else [found]
+    return None if found is None or isinstance(found, list) else [found]
 
 
 def _as_scalar(known: _Known, node: ir.Node) -> Size | None:
@@ -412,15 +418,20 @@ def _reshape(known: _Known, node: ir.Node) -> list[Size] | None:
         return None
     copies = not attribute(node, "allowzero", 0)
     wanted = [before[i] if size == 0 and copies else size for i, size in enumerate(target)]
-    if -1 not in wanted:
-        return wanted
     have, had = _factors(before)
     want, taken = _factors(tuple(size for size in wanted if size != -1))
+    strange = [name for name in want if name not in have]
+    if len(strange) == 1 and len(have) == len(want) == 1 and had == taken and -1 not in wanted:
+        return [have[0] if size == strange[0] else size for size in wanted]  # what else could it be
     for name in want:
         if name in have:
             have.remove(name)
+        elif -1 not in wanted:
+            return wanted
         else:
             return [f"{node.outputs[0].name}.{i}" if size == -1 else size for i, size in enumerate(wanted)]
+    if -1 not in wanted:
+        return wanted
     if not taken or had % taken:
         return None
     share = had // taken

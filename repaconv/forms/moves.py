@@ -14,7 +14,7 @@ import numpy as np
 from repaconv.forms.edges import batchnorm
 from repaconv.forms.graph import Array, Writer, attribute, constant, made_by
 from repaconv.forms.shapes import sizes
-from repaconv.forms.uniform import assigned
+from repaconv.forms.uniform import assigned, uniform
 from repaconv.forms.views import OPERATORS, View, axes_of, selection_of, set_shape, view_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def _assign(model: ir.Model, node: ir.Node) -> None:
     """Assignment along the first axis of two values turned alike is one along their own axis: a choice of both's."""
     found, data, updates = assigned(node), node.inputs[0], node.inputs[2]
     views = [view_of(value) if value is not None else None for value in (data, updates)]
-    if found is None or found[0] != 0 or any(view is None for view in views):
+    masks = uniform(node.outputs[0]) is not None
+    if found is None or masks or found[0] != 0 or any(view is None for view in views):
         return
     first, second = (view for view in views if view is not None)
     if first.axes != second.axes or first.of != second.of or first.source is data or len(first.axes[0]) != 1:

@@ -106,6 +106,9 @@ def _settle_reshape(model: ir.Model, node: ir.Node, known: _Known) -> None:
         if node.inputs[0] is not None and not node.outputs[0].is_graph_output():
             node.outputs[0].replace_all_uses_with(node.inputs[0])
         return
+    if node.op_type == "Gather" and not node.domain:
+        _settle_gather(model, node)
+        return
     if node.op_type not in ("Reshape", "Flatten") or node.domain or constant(node.inputs[-1]) is not None:
         return
     shape = sizes(node.outputs[0])
@@ -186,6 +189,19 @@ _UNSTEADY = (
 )
 
 
+def _settle_gather(model: ir.Model, node: ir.Node) -> None:
+    """A Gather of everything in order is a Reshape."""
+    from repaconv.forms.graph import Writer
+
+    indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
+    whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
+    if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():
+        write = Writer(model, node)
+        new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+
+
 class _Known:
     """What is known so far: small integer tensors as lists of sizes; shapes stand on the values themselves."""
 
@@ -225,7 +241,9 @@ class _Known:
         shaped = _SHAPES.get(node.op_type) if node.domain == "" else None
         if shaped and (shape := shaped(self, node)) is not None:
             self.set_shape(node.outputs[0], shape)
-            if node.outputs[0].dtype is None and node.inputs[0] is not None:
+            if node.op_type == "Range":
+                node.outputs[0].dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
+            elif node.op_type != "ConstantOfShape" and node.outputs[0].dtype is None and node.inputs[0] is not None:
                 node.outputs[0].dtype = node.inputs[0].dtype
             return
         self._infer(node, opset)
@@ -471,8 +489,20 @@ def _elementwise(known: _Known, node: ir.Node) -> list[Size] | None:
     return found
 
 
+def _range(known: _Known, node: ir.Node) -> list[Size] | None:
+    start, limit, step = (known.int_of(value) for value in node.inputs)
+    return [limit] if start == 0 and step == 1 and isinstance(limit, (int, str)) else None
+
+
+def _of_shape(known: _Known, node: ir.Node) -> list[Size] | None:
+    found = known.int_of(node.inputs[0])
+    return found if isinstance(found, list) else None
+
+
 _SHAPES: dict[str, Callable[[_Known, ir.Node], list[Size] | None]] = {
     "Reshape": _reshape,
     "Expand": _expand,
+    "Range": _range,
+    "ConstantOfShape": _of_shape,
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow"), _elementwise),
 }

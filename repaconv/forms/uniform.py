@@ -129,15 +129,17 @@ def _counts(value: ir.Value | None, axis: int, length: int | str, rank: int) -> 
     if numbers is not None:
         count = np.arange(numbers.size)
         return numbers.size == length and numbers.shape[axis] == length and bool((numbers.reshape(-1) == count).all())
-    while value is not None and (node := value.producer()) is not None:
+    spread = False
+    while value is not None and (node := value.producer()) is not None and node.inputs:
         if node.op_type == "Range":
             start, step = constant(node.inputs[0]), constant(node.inputs[2])
-            return start is not None and not start.any() and step is not None and bool((step == 1).all())
-        shape = sizes(node.inputs[0]) if node.inputs else None
-        kept = node.op_type in ("Expand", "Unsqueeze", "Reshape", "Identity", "Cast", "Add") and shape is not None
-        if not kept or sum(size != 1 for size in shape or ()) > 1:
+            return spread and start is not None and not start.any() and step is not None and bool((step == 1).all())
+        shape = sizes(node.inputs[0])
+        if node.op_type not in ("Expand", "Unsqueeze", "Reshape", "Identity", "Cast") or shape is None:
             return False
-        if node.op_type == "Add" and (numbers := constant(node.inputs[1])) is not None and numbers.any():
+        if node.op_type == "Expand":
+            spread = all(size == 1 or i + rank - len(shape) == axis for i, size in enumerate(shape))
+        if (node.op_type == "Expand" and not spread) or (spread and sum(size != 1 for size in shape) > 1):
             return False
         value = node.inputs[0]
     return False

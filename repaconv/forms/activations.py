@@ -17,8 +17,29 @@ if TYPE_CHECKING:
 
 DOMAIN, GROUP = "repaconv", "Activation"
 ALONE = frozenset(
-    ("Gelu", "Relu", "Sigmoid", "Tanh", "Erf", "HardSwish", "HardSigmoid", "LeakyRelu", "Elu", "Selu", "Celu")
-    + ("Softplus", "Softsign", "Mish", "Swish", "Exp", "Sqrt", "Abs", "Sin", "Cos", "Log")
+    (
+        "Gelu",
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "Erf",
+        "HardSwish",
+        "HardSigmoid",
+        "LeakyRelu",
+        "Elu",
+        "Selu",
+        "Celu",
+        "Softplus",
+        "Softsign",
+        "Mish",
+        "Swish",
+        "Exp",
+        "Sqrt",
+        "Abs",
+        "Sin",
+        "Cos",
+        "Log",
+    )
 )
 _SCALED = frozenset(("Add", "Sub", "Mul", "Div", "Pow"))
 DEPTH = 12
@@ -50,14 +71,18 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
         if output.is_graph_output():
             return
         users = [user for user, _ in output.uses()]
-        if len(users) == 1 and users[0].op_type in ("Mul", "Div") and not output.is_graph_output():
-            if (
+        if (
+            len(users) == 1
+            and users[0].op_type in ("Mul", "Div")
+            and not output.is_graph_output()
+            and (
                 any(scalar(v) is not None for v in users[0].inputs)
                 and users[0].graph is model.graph
                 and not users[0].outputs[0].is_graph_output()
-            ):
-                nodes.append(users[0])
-                output = users[0].outputs[0]
+            )
+        ):
+            nodes.append(users[0])
+            output = users[0].outputs[0]
         recipe = _recipe(nodes, root)
         number = kinds.setdefault(str(recipe), len(kinds))
         model.graph.meta[f"repaconv.activation.{number}"] = recipe

@@ -1,7 +1,7 @@
 """affine: what is linear over channels is composed, added up and taken in, wherever that is cheaper.
 
 See `repaconv.forms.linear` for the equations. It is exact for BatchNormalization that has learnt, linear layers and 1x1
-convolutions, per-channel scales and shifts, norms' affines, splits and concats along channels, constant masks, and sums.
+convolutions, per-channel scales and shifts, norms' affines, splits and concats of channels, constant masks, and sums.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "Gr
 def parameters(model: ir.Model) -> int:
     """Numbers that were learnt: floating constants of more than one number.
 
-    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, and copies of one constant
+    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, and copies of a constant
     for every image of a fixed batch are none.
     """
     return sum(_learnt(value) for value in model.graph.initializers.values())

@@ -166,7 +166,8 @@ class LinearGraph:
         return merged
 
     def _merge(self, kept: Vertex, gone: Vertex) -> None:
-        assert kept.value is not None and gone.value is not None
+        assert kept.value is not None
+        assert gone.value is not None
         gone.value.replace_all_uses_with(kept.value)
         for user in tuple(gone.outputs):
             moved = user.inputs.pop(gone)

@@ -1,7 +1,7 @@
 """Operators that change places: selections and per-channel constants come before views, affine maps behind means.
 
 A view only moves numbers, so a selection on one of its factors, or a constant that varies along one axis of its source,
-may act on the source. A mean over tokens, or a choice of them, of x g + b is that of x, times g, plus b: on fewer tokens.
+may act on the source. A mean over tokens, or a choice of them, of x g + b is that of x, times g, plus b: on fewer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,21 @@ from repaconv.forms.views import OPERATORS, View, axes_of, selection_of, set_sha
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_LINEAR = ("MatMul", "Conv", "Sub", "Where", "ScatterND", "BatchNormalization", "Div", "Add", "Mul", "Slice", "Gather", "Split", "Concat")
+_LINEAR = (
+    "MatMul",
+    "Conv",
+    "Sub",
+    "Where",
+    "ScatterND",
+    "BatchNormalization",
+    "Div",
+    "Add",
+    "Mul",
+    "Slice",
+    "Gather",
+    "Split",
+    "Concat",
+)
 _WITH_CONSTANT = ("Add", "Sub", "Mul", "Div")
 
 

@@ -41,7 +41,8 @@ def split(model: ir.Model) -> None:
 
 def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) -> None:
     write, shape, x = Writer(model, node), sizes(node.outputs[0]), node.inputs[0]
-    assert shape is not None and x is not None
+    assert shape is not None
+    assert x is not None
     vector = (-1,) if node.op_type in _LAST else (-1, *[1] * (len(shape) - 2))
     ones = [write.constant(np.ones(len(scale)))]
     if node.op_type in _IMAGE:

@@ -71,7 +71,9 @@ def _scattered(node: ir.Node, depth: int) -> Array | None:
     if not isinstance(length, int):
         return None
     whole = np.repeat(data, length, axis) if data.shape[axis] == 1 else data.copy()
-    others = [max(a, b) if i != axis else length for i, (a, b) in enumerate(zip(whole.shape, updates.shape, strict=True))]
+    others = [
+        max(a, b) if i != axis else length for i, (a, b) in enumerate(zip(whole.shape, updates.shape, strict=True))
+    ]
     whole = np.broadcast_to(whole, others).copy()
     index = [slice(None)] * whole.ndim
     index[axis] = places  # type: ignore[call-overload]

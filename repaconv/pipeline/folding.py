@@ -51,7 +51,8 @@ def fold(
     """Fold a checkpoint, an ONNX graph, or a live module of the user's own.
 
     Args:
-        checkpoint: An ONNX file (see `repaconv.pipeline.onnx_folding.fold_onnx`); a checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); or a
+        checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); an
+            ONNX file, for which ``<stem>.folded.onnx`` is (see `repaconv.pipeline.onnx_folding.fold_onnx`); or a
             ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.pipeline.live.fold_live`).
         method: Its method, or ``auto``.
         arguments: Those of `fold_file`; all others are settings by name, e.g. ``num_heads=3``.
@@ -84,8 +85,9 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     alone = [name for name in ("weights", "identify", "allow_deployed") if arguments.get(name)]
     alone += [*(["method"] if method != "auto" else []), *(["set"] if settings else [])]
     if alone:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
         raise UsageProblem(
-            f"--{', --'.join(name.replace('_', '-') for name in alone)} is for checkpoints, and {path} is an ONNX graph.",
+            f"{options} is for checkpoints, and {path} is an ONNX graph.",
             hint="A graph says all that folding it needs: repaconv fold model.onnx [-o OUT] [--force].",
             code="usage.onnx",
         )

@@ -1,4 +1,4 @@
-"""fold, for an ONNX graph of whatever origin: what can be folded without knowing its method, checked by running both."""
+"""fold, for an ONNX graph of whatever origin: what can be folded without knowing its method, and both are run."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def _loaded(path: Path) -> onnx.ModelProto:
             hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export --onnx.",
             code="onnx.too-large",
         )
-    model = onnx.load(path)
     try:
+        model = onnx.shape_inference.infer_shapes(onnx.load(path))  # outputs need not have said theirs
         onnx.checker.check_model(model)
     except Exception as error:
         raise Refused(

@@ -212,7 +212,7 @@ class RIFormer(nn.Module):
 
 
 def riformer(norm: str) -> tuple[RIFormer, int]:
-    """A net and its folded size: of 10 vectors a block (two norms, the affine, two scales) 2 are left beside fc1, fc2."""
+    """A net and its folded size: of 8 vectors a block (two norms, the affine, two scales) 2 are left."""
     net = scrambled(RIFormer(PixelNorm if norm == "LN2d" else lambda width: nn.GroupNorm(1, width)))
     whole = sum(p.numel() for p in net.parameters())
     return net, whole - sum(6 * width for width in (8, 8, 12)) - 2 * 12

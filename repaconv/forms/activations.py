@@ -53,7 +53,7 @@ def is_activation(node: ir.Node) -> bool:
 
 def group(model: ir.Model) -> None:
     """Make one node of every activation that has several; in place."""
-    kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})  # type: ignore[assignment]
+    kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})
     for node in tuple(model.graph):
         if node.op_type == "Mul" and not node.domain and node.graph is not None:
             _group(model, node, kinds)

@@ -96,7 +96,7 @@ def per_channel(numbers: Array | None, value: ir.Value, axis: int) -> Vector | N
         return None
     whole = numbers.reshape((1,) * (len(shape) - numbers.ndim) + numbers.shape)
     width = shape[place]
-    if any(size != 1 for i, size in enumerate(whole.shape) if i != place) or not isinstance(width, int):
+    if not isinstance(width, int) or whole.size != whole.shape[place]:
         return None
     return np.broadcast_to(whole.reshape(-1), (width,)).astype(np.float64)
 

@@ -107,8 +107,8 @@ class _Emitter:
         joined = self._joined(picks)
         parts = [] if joined is None else [joined]
         left = shift
-        for value, edge in dense:
-            parts.append(self._product(value, edge, left))
+        for value, matrix in dense:
+            parts.append(self._product(value, matrix, left))
             left = None
         negative: list[ir.Value] = []
         for group in self._alike(picks) if joined is None else []:
@@ -135,11 +135,10 @@ class _Emitter:
         return found
 
     @staticmethod
-    def _alike(picks: list[tuple[ir.Value, Map]]) -> list[list[tuple[ir.Value, int, Pick]]]:
+    def _alike(picks: list[tuple[ir.Value, Pick]]) -> list[list[tuple[ir.Value, int, Pick]]]:
         """Values that the same factors are put on, but for the sign, together; and the factors of the first."""
         groups: list[list[tuple[ir.Value, int, Pick]]] = []
         for value, edge in picks:
-            assert isinstance(edge, Pick)
             for group in groups:
                 other = group[0][2]
                 if not (edge.is_diagonal and other.is_diagonal) or edge.is_identity or other.is_identity:
@@ -189,15 +188,14 @@ class _Emitter:
         set_shape(new, (*shape[: self.place], len(places), *shape[self.place + 1 :]), value)
         return new
 
-    def _joined(self, picks: list[tuple[ir.Value, Map]]) -> ir.Value | None:
+    def _joined(self, picks: list[tuple[ir.Value, Pick]]) -> ir.Value | None:
         """Channels of several values beside each other, in whatever order, as one Concat; None where they overlap."""
-        if not picks or sum(edge.rows.astype(int) for _, edge in picks).max() > 1 or len(picks) == 1:  # type: ignore[union-attr]
+        if not picks or np.sum([edge.rows for _, edge in picks], 0).max() > 1 or len(picks) == 1:
             return None
         if not np.logical_or.reduce([edge.rows for _, edge in picks]).all():
             return None
         parts, order, scale = [], [], np.ones(len(picks[0][1].rows))
         for value, edge in picks:
-            assert isinstance(edge, Pick)
             rows = np.flatnonzero(edge.rows)
             parts.append(self._chosen(value, edge.index[rows]))
             order.append(rows)

@@ -169,8 +169,9 @@ def _interleaved(write: Writer, parts: list[ir.Value], count: int) -> ir.Value:
 
 
 def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
-    products = [u for u, place in softmax.outputs[0].uses() if place == 0 and made_by(u.outputs[0], "MatMul") is u]
-    if len(products) < 2 or len(products) != len(list(softmax.outputs[0].uses())):
+    readers = list(softmax.outputs[0].uses())
+    products: list[ir.Node] = [node for node, place in readers if place == 0 and node.op_type == "MatMul"]
+    if len(products) < 2 or len(products) != len(readers):
         return
     values = _alike([heads_of(node.inputs[1]) for node in products])
     ends = [_tokens_behind(node.outputs[0]) for node in products]

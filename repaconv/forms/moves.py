@@ -293,7 +293,8 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
             return None
         return numbers if found.keeps else numbers.squeeze(found.axis)
     if node.op_type == "Transpose" and rank == 4 and _of_norm(node.inputs[0]):
-        return numbers.transpose(attribute(node, "perm", None))
+        turned: Array = numbers.transpose(attribute(node, "perm", None))
+        return turned
     if node.op_type in OPERATORS and node.op_type != "Transpose":
         return _dropped(node, numbers)
     return None

@@ -21,7 +21,7 @@ LARGEST = 1 << 24
 
 
 def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
-    """A value as an array of its rank that broadcasts to it, of length 1 where nothing varies; None if it is computed."""
+    """A value as an array of its rank that broadcasts to it, of length 1 where nothing varies; None if computed."""
     numbers = constant(value)
     if numbers is not None:
         return _collapsed(numbers) if numbers.size <= LARGEST else None
@@ -41,7 +41,8 @@ def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
     if inner is None:
         return None
     if node.op_type == "Transpose":
-        return inner.transpose(attribute(node, "perm", None))
+        turned: Array = inner.transpose(attribute(node, "perm", None))
+        return turned
     if node.op_type in ("Unsqueeze", "Squeeze"):
         axes = axes_of(node)
         if axes is None:
@@ -107,8 +108,9 @@ def _places(indices: Array, shape: tuple[int | str, ...]) -> Array | None:
         count = np.arange(indices.shape[axis]).reshape([-1 if i == axis else 1 for i in range(rank)])
         if shape[axis] != indices.shape[axis] or (indices[..., axis] != count).any():
             return None
-    last = indices[..., -1]
-    return None if (last != last[(0,) * (rank - 1)]).any() else last[(0,) * (rank - 1)]
+    last: Array = indices[..., -1]
+    first: Array = last[(0,) * (rank - 1)]
+    return None if (last != first).any() else first
 
 
 def _grid(node: ir.Node, rank: int) -> Array | None:

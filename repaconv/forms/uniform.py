@@ -110,7 +110,7 @@ def _places(indices: Array, shape: tuple[int | str, ...]) -> Array | None:
             return None
     last: Array = indices[..., -1]
     first: Array = last[(0,) * (rank - 1)]
-    return None if (last != first).any() else first
+    return first if bool((last == first).all()) else None
 
 
 def _grid(node: ir.Node, rank: int) -> Array | None:

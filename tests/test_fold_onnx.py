@@ -239,6 +239,25 @@ def test_a_shift_does_not_cross_a_padded_convolution():
     assert folded(graph(rows, weights, {"x": (1, 4, 5, 5)}), normal(1, 4, 5, 5)) == ["Add", "Conv"]
 
 
+@pytest.mark.parametrize(("groups", "pads", "bias"), [(1, 1, True), (4, 2, False), (2, 0, True)])
+def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
+    conv = torch.nn.Conv2d(4, 8, 3, padding=pads, groups=groups, bias=bias)
+    net = nets.scrambled(torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.ReLU()))
+    model = in_double(nets.exported(net, (2, 4, 5, 5), **WAYS["new, 20"]))
+    after, _ = rewritten(model, fold.FOLDS)
+    assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
+    assert difference(model, after, normal(2, 4, 5, 5)) < 1e-12
+
+
+@pytest.mark.parametrize(("operator", "order"), [("Sub", "1 v"), ("Sub", "v 1"), ("Div", "1 v"), ("Mul", "v 1")])
+def test_constants_behind_a_convolution(operator, order):
+    weights = {"k": normal(3, 2, 3, 3), "v": normal(3, 1, 1)}
+    model = graph([("Conv", "x k", "1"), (operator, order, "y")], weights, {"x": (1, 2, 5, 5)})
+    after, _ = rewritten(model, fold.FOLDS)
+    assert [node.op_type for node in after.graph.node] == ["Conv"]
+    assert difference(model, after, normal(1, 2, 5, 5)) < 1e-12
+
+
 def test_a_mask_over_tokens_is_none_over_channels():
     weights = {"m": np.array([[True], [False], [True]]), "w": normal(4, 4)}
     rows = [("Relu", "x", "1"), ("Where", "m 1 x", "2"), ("MatMul", "2 w", "y")]

@@ -61,7 +61,7 @@ def inspect(
     finish("inspect", format, quiet, run, render.file_inspection if other else render.inspection)
 
 
-@app.command(epilog="Examples: repaconv fold ckpt.pth --method riformer; repaconv fold model.onnx")
+@app.command(epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx")
 def fold(
     checkpoint: FoldArgument,
     method: Annotated[str, typer.Option("--method", help="The method, or auto.")] = "auto",

@@ -19,8 +19,8 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "Gr
 def parameters(model: ir.Model) -> int:
     """Numbers that were learnt: floating constants of more than one number.
 
-    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, and copies of a constant
-    for every image of a fixed batch are none.
+    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, masks, and copies of a
+    constant for every image of a fixed batch, or of a table's entries, are none.
     """
     return sum(_learnt(value) for value in model.graph.initializers.values())
 
@@ -32,6 +32,10 @@ def _learnt(value: ir.Value) -> int:
         return 0
     if all(node.op_type == "Concat" for node, _ in uses) and len(numbers) > 1 and (numbers == numbers[:1]).all():
         return int(numbers[0].size)
+    if numbers.ndim > 3 and all(node.op_type == "Add" for node, _ in uses):
+        distinct = len(np.unique(numbers))
+        if 2 * distinct <= numbers.size:  # a table of relative positions, looked up; of two values, a mask
+            return distinct if distinct > 2 else 0
     return int(numbers.size)
 
 

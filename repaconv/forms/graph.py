@@ -159,8 +159,12 @@ class Writer:
 
 
 def _fresh(graph: ir.Graph) -> int:
-    """A number that no name of ours in this graph has."""
-    number = int(graph.meta.get("repaconv.fresh", 0)) + 1
+    """A number that no name in this graph ends in."""
+    if "repaconv.fresh" not in graph.meta:
+        names = [node.name or "" for node in graph] + list(graph.initializers)
+        ends = [name.rpartition("_")[2] for name in names]
+        graph.meta["repaconv.fresh"] = max([int(end) for end in ends if end.isdecimal() and len(end) < 12], default=0)
+    number = int(graph.meta["repaconv.fresh"]) + 1
     graph.meta["repaconv.fresh"] = number
     return number
 

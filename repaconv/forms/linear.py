@@ -251,7 +251,8 @@ class LinearGraph:
 
 def _plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
     """Whether leaving it out only says in one sum what the graph says in two nodes."""
-    if trivial:
+    moves = (outer, *vertex.inputs.values())  # channels that only change their places: the same in other words
+    if trivial or all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in moves):
         return True
     inner = next(iter(vertex.inputs.values()))
     return len(vertex.inputs) == 1 and isinstance(inner, Pick) and inner.is_identity and vertex.shift is None

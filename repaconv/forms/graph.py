@@ -20,11 +20,13 @@ Array = NDArray[Any]
 
 
 def read(proto: onnx.ModelProto) -> ir.Model:
-    """The model to rewrite: constants as initializers, shapes inferred where they were not said."""
+    """The model to rewrite: functions inlined, constants as initializers, shapes inferred where they were not said."""
     import onnx_ir as ir
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
 
     model = ir.from_proto(proto)
+    if model.functions:
+        InlinePass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     ShapeInferencePass()(model)
     return model
@@ -79,7 +81,7 @@ def constant(value: ir.Value | None) -> Array | None:
     if value is None or value.const_value is None or value.is_graph_input():
         return None
     found: Array = value.const_value.numpy()
-    return found.astype(np.float64) if found.dtype.kind == "f" else found
+    return found.astype(np.float64) if found.dtype.kind == "f" or found.dtype.name == "bfloat16" else found
 
 
 def scalar(value: ir.Value | None) -> float | None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -75,11 +75,11 @@ def _scattered(node: ir.Node, depth: int) -> Array | None:
     others = [
         max(a, b) if i != axis else length for i, (a, b) in enumerate(zip(whole.shape, updates.shape, strict=True))
     ]
-    whole = np.broadcast_to(whole, others).copy()
-    index = [slice(None)] * whole.ndim
-    index[axis] = places  # type: ignore[call-overload]
-    whole[tuple(index)] = updates
-    return whole
+    spread: Array = np.broadcast_to(whole, others).copy()
+    index: list[Any] = [slice(None)] * spread.ndim
+    index[axis] = places
+    spread[tuple(index)] = updates
+    return spread
 
 
 def assigned(node: ir.Node) -> tuple[int, Array] | None:
@@ -124,7 +124,9 @@ def _grid(node: ir.Node, rank: int) -> Array | None:
         if not _counts(value, axis, shape[axis], rank):
             return None
     last = uniform(joined.inputs[-1])
-    return last.reshape(-1) if last is not None and last.size == max(last.shape) == last.shape[rank - 1] else None
+    if last is None or last.size != max(last.shape) or last.size != last.shape[rank - 1]:
+        return None
+    return last.reshape(-1)
 
 
 def _counts(value: ir.Value | None, axis: int, length: int | str, rank: int) -> bool:

@@ -20,6 +20,9 @@ GIVEN, FOLDED = "ONNX as given", "ONNX folded"
 ONE_FILE_BYTES = 2 * 1024**3
 """protobuf's limit for one message."""
 
+OLDEST = 13
+"""Opset that the rewrites read and write."""
+
 CONTROL = ("If", "Loop", "Scan")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 PROBED = (1, 16, 32, 64, 224)
@@ -66,7 +69,7 @@ def fold_onnx(
         source=str(source),
         sha256=digest,
         bytes=source.stat().st_size,
-        opset=next((entry.version for entry in folded.opset_import if entry.domain in ("", "ai.onnx")), 0),
+        opset=_opset(folded),
         parameters=(before.parameters, after.parameters),
         macs=None if before.macs is None or after.macs is None else (before.macs, after.macs),
         nodes=(len(model.graph.node), len(folded.graph.node)),
@@ -153,7 +156,7 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
     from repaconv.forms.fold import FOLDS
     from repaconv.forms.graph import rewritten
 
-    if any(node.op_type in QUANTISED for node in model.graph.node):
+    if any(node.op_type in QUANTISED for node in model.graph.node) or _opset(model) < OLDEST:
         return model, []
     try:
         folded, changes = rewritten(model, FOLDS)
@@ -166,6 +169,10 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
             code="onnx.rewrite",
         ) from error
     return folded, changes
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
 class _Costs(NamedTuple):
@@ -194,6 +201,8 @@ def _left_alone(model: onnx.ModelProto) -> Iterator[str]:
     kinds = {node.op_type for node in model.graph.node}
     if found := sorted(kinds & set(CONTROL)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
+    if _opset(model) < OLDEST:
+        yield f"the graph is of opset {_opset(model)}, in which Softmax and Squeeze meant something else; export it anew"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})

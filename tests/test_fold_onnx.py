@@ -442,7 +442,7 @@ def test_several_inputs_and_outputs_keep_their_names():
         ("MatMul", "2 u", "3"),
         ("Add", "3 2", "z"),
     ]
-    inputs = {name: ("n", 3, 4) for name in "abc"}
+    inputs = dict.fromkeys("abc", ("n", 3, 4))
     onnx.save(graph(rows, weights, inputs, ("y", "z"), kind=TensorProto.FLOAT), "many.onnx")
     done = rc.fold("many.onnx", out="to/there.onnx")
     assert [link.verdict for link in done.links] == ["passed", "passed"]

@@ -49,8 +49,10 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
             if width is None:
                 continue
             if edges is not None and all(_width(source, axis) is not None for source, _ in edges[0]):
-                new = Vertex(width, value, inputs=_summed([(vertex(s), edge) for s, edge in edges[0]]), shift=edges[1])
-                found[value] = graph.add(new)
+                inputs = _summed([(vertex(s), edge) for s, edge in edges[0]])
+                if not inputs:
+                    continue  # what cancels whole stays as it is
+                found[value] = graph.add(Vertex(width, value, inputs=inputs, shift=edges[1]))
                 linear |= {(node, place) for place, s in enumerate(node.inputs) if s is not None}
             elif is_activation(node) and node.inputs[0] is not None and _width(node.inputs[0], axis) == width:
                 behind = vertex(node.inputs[0])

@@ -102,6 +102,10 @@ class _Emitter:
 
     def total(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value:
         """The sum of maps of values, and a constant."""
+        live = [(value, edge) for value, edge in terms if edge.rows.any()]
+        if not live:
+            return self._only(terms[0][0], shift)
+        terms = live
         dense = [(value, edge) for value, edge in terms if isinstance(edge, Dense)]
         picks = [(value, edge) for value, edge in terms if isinstance(edge, Pick)]
         joined = self._joined(picks)
@@ -133,6 +137,13 @@ class _Emitter:
         if not parts[1:] and all(found is value for value, _ in terms):
             found = self._node("Identity", found)
         return found
+
+    def _only(self, value: ir.Value, shift: Vector | None) -> ir.Value:
+        """A constant in the shape of a value whose maps all cancelled."""
+        nothing = self.write("Mul", self._chosen(value, np.zeros(1, np.int64)), self.write.constant(0.0))
+        width = self.shape[self.place]
+        assert isinstance(width, int)
+        return self._node("Add", nothing, self._vector(np.zeros(width) if shift is None else shift))
 
     @staticmethod
     def _alike(picks: list[tuple[ir.Value, Pick]]) -> list[list[tuple[ir.Value, int, Pick]]]:

@@ -122,6 +122,7 @@ class LinearGraph:
             outer = user.inputs.pop(vertex)
             trivial = isinstance(outer, Pick) and outer.is_identity
             kept = not user.changed and not vertex.changed and _plain(vertex, outer, trivial)
+            nothing = next(iter(vertex.inputs)), outer
             for source, inner in vertex.inputs.items():
                 new = after(outer, inner)
                 if source in user.inputs:
@@ -132,7 +133,10 @@ class LinearGraph:
                 else:
                     user.inputs.pop(source, None)
                     source.outputs.discard(user)
-                    kept = False
+                    kept, nothing = False, (source, new)
+            if not user.inputs:  # all cancelled: one edge of zeros says over what
+                user.inputs[nothing[0]] = nothing[1]
+                nothing[0].outputs.add(user)
             if vertex.shift is not None:
                 moved = applied(outer, vertex.shift)
                 kept = kept and user.shift is None
@@ -272,6 +276,8 @@ def _gain(vertex: Vertex) -> int | None:
         for source, inner in vertex.inputs.items():
             new = shape_after(user.inputs[vertex], inner)
             then[source] = shape_plus(then[source], new) if source in then else new
+        if not any(edge.rows.any() for edge in then.values()):
+            return None  # all would cancel, and a value of nothing is none
         shifted = user.shift is not None
         saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
     return saved

@@ -202,7 +202,7 @@ def _left_alone(model: onnx.ModelProto) -> Iterator[str]:
     if found := sorted(kinds & set(CONTROL)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
     if _opset(model) < OLDEST:
-        yield f"the graph is of opset {_opset(model)}, in which Softmax and Squeeze meant something else; export it anew"
+        yield f"the graph is of opset {_opset(model)}, where Softmax and Squeeze meant something else; export it anew"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})

@@ -18,9 +18,9 @@ import repaconv as rc
 from repaconv import registry
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused, UsageProblem
-from repaconv.forms import fold
-from repaconv.forms.affine_maps import AFFINE
-from repaconv.forms.costs import parameters
+from repaconv.forms.folds import fold
+from repaconv.forms.folds.affine_maps import AFFINE
+from repaconv.forms.folds.costs import parameters
 from repaconv.forms.graph import in_double, read, rewritten
 from repaconv.methods.nondeep import example_meta
 from repaconv.methods.repavit_examples import Example
@@ -382,7 +382,7 @@ def test_weights_beside_the_graph_are_read_and_others_refused(small):
 
 
 def test_a_fold_that_is_wrong_is_not_written(small, repaconv, monkeypatch):
-    from repaconv.forms import emit
+    from repaconv.forms.folds import emit
 
     right = emit._Emitter._product
     monkeypatch.setattr(emit._Emitter, "_product", lambda self, value, edge, shift: right(self, value, edge, 2 * shift))

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from repaconv.forms.fold import FOLDS
+from repaconv.forms.folds.fold import FOLDS
 from repaconv.forms.graph import rewritten
 
 TOKENS = ("linear", "add", "scale", "sum", "difference", "act", "split", "concat", "pick", "norm", "batchnorm", "mask")

@@ -153,7 +153,7 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
     """The rewritten graph, valid ONNX with the same inputs and outputs, and what was changed."""
     import onnx
 
-    from repaconv.forms.fold import FOLDS
+    from repaconv.forms.folds.fold import FOLDS
     from repaconv.forms.graph import rewritten
 
     if any(node.op_type in QUANTISED for node in model.graph.node) or _opset(model) < OLDEST:
@@ -181,7 +181,7 @@ class _Costs(NamedTuple):
 
 
 def _costs(model: onnx.ModelProto) -> _Costs:
-    from repaconv.forms.costs import macs, parameters
+    from repaconv.forms.folds.costs import macs, parameters
     from repaconv.forms.graph import read
     from repaconv.forms.shapes import settle
 

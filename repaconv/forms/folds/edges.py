@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.forms.activations import is_activation
+from repaconv.forms.folds.activations import is_activation
 from repaconv.forms.graph import Array, attribute, constant
-from repaconv.forms.linear import LinearGraph, Vertex
-from repaconv.forms.maps import Dense, Map, Pick, Vector, diagonal, embedding, identity, selection
+from repaconv.forms.folds.linear import LinearGraph, Vertex
+from repaconv.forms.folds.maps import Dense, Map, Pick, Vector, diagonal, embedding, identity, selection
 from repaconv.forms.shapes import sizes
-from repaconv.forms.uniform import assigned, uniform
+from repaconv.forms.folds.uniform import assigned, uniform
 from repaconv.forms.views import selection_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
 
 
 def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
-    from repaconv.forms.maps import plus
+    from repaconv.forms.folds.maps import plus
 
     found: dict[Vertex, Map] = {}
     for source, edge in edges:

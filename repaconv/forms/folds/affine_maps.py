@@ -1,6 +1,6 @@
 """affine: what is linear over channels is composed, added up and taken in, wherever that is cheaper.
 
-See `repaconv.forms.linear` for the equations. It is exact for BatchNormalization that has learnt, linear layers and 1x1
+See `repaconv.forms.folds.linear` for the equations. It is exact for BatchNormalization that has learnt, linear layers and 1x1
 convolutions, per-channel scales and shifts, norms' affines, splits and concats of channels, constant masks, and sums.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefact import Change
-from repaconv.forms import activations, moves, norms
+from repaconv.forms.folds import activations, moves, norms
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.edges import IMAGE, LAST, linear_graph
-from repaconv.forms.emit import emit
+from repaconv.forms.folds.edges import IMAGE, LAST, linear_graph
+from repaconv.forms.folds.emit import emit
 from repaconv.forms.graph import clean
 from repaconv.forms.normal import normalise, one_view
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.edges import IMAGE, batchnorm, per_channel
+from repaconv.forms.folds.edges import IMAGE, batchnorm, per_channel
 from repaconv.forms.graph import Array, Writer, constant, made_by
 from repaconv.forms.normal import normalise
 from repaconv.forms.shapes import sizes

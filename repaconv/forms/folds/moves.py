@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.forms.edges import batchnorm
+from repaconv.forms.folds.edges import batchnorm
 from repaconv.forms.graph import Array, Writer, attribute, constant, made_by
 from repaconv.forms.shapes import sizes
-from repaconv.forms.uniform import assigned, uniform
+from repaconv.forms.folds.uniform import assigned, uniform
 from repaconv.forms.views import OPERATORS, View, axes_of, selection_of, set_shape, view_of
 
 if TYPE_CHECKING:

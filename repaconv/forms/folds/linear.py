@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.forms.maps import (
+from repaconv.forms.folds.maps import (
     Map,
     Pick,
     Shape,
@@ -75,7 +75,7 @@ class Vertex:
 
 
 class LinearGraph:
-    """All vertices along one axis; built by `repaconv.forms.edges`."""
+    """All vertices along one axis; built by `repaconv.forms.folds.edges`."""
 
     def __init__(self) -> None:
         self.vertices: dict[Vertex, None] = {}  # in the order of the graph

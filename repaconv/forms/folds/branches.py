@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.artefact import Change
-from repaconv.forms import activations
+from repaconv.forms.folds import activations
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import Writer, attribute, clean, constant
 from repaconv.forms.normal import normalise

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefact import Change
-from repaconv.forms.edges import IMAGE, LAST
+from repaconv.forms.folds.edges import IMAGE, LAST
 from repaconv.forms.graph import Writer
-from repaconv.forms.linear import LinearGraph, Vertex
-from repaconv.forms.maps import Dense, Map, Pick, Vector
+from repaconv.forms.folds.linear import LinearGraph, Vertex
+from repaconv.forms.folds.maps import Dense, Map, Pick, Vector
 from repaconv.forms.shapes import Sizes, sizes
 from repaconv.forms.views import set_shape
 

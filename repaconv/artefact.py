@@ -331,6 +331,29 @@ class FoldArtefact(Artefact):
     payload: Payload
 
 
+class OnnxFoldArtefact(Artefact):
+    """An ONNX graph with everything folded that needs no knowledge of its method; beside it, the folded graph.
+
+    ``changes`` say what was done where, ``links`` compare the outputs before and after. ``macs`` are those of one call
+    with free sizes at 1, before and after; None where shapes are not known. ``left`` says what was left alone and why.
+    ``payload`` is None where there was nothing to fold: then nothing was written.
+    """
+
+    stage: str = "fold"
+    source: str
+    sha256: str
+    bytes: int
+    opset: int
+    parameters: tuple[int, int]
+    macs: tuple[int, int] | None
+    nodes: tuple[int, int]
+    operators: dict[str, int]
+    changes: tuple[Change, ...]
+    left: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    payload: Payload | None = None
+
+
 class VerifyArtefact(Artefact):
     """The links of the chain over one set of inputs; ``for_scale`` is measured and not judged.
 

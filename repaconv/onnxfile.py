@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     import onnx
 
 
+def is_graph(path: Path) -> bool:
+    """Whether a file is an ONNX graph, by its name or by how it begins: its IR version, then who made it."""
+    if path.suffix == ".onnx":
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(3)
+    except OSError:
+        return False
+    return len(head) == 3 and head[0] == 0x08 and 3 <= head[1] <= 20 and head[2] == 0x12
+
+
 def read_graph(path: Path) -> onnx.ModelProto:
     """The graph, without weights that lie in other files.
 

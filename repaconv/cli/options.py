@@ -33,7 +33,9 @@ class Format(str, Enum):
 FormatOption = Annotated[Format, typer.Option("--format", help="How results are printed to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
-CheckpointArgument = Annotated[Path, typer.Argument(metavar="CKPT", help=".pth, .pt, .bin or .safetensors.")]
+FoldArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A checkpoint (.pth, .pt, .bin, .safetensors) or an .onnx.")
+]
 InspectArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="A checkpoint, an .onnx or an engine; nothing in it is run.")
 ]

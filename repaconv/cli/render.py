@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         GateReport,
         Inspection,
         Link,
+        OnnxFoldArtefact,
         PaperTable,
         Profile,
         Record,
@@ -168,6 +169,30 @@ def folding(done: FoldArtefact) -> None:
     out().print(
         f"{_verdict(done.verdict)}: every fold within {done.tolerances['fold']:.0e}, the worst {worst:.1e} (float64)"
     )
+
+
+def onnx_folding(done: OnnxFoldArtefact) -> None:
+    """Every change of the graph, what it costs before and after, and the links."""
+    if done.changes:
+        table = _table("rewrite", "place", "what was done")
+        for change in done.changes:
+            table.add_row(change.rewrite, _plain(change.place), _plain(change.told))
+        out().print(table)
+    costs = _table("", "before", "after", "saved")
+    rows = [
+        ("parameters", done.parameters),
+        ("nodes", done.nodes),
+        *([("MACs a call", done.macs)] if done.macs else []),
+    ]
+    for name, (before, after) in rows:
+        costs.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
+    out().print(costs)
+    for sentence in done.left:
+        out().print(f"[yellow]left alone:[/] {_plain(sentence)}")
+    if done.links:
+        out().print(_links(done.links))
+    told = f"{len(done.changes)} changes, opset {done.opset}" if done.payload else "nothing to fold, nothing written"
+    out().print(f"{_verdict(done.verdict)}: {told}")
 
 
 def verification(done: VerifyArtefact) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repaconv.cli.options import (
-    CheckpointArgument,
+    FoldArgument,
     Format,
     FormatOption,
     Images,
@@ -61,14 +61,19 @@ def inspect(
     finish("inspect", format, quiet, run, render.file_inspection if other else render.inspection)
 
 
-@app.command(epilog="Example: repaconv fold ckpt.pth --method riformer")
+@app.command(epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx")
 def fold(
-    checkpoint: CheckpointArgument,
+    checkpoint: FoldArgument,
     method: Annotated[str, typer.Option("--method", help="The method, or auto.")] = "auto",
     set_: SetOption = None,
     weights: Weights = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The run's folder; repaconv-out/<stem> if left out.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another checkpoint's run.")] = False,
     allow_deployed: Annotated[
@@ -83,8 +88,9 @@ def fold(
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Fold a checkpoint exactly into its deploy form: model.safetensors and fold.json."""
+    """Fold a checkpoint exactly into its deploy form, or an ONNX graph into a smaller one that computes the same."""
     from repaconv.cli import render
+    from repaconv.onnxfile import is_graph
     from repaconv.pipeline import fold as stage
 
     finish(
@@ -103,7 +109,7 @@ def fold(
             form=form,
             progress=progress,
         ),
-        render.folding,
+        render.onnx_folding if is_graph(checkpoint) else render.folding,
     )
 
 

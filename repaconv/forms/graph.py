@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from repaconv.forms.contract import Rewrite
 
 Array = NDArray[Any]
-_NUMBER = re.compile(r"_(\d+)$")
+_NUMBER = re.compile(r"_(\d{1,12})$")
 
 
 def read(proto: onnx.ModelProto) -> ir.Model:
-    """The model to rewrite: constants as initializers, shapes inferred where they were not said."""
+    """The model to rewrite: functions inlined, constants as initializers, shapes inferred where they were not said."""
     import onnx_ir as ir
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
 
     model = ir.from_proto(proto)
+    if model.functions:
+        InlinePass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     ShapeInferencePass()(model)
     return model
@@ -68,12 +70,20 @@ def tidy(model: ir.Model) -> None:
     ShapeInferencePass()(model)
 
 
+def clean(model: ir.Model) -> None:
+    """Remove what nothing reads, put nodes in order; shapes stay as they were said."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+
+    RemoveUnusedNodesPass()(model)
+    TopologicalSortPass()(model)
+
+
 def constant(value: ir.Value | None) -> Array | None:
     """A constant's numbers, floating ones in float64; None if it is computed or an input of the graph."""
     if value is None or value.const_value is None or value.is_graph_input():
         return None
     found: Array = value.const_value.numpy()
-    return found.astype(np.float64) if found.dtype.kind == "f" else found
+    return found.astype(np.float64) if found.dtype.kind == "f" or found.dtype.name == "bfloat16" else found
 
 
 def scalar(value: ir.Value | None) -> float | None:

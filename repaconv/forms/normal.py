@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from repaconv.forms.graph import Writer, attribute, constant
+from repaconv.forms.graph import Writer, attribute, clean, constant
 from repaconv.forms.shapes import settle, sizes
 from repaconv.forms.views import OPERATORS, View, set_shape, view_of
 
@@ -38,17 +38,19 @@ _WITH_VECTOR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
 
 def normalise(model: ir.Model) -> None:
     """Bring the graph into that form, in place; its function stays the same."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
-
     settle(model)
     for node in tuple(model.graph):
         _without_gemm(model, node)
     for node in tuple(model.graph):
         _unflattened(model, node)
+    one_view(model)
+    clean(model)
+
+
+def one_view(model: ir.Model) -> None:
+    """Chains of views, each as the shortest; in place."""
     for node in tuple(model.graph):
         _one_view(model, node)
-    RemoveUnusedNodesPass()(model)
-    TopologicalSortPass()(model)
 
 
 def _without_gemm(model: ir.Model, node: ir.Node) -> None:

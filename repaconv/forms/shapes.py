@@ -102,6 +102,13 @@ _PRIMES = (1_000_003, 1_000_033, 1_000_037, 1_000_039, 1_000_081, 1_000_099)
 def _settle_reshape(model: ir.Model, node: ir.Node, known: _Known) -> None:
     import onnx_ir as ir
 
+    if node.op_type == "Expand" and not node.domain and sizes(node.inputs[0]) == sizes(node.outputs[0]) is not None:
+        if node.inputs[0] is not None and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+        return
+    if node.op_type == "Gather" and not node.domain:
+        _settle_gather(model, node)
+        return
     if node.op_type not in ("Reshape", "Flatten") or node.domain or constant(node.inputs[-1]) is not None:
         return
     shape = sizes(node.outputs[0])
@@ -123,6 +130,8 @@ def _settle_reshape(model: ir.Model, node: ir.Node, known: _Known) -> None:
 
 def _settle_constant(model: ir.Model, node: ir.Node, known: _Known) -> None:
     """Put a constant in place of what has but one value: made of known sizes, or of constants."""
+    import onnx_ir as ir
+
     from repaconv.forms.graph import Writer
 
     value = node.outputs[0]
@@ -132,7 +141,7 @@ def _settle_constant(model: ir.Model, node: ir.Node, known: _Known) -> None:
     entries = found if isinstance(found, list) else [found]
     if found is not None and all(isinstance(entry, int) for entry in entries):
         numbers = np.asarray(found, np.int64)
-        if value.dtype is not None and value.dtype.numpy() == np.bool_:
+        if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
             return
     elif (numbers := _evaluated(node, model.graph.opset_imports.get("", 18))) is None:  # type: ignore[assignment]
         return
@@ -180,6 +189,19 @@ _UNSTEADY = (
 )
 
 
+def _settle_gather(model: ir.Model, node: ir.Node) -> None:
+    """A Gather of everything in order is a Reshape."""
+    from repaconv.forms.graph import Writer
+
+    indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
+    whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
+    if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():
+        write = Writer(model, node)
+        new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+
+
 class _Known:
     """What is known so far: small integer tensors as lists of sizes; shapes stand on the values themselves."""
 
@@ -219,7 +241,9 @@ class _Known:
         shaped = _SHAPES.get(node.op_type) if node.domain == "" else None
         if shaped and (shape := shaped(self, node)) is not None:
             self.set_shape(node.outputs[0], shape)
-            if node.outputs[0].dtype is None and node.inputs[0] is not None:
+            if node.op_type == "Range":
+                node.outputs[0].dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
+            elif node.op_type != "ConstantOfShape" and node.outputs[0].dtype is None and node.inputs[0] is not None:
                 node.outputs[0].dtype = node.inputs[0].dtype
             return
         self._infer(node, opset)
@@ -316,7 +340,7 @@ def _joined(known: _Known, node: ir.Node) -> list[Size] | None:
 
 def _as_list(known: _Known, node: ir.Node) -> list[Size] | None:
     found = known.int_of(node.inputs[0])
-    return found if isinstance(found, list) else None if found is None else [found]
+    return None if found is None or isinstance(found, list) else [found]
 
 
 def _as_scalar(known: _Known, node: ir.Node) -> Size | None:
@@ -412,15 +436,20 @@ def _reshape(known: _Known, node: ir.Node) -> list[Size] | None:
         return None
     copies = not attribute(node, "allowzero", 0)
     wanted = [before[i] if size == 0 and copies else size for i, size in enumerate(target)]
-    if -1 not in wanted:
-        return wanted
     have, had = _factors(before)
     want, taken = _factors(tuple(size for size in wanted if size != -1))
+    strange = [name for name in want if name not in have]
+    if len(strange) == 1 and len(have) == len(want) == 1 and had == taken and -1 not in wanted:
+        return [have[0] if size == strange[0] else size for size in wanted]  # what else could it be
     for name in want:
         if name in have:
             have.remove(name)
+        elif -1 not in wanted:
+            return wanted
         else:
             return [f"{node.outputs[0].name}.{i}" if size == -1 else size for i, size in enumerate(wanted)]
+    if -1 not in wanted:
+        return wanted
     if not taken or had % taken:
         return None
     share = had // taken
@@ -460,8 +489,20 @@ def _elementwise(known: _Known, node: ir.Node) -> list[Size] | None:
     return found
 
 
+def _range(known: _Known, node: ir.Node) -> list[Size] | None:
+    start, limit, step = (known.int_of(value) for value in node.inputs)
+    return [limit] if start == 0 and step == 1 and isinstance(limit, (int, str)) else None
+
+
+def _of_shape(known: _Known, node: ir.Node) -> list[Size] | None:
+    found = known.int_of(node.inputs[0])
+    return found if isinstance(found, list) else None
+
+
 _SHAPES: dict[str, Callable[[_Known, ir.Node], list[Size] | None]] = {
     "Reshape": _reshape,
     "Expand": _expand,
+    "Range": _range,
+    "ConstantOfShape": _of_shape,
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow"), _elementwise),
 }

@@ -366,7 +366,7 @@ def _separate(model: ir.Model, demands: dict[ir.Value, Demand]) -> bool:
             if demands.get(selected.value) is not None:
                 continue
             piece = _piece(value)
-            if piece is None or not _is_linear(piece.view.source):
+            if piece is None or linear_layer(piece.view.source) is None:
                 continue
             pieces = _all_pieces(piece.view.source)
             if pieces is not None:
@@ -409,11 +409,7 @@ def _all_pieces(source: ir.Value) -> list[_Piece] | None:
     return found
 
 
-def _is_linear(value: ir.Value) -> bool:
-    return _layer(value) is not None
-
-
-def _layer(value: ir.Value) -> tuple[ir.Value, np.ndarray, np.ndarray | None] | None:
+def linear_layer(value: ir.Value) -> tuple[ir.Value, np.ndarray, np.ndarray | None] | None:
     """x, weight [in, out] and bias of a MatMul, with or without an Add behind it."""
     bias = None
     added = made_by(value, "Add")
@@ -433,7 +429,7 @@ def _layer(value: ir.Value) -> tuple[ir.Value, np.ndarray, np.ndarray | None] | 
 
 def _write_piece(model: ir.Model, piece: _Piece) -> None:
     """A linear layer of the piece's channels alone."""
-    found, node = _layer(piece.view.source), piece.value.producer()
+    found, node = linear_layer(piece.view.source), piece.value.producer()
     assert found is not None
     assert node is not None
     x, weight, bias = found

@@ -47,6 +47,16 @@ class View:
         """Which axis of the source a factor is part of."""
         return next(axis for axis, factors in enumerate(self.of) if factor in factors)
 
+    def alike(self, other: View) -> bool:
+        """Whether another source is seen in the same way."""
+        if sizes(self.source) != sizes(other.source) or self.shape != other.shape:
+            return False
+        ours, theirs = ([f for axis in view.of for f in axis] for view in (self, other))
+        if [self.size[f] for f in ours] != [other.size[f] for f in theirs]:
+            return False
+        names = dict(zip(theirs, ours, strict=True))
+        return self.axes == tuple(tuple(names[f] for f in axis) for axis in other.axes)
+
     def merged(self, axis: int) -> View | None:
         """The same view with an axis of one factor; None where its factors do not lie together in the source."""
         factors = self.axes[axis]

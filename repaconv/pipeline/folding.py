@@ -9,9 +9,10 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
-from repaconv.artefact import Fact, FoldArtefact, FoldStep, ImageSize
+from repaconv.artefact import Fact, FoldArtefact, FoldStep, ImageSize, OnnxFoldArtefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import payload_of, sha256_of, write_artefact
+from repaconv.onnxfile import is_graph
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
 
@@ -45,11 +46,14 @@ def fold(
 ) -> FoldArtefact: ...
 
 
-def fold(checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any) -> FoldArtefact | nn.Module:
-    """Fold a checkpoint, or a live module of the user's own.
+def fold(
+    checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any
+) -> FoldArtefact | OnnxFoldArtefact | nn.Module:
+    """Fold a checkpoint, an ONNX graph, or a live module of the user's own.
 
     Args:
-        checkpoint: A file, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); or a
+        checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); an
+            ONNX file, for which ``<stem>.folded.onnx`` is (see `repaconv.pipeline.onnx_folding.fold_onnx`); or a
             ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.pipeline.live.fold_live`).
         method: Its method, or ``auto``.
         arguments: Those of `fold_file`; all others are settings by name, e.g. ``num_heads=3``.
@@ -60,6 +64,8 @@ def fold(checkpoint: str | Path | nn.Module, *, method: str = "auto", **argument
     """
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
     settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
+    if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
+        return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)):
         return fold_file(checkpoint, method=method, settings=settings, **known)
     from repaconv.pipeline.live import fold_live
@@ -71,6 +77,27 @@ def fold(checkpoint: str | Path | nn.Module, *, method: str = "auto", **argument
             code="usage.live",
         )
     return fold_live(checkpoint, method, settings)
+
+
+def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> OnnxFoldArtefact:
+    """Fold an ONNX file; what is for checkpoints alone is refused."""
+    from repaconv.pipeline.onnx_folding import fold_onnx
+
+    alone = [name for name in ("weights", "identify", "allow_deployed") if arguments.get(name)]
+    alone += [*(["method"] if method != "auto" else []), *(["set"] if settings else [])]
+    if alone:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
+        raise UsageProblem(
+            f"{options} is for checkpoints, and {path} is an ONNX graph.",
+            hint="A graph says all that folding it needs: repaconv fold model.onnx [-o OUT] [--force].",
+            code="usage.onnx",
+        )
+    return fold_onnx(
+        path,
+        out=arguments.get("out"),
+        force=bool(arguments.get("force")),
+        progress=arguments.get("progress", silent),
+    )
 
 
 def fold_file(

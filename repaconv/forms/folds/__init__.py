@@ -1,0 +1,1 @@
+"""Folds of a graph that somebody else exported: rewrites that need no knowledge of the method."""

@@ -1,0 +1,211 @@
+"""Linear maps over channels: a choice of channels with a factor each, or a matrix; composed and added in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """out[i] = scale[i] * in[index[i]], or 0 where index[i] is -1: identities, diagonals, splits, concats, pads.
+
+    Attributes:
+        index: [out], int64.
+        scale: [out], float64; 0 where there is no index.
+        width: Channels of the input.
+    """
+
+    index: NDArray[np.int64]
+    scale: Vector
+    width: int
+
+    @cached_property
+    def rows(self) -> Mask:
+        """Which outputs are not always 0."""
+        return self.index >= 0
+
+    @cached_property
+    def cols(self) -> Mask:
+        """Which inputs are read."""
+        read = np.zeros(self.width, bool)
+        read[self.index[self.rows]] = True
+        return read
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it does nothing."""
+        same = len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
+        return same and bool((self.scale == 1).all())
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a slice, or a difference's second term."""
+        return self.is_range or (self.is_diagonal and bool((self.scale == -1).all()))
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether every channel stays at its place."""
+        return len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it is a slice, unscaled."""
+        return bool((self.scale == 1).all()) and bool((np.diff(self.index) == 1).all()) and bool(self.rows.all())
+
+    def dense(self) -> Matrix:
+        """[out, in]."""
+        matrix = np.zeros((len(self.index), self.width))
+        places = np.flatnonzero(self.rows)
+        matrix[places, self.index[places]] = self.scale[places]
+        return matrix
+
+
+@dataclass(frozen=True)
+class Dense:
+    """out = matrix in, [out, in]."""
+
+    matrix: Matrix
+
+    @property
+    def width(self) -> int:
+        """Channels of the input."""
+        return int(self.matrix.shape[1])
+
+    @cached_property
+    def rows(self) -> Mask:
+        """Which outputs are not always 0."""
+        return np.asarray(self.matrix.any(1))
+
+    @cached_property
+    def cols(self) -> Mask:
+        """Which inputs are read."""
+        return np.asarray(self.matrix.any(0))
+
+    def dense(self) -> Matrix:
+        """[out, in]."""
+        return self.matrix
+
+
+Map = Pick | Dense
+
+
+def identity(width: int) -> Pick:
+    """The identity."""
+    return diagonal(np.ones(width))
+
+
+def diagonal(scale: Vector) -> Pick:
+    """A factor a channel."""
+    index = np.arange(len(scale))
+    return Pick(np.where(scale != 0, index, -1), np.asarray(scale, np.float64), len(scale))
+
+
+def selection(places: NDArray[np.int64], width: int) -> Pick:
+    """These channels, in this order."""
+    return Pick(np.asarray(places, np.int64), np.ones(len(places)), width)
+
+
+def embedding(places: NDArray[np.int64], out: int) -> Pick:
+    """Channel i to the place places[i]; the other places are 0."""
+    index = np.full(out, -1)
+    index[places] = np.arange(len(places))
+    return Pick(index, (index >= 0).astype(np.float64), len(places))
+
+
+def after(second: Map, first: Map) -> Map:
+    """second(first(x))."""
+    if isinstance(second, Pick):
+        kept = second.rows
+        if isinstance(first, Pick):
+            index = np.where(kept, first.index[second.index], -1)
+            return Pick(index, np.where(index >= 0, second.scale * first.scale[second.index], 0.0), first.width)
+        return Dense(np.where(kept[:, None], first.matrix[second.index] * second.scale[:, None], 0.0))
+    if isinstance(first, Dense):
+        return Dense(second.matrix @ first.matrix)
+    matrix = np.zeros((len(second.matrix), first.width))
+    places = np.flatnonzero(first.rows)
+    np.add.at(matrix.T, first.index[places], (second.matrix[:, places] * first.scale[places]).T)
+    return Dense(matrix)
+
+
+def plus(a: Map, b: Map) -> Map:
+    """a(x) + b(x)."""
+    if isinstance(a, Pick) and isinstance(b, Pick):
+        fits = (a.index == b.index) | ~a.rows | ~b.rows
+        if fits.all():
+            scale = a.scale + b.scale
+            index = np.where(a.rows, a.index, b.index)
+            return Pick(np.where(scale != 0, index, -1), scale, a.width)
+    return Dense(a.dense() + b.dense())
+
+
+def applied(a: Map, vector: Vector) -> Vector:
+    """a(vector)."""
+    if isinstance(a, Pick):
+        return np.where(a.rows, a.scale * vector[a.index], 0.0)
+    return a.matrix @ vector
+
+
+def same(a: Map, b: Map) -> bool:
+    """Whether two maps are one, to the rounding of float64."""
+    if isinstance(a, Pick) and isinstance(b, Pick):
+        return bool((a.index == b.index).all()) and bool(np.allclose(a.scale, b.scale, rtol=1e-14, atol=0))
+    if type(a) is not type(b) or a.dense().shape != b.dense().shape:
+        return False
+    return bool(np.abs(a.dense() - b.dense()).max(initial=0.0) <= 1e-14 * np.abs(a.dense()).max(initial=0.0))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a map would cost, told without computing it.
+
+    Attributes:
+        rows: Which outputs are not always 0.
+        cols: Which inputs are read.
+        pick: The map itself where it is a choice of channels.
+    """
+
+    rows: Mask
+    cols: Mask
+    pick: Pick | None = None
+
+    @property
+    def cost(self) -> int:
+        """Multiply-accumulates a token; a slice is free."""
+        if self.pick is None:
+            return int(self.rows.sum()) * int(self.cols.sum())
+        return 0 if self.pick.is_free else int(self.rows.sum())
+
+
+def shape_of(a: Map) -> Shape:
+    """Of a map that is there."""
+    return Shape(a.rows, a.cols, a if isinstance(a, Pick) else None)
+
+
+def shape_after(second: Map, first: Map) -> Shape:
+    """Of second(first(x))."""
+    if isinstance(second, Pick) and isinstance(first, Pick):
+        return shape_of(after(second, first))
+    if isinstance(second, Pick):
+        return Shape(second.rows & first.rows[second.index], first.cols)
+    if isinstance(first, Pick):
+        cols = np.zeros(first.width, bool)
+        places = np.flatnonzero(first.rows & second.cols)
+        cols[first.index[places]] = True
+        return Shape(second.rows, cols)
+    return Shape(second.rows, first.cols)
+
+
+def shape_plus(a: Shape, b: Shape) -> Shape:
+    """Of a sum."""
+    if a.pick is not None and b.pick is not None:
+        return shape_of(plus(a.pick, b.pick))
+    return Shape(a.rows | b.rows, a.cols | b.cols)

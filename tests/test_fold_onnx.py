@@ -1,0 +1,461 @@
+"""fold of an ONNX graph: to the checkpoint route's size, to the same outputs, exact in float64; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import foreign_nets as nets
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import SHARED, TINY
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import repaconv as rc
+from repaconv import registry
+from repaconv.checkpoint import read_checkpoint
+from repaconv.errors import Refused, UsageProblem
+from repaconv.forms.folds import fold
+from repaconv.forms.folds.affine_maps import AFFINE
+from repaconv.forms.folds.costs import parameters
+from repaconv.forms.graph import in_double, read, rewritten
+from repaconv.methods.nondeep import example_meta
+from repaconv.methods.repavit_examples import Example
+
+WAYS = {  # the exporters, opsets, and whether the batch is free
+    "new, 20": {"dynamo": True, "opset": 20, "free": False},
+    "new, 18, free": {"dynamo": True, "opset": 18, "free": True},
+    "old, 17, free": {"dynamo": False, "opset": 17, "free": True},
+    "old, 20": {"dynamo": False, "opset": 20, "free": False},
+}
+
+
+def learnt(model: onnx.ModelProto) -> int:
+    return parameters(read(model))
+
+
+def outputs(model: onnx.ModelProto, *inputs: np.ndarray) -> list[np.ndarray]:
+    names = [value.name for value in model.graph.input]
+    return ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
+
+
+def difference(before: onnx.ModelProto, after: onnx.ModelProto, *inputs: np.ndarray) -> float:
+    """The largest, relative to the largest number of that output."""
+    pairs = zip(outputs(before, *inputs), outputs(after, *inputs), strict=True)
+    return max(float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-300)) for a, b in pairs)
+
+
+def require_exact(model: onnx.ModelProto, *shape: int, rewrites=fold.FOLDS) -> onnx.ModelProto:
+    """Folded in float64: the same function to 1e-11, the same inputs and outputs, and nothing left on a second pass."""
+    double = in_double(model)
+    after, changes = rewritten(double, rewrites)
+    onnx.checker.check_model(after, full_check=True)
+    assert changes
+    for side in ("input", "output"):
+        ends = [[(v.name, v.type) for v in getattr(m.graph, side)] for m in (double, after)]
+        assert [name for name, _ in ends[0]] == [name for name, _ in ends[1]]
+    image = np.random.default_rng(1).standard_normal(shape)
+    assert difference(double, after, image) < 1e-11
+    return after
+
+
+# --- by the graph as by the checkpoint ------------------------------------------------------------------
+
+
+def trained(path: Path, method: str, settings: dict[str, str]) -> tuple[torch.nn.Module, tuple[int, ...], int]:
+    """The training form, the shape of two images, and the parameters that the checkpoint route leaves."""
+    by_checkpoint = rc.fold(path, out="run", force=True, **settings)
+    found = registry.load(registry.METHODS, method)
+    form = found.read(read_checkpoint(path), settings)
+    module = found.training(form)
+    weights = {name: w.float() if w.is_floating_point() else w for name, w in form.tensors.items()}
+    module.load_state_dict(weights, assign=True)
+    return module, (2, form.config.in_channels, *by_checkpoint.image_size), by_checkpoint.deploy.parameters
+
+
+def own(name: str) -> tuple[Path, str, dict[str, str]]:
+    method = name.split()[0]
+    found = registry.load(registry.METHODS, method)
+    path, settings = Path("own.pth"), {}
+    if method == "nondeep":
+        meta = example_meta(attn_value="output-sum" if name.endswith("output-sum") else "value-sum")
+        torch.save({"state_dict": found.example("tiny", 5), "meta": meta}, path)
+    elif method == "riformer":
+        torch.save({"state_dict": found.example(TINY, 5), "args": {"img_size": 32}}, path)
+    else:
+        sizes = Example("plain", (2,), (24,), (3,), image_size=16, patch=4, classes=5)
+        settings = {"num_heads": "3", "idle_ratio": "0.75"}
+        torch.save({"model": found.example(sizes, 5)}, path)
+    return path, method, settings
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("repavit", "new, 20"),
+        ("repavit", "old, 17, free"),
+        ("riformer", "new, 18, free"),
+        ("riformer", "old, 20"),
+        ("nondeep value-sum", "new, 18, free"),
+        ("nondeep output-sum", "old, 20"),
+        ("nondeep value-sum", "old, 17, free"),
+    ],
+)
+def test_a_training_form_folds_as_its_checkpoint_does(name, way):
+    module, shape, wanted = trained(*own(name))
+    model = nets.exported(module, shape, **WAYS[way])
+    onnx.save(model, "plain.onnx")
+    done = rc.fold("plain.onnx")
+    assert done.verdict == "passed"
+    assert done.parameters[1] == wanted
+    assert done.macs[1] < done.macs[0]
+    assert learnt(require_exact(model, 3 if WAYS[way]["free"] else 2, *shape[1:])) == wanted
+
+
+OFFICIAL = {
+    "repavit/repavit_plain_idle075.pth": {"num_heads": "3"},
+    "repavit/repapoolformer_idle075.pth": {"pool_size": "7", "image_size": "64"},
+    "riformer/riformer_mmengine.pth": {"image_size": "64"},
+    "nondeep/nondeep_n2_outsum_bias_cls.pth": {},
+    "nondeep/nondeep_n3_valsum_nobias_avg.pth": {},
+}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="official checkpoints are absent")
+@pytest.mark.parametrize("path", OFFICIAL)
+def test_official_checkpoints(path):
+    module, shape, wanted = trained(SHARED / path, path.split("/")[0], OFFICIAL[path])
+    model = nets.exported(module, shape, **WAYS["new, 20" if "n3" in path else "old, 17, free"])
+    after, _ = rewritten(model, fold.FOLDS)
+    assert learnt(after) == wanted
+    x = np.random.default_rng(2).standard_normal(shape, dtype=np.float32)
+    assert difference(model, after, x) < 1e-5
+
+
+# --- the same nets as other code writes them ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "way"),
+    [
+        ("where", "new, 20"),
+        ("index put", "new, 18, free"),
+        ("bool put", "old, 17, free"),  # the new exporter does not write it
+        *((rule, "old, 20") for rule in ("float mask", "cat", "two", "written mask")),
+        *((rule, "old, 17, free") for rule in ("run-time mask", "index list", "index put", "written mask")),
+        ("written mask", "new, 18, free"),
+    ],
+)
+def test_idle_channels_however_they_are_written(rule, way):
+    net, wanted = nets.repavit(rule)
+    model = nets.exported(net, (2, 3, 16, 16), **WAYS[way])
+    assert learnt(require_exact(model, 3 if WAYS[way]["free"] else 2, 3, 16, 16)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "heads", "bias", "way"),
+    [
+        ("sum", 2, 3, True, "old, 20"),
+        ("sum", 3, 6, False, "old, 17, free"),
+        ("out", 2, 6, True, "old, 20"),
+        ("out", 3, 2, False, "new, 18, free"),
+    ],
+)
+def test_branches_in_loops(value, count, heads, bias, way):
+    net, wanted = nets.nondeep(value, count, heads, bias=bias)
+    model = nets.exported(net, (2, 3, 16, 16), **WAYS[way])
+    assert learnt(require_exact(model, 3 if WAYS[way]["free"] else 2, 3, 16, 16)) == wanted
+
+
+@pytest.mark.parametrize(("norm", "way"), [("GN", "old, 20"), ("LN2d", "old, 17, free")])
+def test_an_affine_as_a_depthwise_convolution(norm, way):
+    net, wanted = nets.riformer(norm)
+    model = nets.exported(net, (2, 3, 32, 32), **WAYS[way])
+    assert learnt(require_exact(model, 3 if WAYS[way]["free"] else 2, 3, 32, 32)) == wanted
+
+
+# --- single rewrites: laws, and where they must not fire -------------------------------------------------
+
+RANDOM = np.random.default_rng(4)
+
+
+def graph(nodes, weights, inputs, outputs=("y",), opset=20, kind=TensorProto.DOUBLE) -> onnx.ModelProto:
+    """From rows (operator, inputs, outputs, attributes)."""
+    made = [helper.make_node(op, i.split(), o.split(), **(rest[0] if rest else {})) for op, i, o, *rest in nodes]
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
+    ends = [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()]
+    outs = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    whole = helper.make_graph(made, "g", ends, outs, tensors)
+    model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape)
+
+
+def folded(model: onnx.ModelProto, *inputs: np.ndarray) -> list[str]:
+    """The operators after folding, which must compute the same."""
+    after, _ = rewritten(model, [AFFINE])
+    onnx.checker.check_model(after, full_check=True)
+    assert difference(model, after, *inputs) < 1e-12
+    return [node.op_type for node in after.graph.node]
+
+
+@pytest.mark.parametrize(("tokens", "c", "h", "d"), [(1, 1, 1, 1), (1, 2, 1, 3), (3, 4, 9, 2), (2, 5, 5, 5)])
+def test_maps_in_a_row_beside_each_other_and_a_shortcut_are_one(tokens, c, h, d):
+    weights = {"w": normal(c, h), "b": normal(h), "s": normal(h), "v": normal(h, c), "u": normal(c, c), "t": normal(c)}
+    rows = [
+        ("MatMul", "x w", "1"),
+        ("Add", "1 b", "2"),
+        ("Mul", "2 s", "3"),
+        ("MatMul", "3 v", "4"),
+        ("MatMul", "x u", "5"),
+        ("Sub", "4 5", "6"),
+        ("Add", "6 x", "7"),
+        ("Add", "t 7", "y"),
+    ]
+    kinds = folded(graph(rows, weights, {"x": (d, tokens, c)}), normal(d, tokens, c))
+    if h * 2 * c >= c * c:
+        assert kinds == ["MatMul", "Add"]
+
+
+def test_a_thin_product_stays_in_two():
+    rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
+    weights = {"w": normal(16, 2), "v": normal(2, 16)}
+    assert folded(graph(rows, weights, {"x": (1, 3, 16)}), normal(1, 3, 16)) == ["MatMul", "MatMul"]
+
+
+def test_a_value_that_is_an_output_stays():
+    weights = {"w": normal(4, 4), "s": normal(4)}
+    rows = [("MatMul", "x w", "1"), ("Mul", "1 s", "y")]
+    assert folded(graph(rows, weights, {"x": (1, 3, 4)}, ("1", "y")), normal(1, 3, 4)) == ["MatMul", "Mul"]
+
+
+def test_a_shift_does_not_cross_a_padded_convolution():
+    weights = {"s": normal(4, 1, 1), "k": normal(5, 4, 3, 3)}
+    rows = [("Add", "x s", "1"), ("Conv", "1 k", "y", {"pads": [1, 1, 1, 1]})]
+    assert folded(graph(rows, weights, {"x": (1, 4, 5, 5)}), normal(1, 4, 5, 5)) == ["Add", "Conv"]
+
+
+@pytest.mark.parametrize(("groups", "pads", "bias"), [(1, 1, True), (4, 2, False), (2, 0, True)])
+def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
+    conv = torch.nn.Conv2d(4, 8, 3, padding=pads, groups=groups, bias=bias)
+    net = nets.scrambled(torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.ReLU()))
+    model = in_double(nets.exported(net, (2, 4, 5, 5), **WAYS["old, 20"]))
+    after, _ = rewritten(model, fold.FOLDS)
+    assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
+    assert difference(model, after, normal(2, 4, 5, 5)) < 1e-12
+
+
+@pytest.mark.parametrize(("operator", "order"), [("Sub", "1 v"), ("Sub", "v 1"), ("Div", "1 v"), ("Mul", "v 1")])
+def test_constants_behind_a_convolution(operator, order):
+    weights = {"k": normal(3, 2, 3, 3), "v": normal(3, 1, 1)}
+    model = graph([("Conv", "x k", "1"), (operator, order, "y")], weights, {"x": (1, 2, 5, 5)})
+    after, _ = rewritten(model, fold.FOLDS)
+    assert [node.op_type for node in after.graph.node] == ["Conv"]
+    assert difference(model, after, normal(1, 2, 5, 5)) < 1e-12
+
+
+def test_a_mask_over_tokens_is_none_over_channels():
+    weights = {"m": np.array([[True], [False], [True]]), "w": normal(4, 4)}
+    rows = [("Relu", "x", "1"), ("Where", "m 1 x", "2"), ("MatMul", "2 w", "y")]
+    assert "Where" in folded(graph(rows, weights, {"x": (1, 3, 4)}), normal(1, 3, 4))
+
+
+def test_a_mask_that_is_computed_stays():
+    rows = [("Greater", "x z", "m"), ("Relu", "x", "1"), ("Where", "m 1 x", "y")]
+    assert "Where" in folded(graph(rows, {"z": np.zeros(1)}, {"x": (1, 3, 4)}), normal(1, 3, 4))
+
+
+def test_keys_that_something_else_reads_keep_their_bias():
+    net, _ = nets.nondeep("sum", 2, 3, bias=True)
+
+    class Reading(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.block = net, net.blocks[0]
+
+        def forward(self, x):
+            return self.block.attention(x), self.block.k[0](x), self.block.k[1](x)
+
+    model = in_double(nets.exported(Reading(), (2, 5, 24), **WAYS["old, 20"]))
+    after, _ = rewritten(model, fold.FOLDS)
+    assert difference(model, after, normal(2, 5, 24)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["tanh", "none"])
+@pytest.mark.parametrize("opset", [17, 20])
+def test_activations_of_several_nodes_come_out_as_they_went_in(kind, opset):
+    net = torch.nn.Sequential(
+        torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 8), torch.nn.GELU(kind), torch.nn.Linear(8, 3)
+    )
+    net = nets.scrambled(torch.nn.Sequential(*net, torch.nn.SiLU(), torch.nn.BatchNorm1d(3)))
+    model = nets.exported(net, (4, 6), dynamo=False, opset=opset, free=False)
+    after = require_exact(model, 4, 6)
+    wanted = {node.op_type for node in model.graph.node} - {"Gemm", "Constant"}
+    assert {node.op_type for node in after.graph.node} - {"MatMul"} <= wanted | {"Add", "Mul"}
+
+
+def test_means_and_norms_that_only_a_head_reads():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.GroupNorm(2, 6), torch.nn.AdaptiveAvgPool2d(1))
+    net = nets.scrambled(torch.nn.Sequential(*net, torch.nn.Flatten(), torch.nn.Linear(6, 4)))
+    after = require_exact(nets.exported(net, (2, 3, 7, 7), **WAYS["old, 20"]), 2, 3, 7, 7)
+    assert learnt(after) == 3 * 6 * 9 + 6 + 6 * 4 + 4
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small() -> Path:
+    """A graph with something to fold, in float32."""
+    weights = {n: a.astype(np.float32) for n, a in {"w": normal(4, 6), "b": normal(6), "s": normal(6)}.items()}
+    rows = [("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("Mul", "2 s", "y")]
+    onnx.save(graph(rows, weights, {"x": ("n", 3, 4)}, kind=TensorProto.FLOAT), "small.onnx")
+    return Path("small.onnx")
+
+
+def test_the_command_writes_a_graph_and_what_it_did(small, repaconv):
+    code, out, err = repaconv("fold", small)
+    assert code == 0
+    assert "affine" in out
+    assert "passed" in out
+    assert "small.folded.onnx" in err
+    said = json.loads(Path("small.folded.json").read_text())
+    assert [change["rewrite"] for change in said["changes"]] == ["affine"]
+    assert said["parameters"] == [4 * 6 + 12, 4 * 6 + 6]
+    first = Path("small.folded.onnx").read_bytes()
+    code, out, _ = repaconv("fold", small, "--format", "json", "-o", "elsewhere")
+    assert code == 0
+    assert json.loads(out)["data"]["payload"]["path"] == "small.folded.onnx"
+    assert Path("elsewhere/small.folded.onnx").read_bytes() == first
+
+
+def test_nothing_to_fold_writes_nothing(small, repaconv):
+    rc.fold(small)
+    code, out, _ = repaconv("fold", "small.folded.onnx")
+    assert code == 0
+    assert "nothing to fold" in out
+    assert not Path("small.folded.folded.onnx").exists()
+
+
+@pytest.mark.parametrize("option", [("--method", "repavit"), ("--set", "num_heads=3"), ("--weights", "model_ema")])
+def test_options_of_checkpoints_are_none_of_graphs(small, repaconv, option):
+    code, _, err = repaconv("fold", small, *option)
+    assert code == 2
+    assert option[0] in err
+    assert not Path("small.folded.onnx").exists()
+
+
+def test_a_file_of_that_name_is_kept(small):
+    Path("small.folded.onnx").write_bytes(b"mine")
+    with pytest.raises(UsageProblem, match="there already"):
+        rc.fold(small)
+    assert rc.fold(small, force=True).verdict == "passed"
+
+
+def test_what_is_no_graph_is_refused(repaconv):
+    Path("a.onnx").write_bytes(b"not a graph")
+    for name in ("a.onnx", "gone.onnx"):
+        code, _, err = repaconv("fold", name)
+        assert code == 4
+        assert name in err
+
+
+def test_weights_beside_the_graph_are_read_and_others_refused(small):
+    model = onnx.load(small)
+    onnx.save(model, "split.onnx", save_as_external_data=True, location="split.data", size_threshold=0)
+    assert rc.fold("split.onnx").verdict == "passed"
+    Path("split.data").unlink()
+    with pytest.raises(Refused, match="not there"):
+        rc.fold("split.onnx", force=True)
+    outside = onnx.load("split.onnx", load_external_data=False)
+    for weight in outside.graph.initializer:
+        weight.external_data[0].value = "../split.data"
+    Path("outside.onnx").write_bytes(outside.SerializeToString())
+    with pytest.raises(Refused, match="outside"):
+        rc.fold("outside.onnx")
+
+
+def test_a_fold_that_is_wrong_is_not_written(small, repaconv, monkeypatch):
+    from repaconv.forms.folds import emit
+
+    right = emit._Emitter._product
+    monkeypatch.setattr(emit._Emitter, "_product", lambda self, value, edge, shift: right(self, value, edge, 2 * shift))
+    code, _, err = repaconv("fold", small)
+    assert code == 1
+    assert "fold.not-equal" in err
+    assert not Path("small.folded.onnx").exists()
+
+
+def test_half_precision_stays_half(small):
+    model = onnx.load(small)
+    for weight in model.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float16), weight.name))
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, "half.onnx")
+    done = rc.fold("half.onnx")
+    assert done.links[0].name == "fp16"
+    assert {w.data_type for w in onnx.load("half.folded.onnx").graph.initializer} == {TensorProto.FLOAT16}
+
+
+def test_branches_of_control_flow_are_left_alone(small):
+    then = helper.make_graph(
+        [helper.make_node("Add", ["1", "b"], ["t"])], "t", [], [helper.make_tensor_value_info("t", 1, None)]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["1"], ["e"])], "e", [], [helper.make_tensor_value_info("e", 1, None)]
+    )
+    model = onnx.load(small)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    test = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
+    branch = helper.make_node("If", ["c"], ["2"], then_branch=then, else_branch=other)
+    model.graph.node.extend([nodes[0], test, branch, nodes[2]])
+    onnx.save(model, "if.onnx")
+    done = rc.fold("if.onnx")
+    assert done.verdict == "passed"
+    assert "If" in done.left[0]
+
+
+def test_a_graph_of_an_old_opset_is_left_alone():
+    weights = {"w": normal(4, 4).astype(np.float32), "v": normal(4, 4).astype(np.float32)}
+    rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
+    onnx.save(graph(rows, weights, {"x": (2, 4)}, opset=12, kind=TensorProto.FLOAT), "old.onnx")
+    done = rc.fold("old.onnx")
+    assert done.payload is None
+    assert "opset 12" in done.left[0]
+
+
+def test_several_inputs_and_outputs_keep_their_names():
+    weights = {n: normal(4, 4).astype(np.float32) for n in "wvu"}
+    rows = [
+        ("MatMul", "a w", "1"),
+        ("MatMul", "1 v", "y"),
+        ("Add", "b c", "2"),
+        ("MatMul", "2 u", "3"),
+        ("Add", "3 2", "z"),
+    ]
+    inputs = dict.fromkeys("abc", ("n", 3, 4))
+    onnx.save(graph(rows, weights, inputs, ("y", "z"), kind=TensorProto.FLOAT), "many.onnx")
+    done = rc.fold("many.onnx", out="to/there.onnx")
+    assert [link.verdict for link in done.links] == ["passed", "passed"]
+    assert done.parameters == (48, 32)
+    after = onnx.load("to/there.onnx").graph
+    assert [[v.name for v in side] for side in (after.input, after.output)] == [["a", "b", "c"], ["y", "z"]]
+
+
+def test_a_quantised_graph_has_nothing_to_fold(repaconv):
+    weights = {"s": np.float32(0.1), "z": np.uint8(3), "w": normal(4, 4).astype(np.float32)}
+    rows = [("QuantizeLinear", "x s z", "1"), ("DequantizeLinear", "1 s z", "2"), ("MatMul", "2 w", "3")]
+    onnx.save(graph([*rows, ("MatMul", "3 w", "y")], weights, {"x": (2, 4)}, kind=TensorProto.FLOAT), "int8.onnx")
+    code, out, _ = repaconv("fold", "int8.onnx")
+    assert code == 0
+    assert "quantised" in out
+    assert not Path("int8.folded.onnx").exists()

@@ -8,7 +8,7 @@ from math import sqrt
 from repaconv.artefact import Tolerance
 from repaconv.errors import UsageProblem
 
-POLICY = "2"
+POLICY = "3"
 """Version of the figures below; it is written into every result."""
 
 # max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).

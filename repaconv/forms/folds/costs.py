@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.forms.graph import Array, attribute, constant
+from repaconv.forms.graph import Array, constant
 from repaconv.forms.shapes import sizes
+from repaconv.onnxfile import flops_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,23 +52,19 @@ def macs(model: ir.Model) -> int | None:
     """Of matrix products and convolutions, where free sizes are 1; None where shapes are not known."""
     total = 0
     for node in model.graph:
-        if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv"):
+        if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv", "Attention"):
             continue
-        out, inner = sizes(node.outputs[0]), _inner(node)
-        if out is None or inner is None:
+        inputs, outputs = (
+            [sizes(value) for value in values if value is not None] for values in (node.inputs[:2], node.outputs[:1])
+        )
+        if None in inputs or None in outputs:
             return None
-        total += math.prod(_number(size) for size in out) * inner
+        total += flops_of(node.op_type, _numbers(inputs), _numbers(outputs)) // 2
     return total
 
 
-def _inner(node: ir.Node) -> int | None:
-    """How many products every number of the output is the sum of."""
-    shape = sizes(node.inputs[1]) if node.op_type == "Conv" else sizes(node.inputs[0])
-    if shape is None:
-        return None
-    if node.op_type == "Conv":
-        return int(np.prod([_number(size) for size in shape[1:]]))
-    return _number(shape[0 if attribute(node, "transA", 0) else -1])
+def _numbers(shapes: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(_number(size) for size in shape) for shape in shapes]
 
 
 def _number(size: int | str) -> int:

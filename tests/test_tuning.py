@@ -19,6 +19,7 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
 from repaconv.methods.nondeep import example_meta
+from repaconv.pipeline import tuning
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -120,16 +121,26 @@ def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
     assert repaconv("verify")[0] == 0
 
 
-def test_a_second_checkpoint_of_the_same_shapes_costs_nothing():
-    def never(*_):
+def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
+    def never(*_, **__):
         raise AssertionError("measured again")
 
-    package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE)
-    again = package.tune(saved("second.pth", 2), settings=SET, measurer=never, rewrites=THREE)
+    asked = {"settings": SET, "rewrites": THREE}
+    monkeypatch.setattr(tuning, "_measured_here", lambda *given, **_: all_equal(*given))
+    package.tune(saved("first.pth", 1), **asked)
+    monkeypatch.setattr(tuning, "_measured_here", never)
+    again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
     assert package.fold("second.pth", num_heads=3, form="fastest-known", force=True).rewrites == again.rewrites
     with pytest.raises(AssertionError, match="measured again"):
-        package.tune("second.pth", settings=SET, measurer=never, rewrites=THREE, again=True)
+        package.tune("second.pth", again=True, **asked)
+
+
+def test_what_another_machine_measured_is_not_known_of_this_one():
+    done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE)
+    assert done.machine == {"cpu": "a worker of x86-64"}
+    with pytest.raises(UsageProblem, match="nothing is known"):
+        package.fold("first.pth", num_heads=3, form="fastest-known")
 
 
 def test_a_search_that_is_broken_off_goes_on_where_it_was():
@@ -192,6 +203,8 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
         code, _, err = repaconv("fold", ckpt, *HEADS, "--form", form)
         assert code == 2
         assert told in err
+    with pytest.raises(UsageProblem, match="no file and no folder"):
+        package.tune("gone.pth")
     done = package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=THREE)
     with pytest.raises(Refused, match="other shapes"):
         package.fold(tiny, form=done.wrote[0])

@@ -85,6 +85,7 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
 
     alone = [name for name in ("weights", "identify", "allow_deployed") if arguments.get(name)]
     alone += [*(["method"] if method != "auto" else []), *(["set"] if settings else [])]
+    alone += ["form"] if str(arguments.get("form", "default")) != "default" else []
     if alone:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
         raise UsageProblem(

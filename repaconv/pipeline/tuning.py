@@ -104,6 +104,8 @@ def tune(
         Refused: If the network is too large, or its export is not sound.
         EnvironmentProblem: If the target's runtime is not here.
     """
+    from repaconv.measure.fingerprint import fingerprint
+
     if max_disagreement is not None and not (inputs or images):
         raise UsageProblem(
             "lower precision is judged on images that the network is meant for, and none were given.",
@@ -160,7 +162,7 @@ def tune(
         made_by=made_by("torch", "onnx", "onnxruntime"),
         verdict="passed",
         target=device.name,
-        runtime=f"{engine.name} {engine.version()}",
+        runtime=_runtime(device, here=measurer is None),
         method=folded.method,
         shapes_sha256=shapes,
         image_size=folded.image_size,
@@ -176,7 +178,7 @@ def tune(
         lowered=low.rows,
         images=low.images,
         seconds=round(time.monotonic() - begin, 1),
-        machine=journal.machine(),
+        machine=fingerprint(()) if measurer is None else {"cpu": f"a worker of {device.name}"},
     )
     for place in (known, path):
         write_artefact(place, found)
@@ -186,7 +188,11 @@ def tune(
 
 def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> runs.Run:
     """The run of a checkpoint, folded now unless it was; or the run that was named."""
-    if source is None or Path(source).is_dir() or not Path(source).exists():
+    if source is not None and not Path(source).exists():
+        raise UsageProblem(
+            f"there is no file and no folder {source}.", hint="Give a checkpoint or a run's folder.", code="tune.none"
+        )
+    if source is None or Path(source).is_dir():
         return runs.find_run(Path(source) if source else None)
     run = runs.Run(runs.OUT / Path(source).stem)
     if run.fold_json.is_file() and run.model.is_file():
@@ -201,15 +207,20 @@ def _cached(shapes: str, device: Target, asked: Mapping[str, Any]) -> Path:
     """Where the answer is kept: by shapes, machine, target, its runtime, the rewrites there are, and what was asked."""
     from repaconv.measure.fingerprint import fingerprint, machine_key
 
-    engine = registry.load(registry.ENGINES, device.runtime)
     question = {
         "machine": machine_key(fingerprint(())),
         "target": device.model_dump(mode="json"),
-        "runtime": engine.version(),
+        "runtime": _runtime(device, here=not asked["elsewhere"]),
         **asked,
     }
     digest = sha256_of_bytes(canonical_json(question).encode())
     return cache_folder(TUNED) / f"{shapes[:16]}-{digest[:16]}.json"
+
+
+def _runtime(device: Target, *, here: bool) -> str:
+    """Name and version of what measures: this machine's, or the target's own."""
+    engine = registry.load(registry.ENGINES, device.runtime)
+    return f"{engine.name} {engine.version() if here else device.runtime_version}".strip()
 
 
 @dataclass
@@ -334,12 +345,6 @@ class _Journal:
                 self.rows[self._key(group[stem], rounds)] = ratio
             write_text(self.path, canonical_json({key: row.model_dump(mode="json") for key, row in self.rows.items()}))
         return {form: self.rows[key] for form, path in wanted.items() if (key := self._key(path, rounds)) in self.rows}
-
-    def machine(self) -> dict[str, Any]:
-        """The machine that searched."""
-        from repaconv.measure.fingerprint import fingerprint
-
-        return fingerprint(())
 
     def _key(self, path: Path, rounds: int) -> str:
         return f"{path.stem[:16]} {rounds}"

@@ -130,7 +130,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]
             for batch in batches:
                 for threads in given.threads:
                     judged = (batch, threads) == (given.batch[0], given.threads[0])
-                    rounds = given.rounds if judged else min(given.rounds, FEWEST)
+                    rounds = given.rounds if judged else given.other_rounds
                     yield compared(model, size, batch, threads, rounds, judged=judged)
                     gc.collect()
         finally:
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--other-rounds", type=int, default=FEWEST, help="of what no bar is for")
     parser.add_argument("--form", default="default", help="a form for repaconv.fold")
     parser.add_argument("--only", nargs="+", choices=sorted({model.method for model in MODELS}), help="these methods")
     parser.add_argument(

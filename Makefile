@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
-.PHONY: demo test lint arm docker-steps train clean
+.PHONY: demo test test-slow lint arm docker-steps train clean
 .PHONY: bench-deploy bench-export bench-fold bench-forms bench-gate bench-power bench-precision bench-profile bench-tuner
 
 demo: .venv/installed
@@ -11,6 +11,9 @@ demo: .venv/installed
 
 test: .venv/installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+
+test-slow: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

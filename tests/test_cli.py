@@ -43,7 +43,9 @@ def test_the_five_commands_in_a_row(repaconv, tiny):
     }
 
 
-@pytest.mark.parametrize("path", OFFICIAL, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] if n else [], id=path.stem) for n, path in enumerate(OFFICIAL)]
+)
 def test_the_five_commands_on_official_checkpoints(repaconv, path):
     walk(repaconv, path)
 
@@ -136,6 +138,7 @@ def test_every_help_has_an_example(repaconv):
         assert f"Example: repaconv {command}" in out
 
 
+@pytest.mark.slow
 def test_the_demo_walks_the_whole_way(repaconv):
     code, out, _ = repaconv("demo", "--arch", "s12", "--rounds", "2")
     assert code == 0

@@ -199,6 +199,7 @@ def test_tls_from_end_to_end(tiny):
         bench_on("tls://127.0.0.1:9", target="x86-64", tls=Tls(files[0]))
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_interrupted_goes_on_where_it_was():
     """Here, without a cluster; Ctrl-C as the shell sends it."""
     checkpoints()

@@ -225,8 +225,8 @@ def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Ca
 
 
 def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
-    while error.__cause__ is not None:  # Dask wraps what happened
-        error = error.__cause__
+    while (inner := error.__cause__ or error.__context__) is not None:  # Dask wraps what happened
+        error = inner
     told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return EnvironmentProblem(
         f"the scheduler {scheduler} does not answer: {told}.",

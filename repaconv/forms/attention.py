@@ -226,4 +226,5 @@ ATTENTION_OP = Rewrite(
     _as_one_operator,
     opset=23,
     order=60,
+    keeps=True,
 )

@@ -24,6 +24,8 @@ class Rewrite:
         valid: When it is exact, in one sentence; elsewhere it changes nothing.
         apply: See `Apply`.
         opset: The oldest opset that can say what it writes.
+        keeps: Whether every value that the graph still has by name, or behind a module, is what it was; else nothing on
+            the way can be compared with another form.
         order: Its place in a form that the tuner puts together: what looks for what another writes comes later.
     """
 
@@ -32,3 +34,4 @@ class Rewrite:
     apply: Apply
     opset: int = 0
     order: int = 50
+    keeps: bool = False

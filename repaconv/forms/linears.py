@@ -199,9 +199,13 @@ def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
 
 
 LINEAR_EACH = Rewrite(
-    "linear-each", "a linear layer whose output is only split along channels", _a_layer_for_each_part, order=70
+    "linear-each",
+    "a linear layer whose output is only split along channels",
+    _a_layer_for_each_part,
+    order=70,
+    keeps=True,
 )
-ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all, order=80)
+ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all, order=80, keeps=True)
 CONCAT_LINEAR = Rewrite(
     "concat-linear",
     "a sum of two linear layers of different inputs that nothing else reads",
@@ -213,4 +217,5 @@ READ_COLUMNS = Rewrite(
     "a linear layer that is only split along channels, with parts that nothing reads",
     _columns_that_are_read,
     order=26,
+    keeps=True,
 )

@@ -85,7 +85,13 @@ GATHER_AS_MATMUL = Rewrite(
     "rows of finite numbers picked by an index that is never negative and the same for all channels",
     _as_product,
     order=45,
+    keeps=True,
 )
 ROWS_BY_GATHERND = Rewrite(
-    "rows-by-gathernd", "rows picked by an index that is the same for all channels", _by_gather_nd, opset=12, order=46
+    "rows-by-gathernd",
+    "rows picked by an index that is the same for all channels",
+    _by_gather_nd,
+    opset=12,
+    order=46,
+    keeps=True,
 )

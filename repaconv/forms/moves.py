@@ -80,7 +80,11 @@ def _axes(node: ir.Node) -> list[int] | None:
 
 
 NO_MOVES = Rewrite(
-    "no-moves", "reshapes, transposes, slices and the like that leave all numbers in order", _no_moves, order=99
+    "no-moves",
+    "reshapes, transposes, slices and the like that leave all numbers in order",
+    _no_moves,
+    order=99,
+    keeps=True,
 )
 REDUCE_IN_PLACE = Rewrite(
     "reduce-in-place",
@@ -88,4 +92,5 @@ REDUCE_IN_PLACE = Rewrite(
     _reduced_in_place,
     opset=18,
     order=55,
+    keeps=True,
 )

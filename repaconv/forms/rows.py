@@ -149,7 +149,9 @@ def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> li
     return inputs
 
 
-LINEAR_AS_GEMM = Rewrite("linear-as-gemm", "a linear layer with a bias on tokens [B, N, c]", _layers_as_gemm, order=92)
+LINEAR_AS_GEMM = Rewrite(
+    "linear-as-gemm", "a linear layer with a bias on tokens [B, N, c]", _layers_as_gemm, order=92, keeps=True
+)
 ACCUMULATE = Rewrite(
     "accumulate",
     "a linear layer on tokens without a bias, or with one that fits into another layer, added to one of its shape",
@@ -161,4 +163,5 @@ ROWS_THROUGHOUT = Rewrite(
     "elementwise functions, norms over channels and sums of tokens that come out of a Gemm",
     _rows_throughout,
     order=95,
+    keeps=True,
 )

@@ -539,4 +539,5 @@ READ_TOKENS = Rewrite(
     "where constant places of the tokens are read and what lies before acts on every token by itself",
     apply,
     order=10,
+    keeps=True,
 )

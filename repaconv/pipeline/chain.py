@@ -257,6 +257,9 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
     if exported.data is not None:
         return Location(module="", reason="a graph above 2 GiB is not followed")
     candidate = graph(path, exported)
+    moved = [name for name in exported.rewrites if not registry.load(registry.REWRITES, name).keeps]
+    if allowed.kind == "exact" and moved:
+        return Location(module="", reason=f"not followed: {', '.join(moved)} changes values on the way")
     beside = net.taken.export_json()
     if allowed.kind == "lossy" and not beside.is_file():
         return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
@@ -264,6 +267,8 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
         traced = OnnxTrace(candidate, load_onnx, by_module=True)
         return locate(TorchTrace(net.stored), traced, _filled(images, {exported.batch}), allowed=allowed.rtol)
     single = read_artefact(beside, ExportArtefact)
+    if set(single.rewrites) != set(exported.rewrites):
+        return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
     fixed = {exported.batch, single.batch} - {"dynamic"}
     if len(fixed) > 1 or single.image_size not in ("dynamic", tuple(images.shape[2:])):
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")

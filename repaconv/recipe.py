@@ -78,6 +78,7 @@ class Recipe(_Section):
     method: str = "auto"
     weights: str | None = None
     out: str | None = None
+    form: str = "default"
     set: dict[str, str | int | float | bool | list[int]] = Field(default={})
     verify: VerifySection = VerifySection()
     export: ExportSection | None = ExportSection()

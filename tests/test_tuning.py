@@ -14,7 +14,7 @@ from forms_page import PAGE, page
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefact import ExportArtefact, Ratio, TuneArtefact
+from repaconv.artefact import ExportArtefact, FoldArtefact, Ratio, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
@@ -119,6 +119,10 @@ def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
     form = next(link for link in exported.links if link.name == "form")
     assert form.verdict == "passed"
     assert repaconv("verify")[0] == 0
+    recipe = f'checkpoint = "first.pth"\nout = "gated"\nform = "{tuned}"\n[set]\nnum_heads = 3\n'
+    Path("recipe.toml").write_text(recipe)
+    assert package.gate(["recipe.toml"]).exit_code == 0
+    assert read_artefact(Path("gated/fold.json"), FoldArtefact).form == "x86-64.json"
 
 
 def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):

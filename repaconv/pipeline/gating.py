@@ -9,6 +9,7 @@ from typing import Any
 
 from repaconv.artefact import Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, RepaconvError, UsageProblem
+from repaconv.forms.choice import NAMED
 from repaconv.pipeline.baselines import against_baseline, keep_baseline
 from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.exporting import export
@@ -113,6 +114,7 @@ class _Gate:
             weights=recipe.weights,
             out=self.folder,
             force=True,
+            form=recipe.form if recipe.form in NAMED else self._place(recipe.form),
             progress=self.progress,
         )
         steps = done.certificate

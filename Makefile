@@ -27,7 +27,7 @@ docker-steps:
 	$(PYTHON) tests/docker_steps.py .docker-steps
 
 bench-deploy: .venv/installed
-	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 -o $(CURDIR)/benchmarks/results/deploy_forms.json
+	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/deploy_forms.json
 
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json

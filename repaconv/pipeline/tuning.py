@@ -323,6 +323,8 @@ class _Journal:
     graphs: _Graphs
     progress: Progress
     rows: dict[str, Ratio] = field(default_factory=dict)
+    expected: Any = None
+    judged: dict[Path, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.path.is_file():
@@ -336,7 +338,7 @@ class _Journal:
         wanted = {form: self.graphs.path(form) for form in forms}
         missing = {path.stem: path for path in wanted.values() if self._key(path, rounds) not in self.rows}
         missing.pop(reference.stem, None)
-        missing = {stem: path for stem, path in missing.items() if _same(path, reference)}
+        missing = {stem: path for stem, path in missing.items() if self._same(path, reference)}
         for group in _groups(missing):
             if time.monotonic() > self.deadline and rounds < self.rounds:
                 break
@@ -345,6 +347,20 @@ class _Journal:
                 self.rows[self._key(group[stem], rounds)] = ratio
             write_text(self.path, canonical_json({key: row.model_dump(mode="json") for key, row in self.rows.items()}))
         return {form: self.rows[key] for form, path in wanted.items() if (key := self._key(path, rounds)) in self.rows}
+
+    def _same(self, path: Path, reference: Path) -> bool:
+        """Whether a form computes what the default one does, on two images; a wrong one is not worth measuring."""
+        from repaconv.proof.parity import judge
+        from repaconv.proof.policy import tolerance
+
+        if path not in self.judged:
+            session = load_onnx(path)
+            images = _images((2, *(size if isinstance(size, int) else 64 for size in session.input_shape[1:])), 0)
+            if self.expected is None:
+                self.expected = load_onnx(reference).run(images)
+            ends = ("default form", self.expected), ("form", session.run(images))
+            self.judged[path] = judge("form", *ends, logits=True, tolerance=tolerance("form")).verdict == "passed"
+        return self.judged[path]
 
     def _key(self, path: Path, rounds: int) -> str:
         return f"{path.stem[:16]} {rounds}"
@@ -376,17 +392,6 @@ def _groups(paths: Mapping[str, Path]) -> list[dict[str, Path]]:
         groups[-1][stem] = path
         held += size
     return groups
-
-
-def _same(path: Path, reference: Path) -> bool:
-    """Whether a form computes what the default one does, on two images; a wrong one is not worth measuring."""
-    from repaconv.proof.parity import judge
-    from repaconv.proof.policy import tolerance
-
-    first, second = load_onnx(reference), load_onnx(path)
-    images = _images((2, *(size if isinstance(size, int) else 64 for size in first.input_shape[1:])), 0)
-    ends = ("default form", first.run(images)), ("form", second.run(images))
-    return judge("form", *ends, logits=True, tolerance=tolerance("form")).verdict == "passed"
 
 
 def _measured_here(

@@ -25,6 +25,7 @@ from repaconv.farm.cluster import Tls
 from repaconv.farm.jobs import Model, run_job
 from repaconv.farm.remote import bench_by_ssh, bench_on, job_of
 from repaconv.farm.sweep import read_matrix, sweep
+from repaconv.farm.tuning import on_workers
 
 METHODS = ("repavit", "nondeep", "riformer", "dwconv", "pyra")
 PATIENCE_S = 120
@@ -190,6 +191,9 @@ def test_tls_from_end_to_end(tiny):
         cluster.worker("safe", *ours)
         done = bench_on(cluster.address, target="x86-64", rounds=3, tls=Tls(*files), wait_s=PATIENCE_S)
         assert "on the worker safe" in done.note
+        there = on_workers(cluster.address, target="x86-64", tls=Tls(*files), wait_s=PATIENCE_S)
+        tuned = rc.tune(measurer=there, rounds=3, rewrites=["batchnorm-as-affine", "group-norm-flat"])
+        assert any(row.ratio is not None for row in tuned.candidates)
         with pytest.raises(EnvironmentProblem, match="wants TLS"):
             bench_on(cluster.address, target="x86-64")
         plain = cluster.address.replace("tls://", "tcp://")

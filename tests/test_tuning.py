@@ -95,7 +95,7 @@ def saved(name: str, seed: int) -> Path:
     return path
 
 
-def all_equal(_reference, others, _rounds):
+def all_equal(_reference, others, _rounds, **_):
     return {name: ratio_of(1.0) for name in others}
 
 
@@ -150,12 +150,12 @@ def test_what_another_machine_measured_is_not_known_of_this_one():
 def test_a_search_that_is_broken_off_goes_on_where_it_was():
     ckpt, seen = saved("first.pth", 1), []
 
-    def breaks(reference, others, rounds):
+    def breaks(reference, others, rounds, **_):
         if seen:
             raise KeyboardInterrupt
         return counts(reference, others, rounds)
 
-    def counts(reference, others, rounds):
+    def counts(reference, others, rounds, **_):
         seen.append((rounds, sorted(others)))
         return all_equal(reference, others, rounds)
 
@@ -180,7 +180,7 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     images = np.random.default_rng(0).standard_normal((64, 3, *folded.image_size)).astype(np.float32)
     np.savez("images.npz", input=images)
 
-    def doubled(_reference, others, _rounds):
+    def doubled(_reference, others, _rounds, **_):
         return {name: ratio_of(2.0 if name in ("fp16", "int8") else 1.0) for name in others}
 
     loose = package.tune(

@@ -20,7 +20,6 @@ def on_workers(
     target: str,
     threads: int | None = None,
     batch: int | None = None,
-    image_size: ImageSize | None = None,
     seed: int = 0,
     tls: Tls | None = None,
     wait_s: float = 30,
@@ -33,7 +32,7 @@ def on_workers(
         Refused: If a job fails there.
     """
 
-    def measure(reference: Path, others: Mapping[str, Path], rounds: int) -> dict[str, Ratio]:
+    def measure(reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize) -> dict[str, Ratio]:
         paths = {sha256_of(path): path for path in (reference, *others.values())}
         sha256s = {path: digest for digest, path in paths.items()}
         jobs = {

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from repaconv.forms.search import Form
     from repaconv.targets import Target
 
-Measurer = Callable[[Path, Mapping[str, Path], int], Mapping[str, Ratio]]
-"""Measures graphs beside a reference for so many rounds: what is above 1 is faster than it."""
+Measurer = Callable[..., Mapping[str, Ratio]]
+"""(reference, graphs by name, rounds, image_size=) to the graphs' ratios: what is above 1 is faster than it."""
 
 HELD_BYTES = 4 * 1024**3
 PREPARED = 3
@@ -141,9 +141,8 @@ def tune(
         dims = {"batch": batch, "height": folded.image_size[0], "width": folded.image_size[1]}
         shape = (batch, graphs.channels, *folded.image_size)
         here = partial(_measured_here, engine=engine, threads=threads, dims=dims, shape=shape, seed=seed)
-        journal = _Journal(
-            known.with_suffix(".journal.json"), begin + budget_s, rounds, measurer or here, graphs, progress
-        )
+        measuring = here if measurer is None else partial(measurer, image_size=folded.image_size)
+        journal = _Journal(known.with_suffix(".journal.json"), begin + budget_s, rounds, measuring, graphs, progress)
         rows = _searched(graphs, journal, exhaustive=exhaustive)
         best, wanted = rows[0], device.precisions
         low = lowered(
@@ -154,7 +153,7 @@ def tune(
             allowed=max_disagreement or 0.0,
             inputs=inputs,
             images=images,
-            measure=lambda reference, others: (measurer or here)(reference, others, rounds),
+            measure=lambda reference, others: measuring(reference, others, rounds),
             scratch=Path(scratch),
             progress=progress,
         )

@@ -114,7 +114,7 @@ def export(
     opset = min(device.opset, INT8_OPSET) if precision == "int8" else device.opset
     newest = device.newest_opset or device.opset
     wanted = device.form(folded.method) if folded.rewrites is None else folded.rewrites
-    form = chosen(wanted, opset if precision == "int8" else newest)
+    form = chosen(device.kept(wanted, precision), opset if precision == "int8" else newest)
     given = None
     if precision != "fp32":
         given = choose_inputs(folded, config, inputs=inputs, images=images, count=CALIBRATION_IMAGES, seed=1, size=size)

@@ -33,7 +33,7 @@ class Lowered(NamedTuple):
 
 def lowered(
     folded: FoldArtefact,
-    graph: Callable[[int], onnx.ModelProto],
+    graph: Callable[[str, int], onnx.ModelProto],
     precisions: Sequence[str],
     device: Target,
     *,
@@ -50,7 +50,7 @@ def lowered(
 
     Args:
         folded: The network.
-        graph: The winner's form, in no newer opset than that.
+        graph: The winner's form, as far as a precision keeps it, in no newer opset than that.
         precisions: To try; none for none.
         device: The target.
         allowed: Share of images whose first class may be another.
@@ -69,13 +69,14 @@ def lowered(
     pieces = [piece.images for piece in given.batches(8)]
     split = max(1, min(CALIBRATION_IMAGES // 8, len(pieces) // 2))
     calibrating, judging = pieces[:split], pieces[split:] or pieces
-    reference = graph(device.newest_opset or device.opset)
+    newest = device.newest_opset or device.opset
+    reference = graph("fp32", newest)
     right = _classes(reference, judging)
     write_bytes(first := scratch / "fp32.onnx", reference.SerializeToString())
     rows, paths = [], {}
     for precision in precisions:
         progress(f"tune: {precision}", 0, 0)
-        model = graph(min(device.opset, INT8_OPSET)) if precision == "int8" else reference
+        model = graph(precision, min(device.opset, INT8_OPSET) if precision == "int8" else newest)
         typed, _ = in_precision(model, precision, calibrating, symmetric="zero-points" in device.forbids)
         other = float((_classes(runnable(typed, precision), judging) != right).mean())
         row = LoweredCandidate(precision=precision, images=len(right), disagreement=other, told="")

@@ -147,7 +147,7 @@ def tune(
         best, wanted = rows[0], device.precisions
         low = lowered(
             folded,
-            lambda newest: graphs.model(graphs.fitting(best.rewrites, newest)),
+            lambda precision, newest: graphs.model(graphs.fitting(device.kept(best.rewrites, precision), newest)),
             [name for name in wanted if name != "fp32"] if max_disagreement is not None else [],
             device,
             allowed=max_disagreement or 0.0,

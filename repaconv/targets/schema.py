@@ -43,7 +43,8 @@ class Target(Record):
         board_python: Of the system on the device.
         opset: What is written, and the newest that the parser reads unless ``newest_opset`` says otherwise.
         newest_opset: What a form may raise it to.
-        forms: The rewrites of the default form, in order: by method, or under ``default`` for all others.
+        forms: The rewrites of the default form, in order: by method, or under ``default`` for all others; under a lower
+            precision's name, those that its graphs keep.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
@@ -74,6 +75,10 @@ class Target(Record):
     def form(self, method: str) -> tuple[str, ...]:
         """Names of the rewrites of a method's default form here."""
         return self.forms.get(method, self.forms.get("default", ()))
+
+    def kept(self, rewrites: tuple[str, ...], precision: str) -> tuple[str, ...]:
+        """Of a form, what is kept in that precision."""
+        return tuple(name for name in rewrites if name in self.forms.get(precision, rewrites))
 
     def variant(self, name: str) -> Target:
         """The target with that system.

@@ -48,6 +48,11 @@ def read_graph(path: Path) -> onnx.ModelProto:
     return model
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """Of ONNX's own operators; 0 if the graph has none of them."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
 def external_files(model: onnx.ModelProto) -> list[str]:
     """Names of the files in which weights lie, as the graph says them; subgraphs included."""
     found: set[str] = set()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.onnxfile import opset_of
+
 if TYPE_CHECKING:
     import onnx
 
@@ -39,7 +41,7 @@ class _Typing:
         import onnx
 
         self.graph = model.graph
-        self.opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+        self.opset = opset_of(model)
         self.weights = {w.name: w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
         self.floats = {*self.weights, *_values_of(model, onnx.TensorProto.FLOAT)}
         self.low: set[str] = set()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused
 from repaconv.exporters.lower import lower
+from repaconv.onnxfile import opset_of
 
 if TYPE_CHECKING:
     import onnx
@@ -89,8 +90,7 @@ def to_onnx(
         ) from error
     assert program is not None
     model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
-    written = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    if written != opset or lacks:
+    if opset_of(model) != opset or lacks:
         model = lower(model, opset, lacks)
     return model
 

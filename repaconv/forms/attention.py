@@ -15,7 +15,7 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, dims, made_by, scalar
+from repaconv.forms.graph import Array, Writer, attribute, dims, made_by, only_reader, scalar
 from repaconv.forms.layout import chain_of, layout, move
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _around(softmax: ir.Node) -> Attention | None:
     if rank != 4 or attribute(softmax, "axis", -1) not in (-1, 3):
         return None
     scale, mask, product = _scores(softmax.inputs[0])
-    mixed = _only_reader(softmax.outputs[0], "MatMul")
+    mixed = only_reader(softmax.outputs[0], "MatMul")
     if product is None or mixed is None or mixed.inputs[0] is not softmax.outputs[0]:
         return None
     q, k = _heads(product.inputs[0]), _heads(product.inputs[1], transposed=True)
@@ -89,13 +89,10 @@ def _around(softmax: ir.Node) -> Attention | None:
 
 def _alone(product: ir.Node, softmax: ir.Node) -> bool:
     """Whether all between the product and its softmax is read there alone."""
-    node = product
-    while node is not softmax:
-        value = node.outputs[0]
-        if len(value.consumers()) != 1 or value.is_graph_output():
-            return False
-        node = value.consumers()[0]
-    return True
+    node: ir.Node | None = product
+    while node is not None and node is not softmax:
+        node = only_reader(node.outputs[0])
+    return node is softmax
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Value | None, ir.Node | None]:
@@ -167,20 +164,13 @@ def _joined(value: ir.Value) -> ir.Value | None:
     assert at is not None
     wanted = at.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * width)
     while at is not None and at.ndim > 3:
-        node = _only_reader(value, "Transpose", "Reshape", "Flatten")
+        node = only_reader(value, "Transpose", "Reshape", "Flatten")
         if node is None:
             return None
         value = node.outputs[0]
         at = move(node, value, at)
     same = at is not None and at.shape[-1] == heads * width and np.array_equal(at.reshape(wanted.shape), wanted)
     return value if same else None
-
-
-def _only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
-    readers = value.consumers()
-    if len(readers) != 1 or value.is_graph_output() or readers[0].op_type not in operators:
-        return None
-    return readers[0]
 
 
 def take(write: Writer, heads: Heads) -> ir.Value:

@@ -17,9 +17,9 @@ import numpy as np
 from repaconv.artefact import Change
 from repaconv.forms.attention import Heads, attentions
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, dims
+from repaconv.forms.graph import Writer, dims, only_reader
 from repaconv.forms.heads import at_layer, read_by_one, values_of
-from repaconv.forms.linears import layers_behind, linear_of, linears, only_reader, write_linear
+from repaconv.forms.linears import layers_behind, linear_of, linears, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -105,6 +105,14 @@ def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
     return node if node is not None and node.domain == "" and node.op_type in operators else None
 
 
+def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
+    """The one node that reads a value which is no output of the graph; of these operators, if any are named."""
+    readers = value.consumers()
+    if len(readers) != 1 or value.is_graph_output():
+        return None
+    return readers[0] if not operators or readers[0].op_type in operators else None
+
+
 def attribute(node: ir.Node, name: str, default: Any) -> Any:
     """An attribute's value."""
     found = node.attributes.get(name)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.forms.attention import Attention, Heads
-from repaconv.forms.graph import Array, Writer, dims
+from repaconv.forms.graph import Array, Writer, dims, only_reader
 from repaconv.forms.layout import chain_of, columns_of, layout, reads
-from repaconv.forms.linears import Linear, layer_at, linear_of, only_reader, write_linear
+from repaconv.forms.linears import Linear, layer_at, linear_of, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

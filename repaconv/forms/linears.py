@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, only_reader
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -73,12 +73,6 @@ def _gemm(node: ir.Node) -> Linear | None:
     return Linear(x, weight, bias, node.outputs[0])
 
 
-def only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value which is no output of the graph."""
-    readers = value.consumers()
-    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
-
-
 def layer_at(node: ir.Node | None) -> Linear | None:
     """The linear layer that a MatMul or a Gemm is, with the bias behind it if nothing else reads what lies between."""
     found = linear_of(node.outputs[0]) if node is not None and node.op_type in ("MatMul", "Gemm") else None
@@ -114,11 +108,11 @@ def write_linear(write: Writer, x: ir.Value, weight: Array, bias: Array | None) 
 def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
     for split in [node for node in model.graph if node.op_type == "Split"]:
         linear = linear_of(split.inputs[0])
-        if linear is None or split.inputs[0] is None or len(split.inputs[0].consumers()) != 1:
+        if linear is None or only_reader(linear.out) is None:
             continue
         rank = len(dims(linear.out) or ())
         sizes = constant(split.inputs[1]) if len(split.inputs) > 1 else None
-        if attribute(split, "axis", 0) not in (-1, rank - 1) or not rank or linear.out.is_graph_output():
+        if attribute(split, "axis", 0) not in (-1, rank - 1) or not rank:
             continue
         if sizes is None:
             sizes = np.full(len(split.outputs), linear.weight.shape[1] // len(split.outputs))
@@ -160,7 +154,7 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
         left, right = (linear_of(value) for value in node.inputs)
         if left is None or right is None or left.x is right.x:
             continue
-        if any(len(part.out.consumers()) != 1 or part.out.is_graph_output() for part in (left, right)):
+        if any(only_reader(part.out) is None for part in (left, right)):
             continue
         if (dims(left.x) or (0,))[:-1] != (dims(right.x) or (1,))[:-1]:
             continue

@@ -20,7 +20,7 @@ import numpy as np
 from repaconv.artefact import Change
 from repaconv.forms.attention import Attention, attentions, take
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, dims
+from repaconv.forms.graph import Array, Writer, dims, only_reader
 from repaconv.forms.heads import (
     Projection,
     as_heads,
@@ -31,7 +31,7 @@ from repaconv.forms.heads import (
     values_of,
     write_heads,
 )
-from repaconv.forms.linears import Linear, linear_of, only_reader, write_linear
+from repaconv.forms.linears import Linear, linear_of, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,8 +46,11 @@ def _for_all(heads: Projection, count: int) -> Projection:
     )
 
 
-def thin(left: Array, right: Array, rounding: float) -> tuple[Array, Array]:
-    """left [m, r] right [r, n] as a product of the same value over its rank, where that is below r."""
+def thin(left: Array, right: Array, rounding: float = 0.0) -> tuple[Array, Array]:
+    """left [m, r] right [r, n] as a product of the same value over its rank, where that is below r.
+
+    Singular values that are zero to float64's rounding go, or to twice that of the numbers which they came from.
+    """
     (q1, r1), (q2, r2) = np.linalg.qr(left), np.linalg.qr(right.T)
     u, s, vt = np.linalg.svd(r1 @ r2.T)
     exact = max(left.shape[0], right.shape[1]) * np.finfo(np.float64).eps

@@ -14,8 +14,8 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims
-from repaconv.forms.linears import layers_behind, only_reader, write_linear
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, only_reader
+from repaconv.forms.linears import layers_behind, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,10 +13,10 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, only_reader
 from repaconv.forms.grids import is_plain, static_grid, tokens_behind
 from repaconv.forms.layout import chain_of, reads
-from repaconv.forms.linears import linear_of, only_reader, write_linear
+from repaconv.forms.linears import linear_of, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, only_reader
 from repaconv.forms.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
 from repaconv.forms.layout import ELEMENTWISE
-from repaconv.forms.linears import layer_at, linear_of, only_reader, write_linear
+from repaconv.forms.linears import layer_at, linear_of, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

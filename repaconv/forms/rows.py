@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims
+from repaconv.forms.graph import Writer, attribute, constant, dims, only_reader
 from repaconv.forms.layout import ELEMENTWISE
-from repaconv.forms.linears import Linear, linear_of, linears, only_reader, write_linear
+from repaconv.forms.linears import Linear, linear_of, linears, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,6 +11,7 @@ from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link, Ver
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import payload_of, read_artefact, write_artefact
+from repaconv.onnxfile import opset_of
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
@@ -170,7 +171,7 @@ def export(
             rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
             changes=graph.changes,
             exporter_opset=opset,
-            opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+            opset=opset_of(model),
             batch="dynamic" if batch is None else batch,
             image_size="dynamic" if free_size else size,
             simplified=graph.simplified,

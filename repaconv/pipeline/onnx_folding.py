@@ -10,16 +10,15 @@ import numpy as np
 
 from repaconv.artefact import Change, Link, OnnxFoldArtefact
 from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
+from repaconv.exporters.to_onnx import ONE_FILE_BYTES, operators_of
 from repaconv.files import payload_of, read_artefact, sha256_of, write_artefact, write_bytes
+from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
 
 if TYPE_CHECKING:
     import onnx
 
 GIVEN, FOLDED = "ONNX as given", "ONNX folded"
-ONE_FILE_BYTES = 2 * 1024**3
-"""protobuf's limit for one message."""
-
 OLDEST = 13
 """Opset that the rewrites read and write."""
 
@@ -69,11 +68,11 @@ def fold_onnx(
         source=str(source),
         sha256=digest,
         bytes=source.stat().st_size,
-        opset=_opset(folded),
+        opset=opset_of(folded),
         parameters=(before.parameters, after.parameters),
         macs=None if before.macs is None or after.macs is None else (before.macs, after.macs),
         nodes=(len(model.graph.node), len(folded.graph.node)),
-        operators=_operators(folded),
+        operators=operators_of(folded),
         changes=tuple(changes),
         left=tuple(_left_alone(model)),
         links=links,
@@ -93,8 +92,6 @@ def _loaded(path: Path) -> onnx.ModelProto:
         Refused: See `fold_onnx`.
     """
     import onnx
-
-    from repaconv.onnxfile import external_files, read_graph, require_inside
 
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
@@ -156,7 +153,7 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
     from repaconv.forms.folds.fold import FOLDS
     from repaconv.forms.graph import rewritten
 
-    if any(node.op_type in QUANTISED for node in model.graph.node) or _opset(model) < OLDEST:
+    if any(node.op_type in QUANTISED for node in model.graph.node) or opset_of(model) < OLDEST:
         return model, []
     try:
         folded, changes = rewritten(model, FOLDS)
@@ -169,10 +166,6 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
             code="onnx.rewrite",
         ) from error
     return folded, changes
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
 class _Costs(NamedTuple):
@@ -190,19 +183,13 @@ def _costs(model: onnx.ModelProto) -> _Costs:
     return _Costs(parameters(graph), macs(graph))
 
 
-def _operators(model: onnx.ModelProto) -> dict[str, int]:
-    from repaconv.exporters.to_onnx import operators_of
-
-    return operators_of(model)
-
-
 def _left_alone(model: onnx.ModelProto) -> Iterator[str]:
     """What is not looked into, and why."""
     kinds = {node.op_type for node in model.graph.node}
     if found := sorted(kinds & set(CONTROL)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
-    if _opset(model) < OLDEST:
-        yield f"the graph is of opset {_opset(model)}, where Softmax and Squeeze meant something else; export it anew"
+    if opset_of(model) < OLDEST:
+        yield f"the graph is of opset {opset_of(model)}, where Softmax and Squeeze meant something else; export it anew"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})

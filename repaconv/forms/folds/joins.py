@@ -20,6 +20,7 @@ import numpy as np
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import Array, Writer, clean, constant, made_by, scalar
+from repaconv.forms.matrices import thin
 from repaconv.forms.normal import normalise
 from repaconv.forms.shapes import Size, sizes
 from repaconv.forms.tokens import linear_layer
@@ -340,18 +341,6 @@ class _Forms:
     def _side_by_side(self, rank: int, width: int) -> bool:
         """2 N d r + N^2 r against N d^2 + N^2 d."""
         return rank * (2 * width + self.tokens) < width * (width + self.tokens)
-
-
-def thin(left: Array, right: Array) -> tuple[Array, Array]:
-    """left [m, r] right [r, d] over its exact rank, where that is below r; only zeros to float64's rounding go."""
-    (q1, r1), (q2, r2) = np.linalg.qr(left), np.linalg.qr(right.T)
-    u, s, v = np.linalg.svd(r1 @ r2.T)
-    zero = float(s.max()) * max(left.shape[0], right.shape[1]) * np.finfo(np.float64).eps
-    rank = max(int((s > zero).sum()), 1)
-    if rank >= left.shape[1]:
-        return left, right
-    root = np.sqrt(s[:rank])
-    return (q1 @ u[:, :rank]) * root, root[:, None] * (v[:rank] @ q2.T)
 
 
 def _padded(rows: Array, count: int) -> Array:

@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from test_bundle import trtexec_of
 import repaconv as rc
 from repaconv import registry
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.farm.cluster import Tls
+from repaconv.farm.cluster import Tls, _no_answer
 from repaconv.farm.jobs import Model, run_job
 from repaconv.farm.remote import bench_by_ssh, bench_on, job_of
 from repaconv.farm.sweep import read_matrix, sweep
@@ -169,6 +170,15 @@ def test_a_worker_without_a_scheduler_says_so(scheduler, why):
     assert f"the scheduler {scheduler} does not answer" in done.stderr
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("dask")
+def test_why_no_scheduler_answers_is_told_where_dask_only_ran_out_of_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        taken = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        assert "no Dask scheduler spoke in time" in _no_answer(taken, TimeoutError()).message
+    assert "Connection refused" in _no_answer(taken, TimeoutError()).message
+    assert "TimeoutError" in _no_answer("inproc://here", TimeoutError()).message
 
 
 @pytest.mark.usefixtures("dask")

@@ -7,6 +7,7 @@ that is merely scattered would be lost with it.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from repaconv.pipeline.common import Progress, silent
 ATTEMPTS = 3
 """Workers that a job may take down with it before it is given up."""
 POLL_S = 0.5
+PLAIN_S = 2.0
+"""For a plain connection, made once Dask has given up."""
 
 
 class Tls(NamedTuple):
@@ -227,12 +230,29 @@ def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Ca
 def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
     while (inner := error.__cause__ or error.__context__) is not None:  # Dask wraps what happened
         error = inner
+    if not str(error):  # the last of Dask's attempts was cut off by its own deadline, and hides what the others met
+        error = _met(scheduler) or error
     told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return EnvironmentProblem(
         f"the scheduler {scheduler} does not answer: {told}.",
         hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
         code="farm.unreachable",
     )
+
+
+def _met(scheduler: str) -> OSError | None:
+    """What one plain connection to that address meets; None for an address that is not of TCP."""
+    from distributed.comm import get_address_host_port
+
+    try:
+        host, port = get_address_host_port(scheduler)
+    except (TypeError, ValueError):
+        return None
+    try:
+        socket.create_connection((host, port), timeout=PLAIN_S).close()
+    except OSError as error:
+        return error
+    return ConnectionError("something listens there, but no Dask scheduler spoke in time")
 
 
 def require_result(landed: Landed) -> dict[str, Any]:

@@ -131,6 +131,12 @@ def test_a_broken_plug_in_is_a_row(repaconv, monkeypatch):
     assert "nowhere" in out
 
 
+def test_no_command_is_the_help_and_no_error(repaconv):
+    code, out, err = repaconv()
+    assert (code, err) == (2, "")
+    assert out == repaconv("--help")[1]
+
+
 def test_every_help_has_an_example(repaconv):
     for command in ("inspect", "fold", "verify", "export", "bench", "targets", "doctor", "demo"):
         code, out, _ = repaconv(command, "--help")

@@ -240,7 +240,8 @@ def test_official_checkpoints(path):
         (lambda w: None, {**SETTINGS, "image_size": "64"}, "image-size"),
         (lambda w: w.update({"blocks.0.adapter.ln1.weight": torch.ones(2)}), SETTINGS, "pyra.not-foldable"),
         (lambda w: w.update({"visual_prompt_token": torch.ones(1, 2, 24)}), SETTINGS, "pyra.not-foldable"),
-        (lambda w: w.update({"pre_logits.fc.weight": torch.ones(2, 2)}), SETTINGS, "checkpoint.unexpected-keys"),
+        (lambda w: w.update({"head_aux.weight": torch.ones(2, 2)}), SETTINGS, "checkpoint.unexpected-keys"),
+        (lambda w: w.update({"pre_logits.fc.weight": torch.ones(24, 24)}), SETTINGS, "checkpoint.missing-keys"),
         (lambda w: w.update({"cls_token": torch.full((1, 1, 24), torch.nan)}), SETTINGS, "checkpoint.not-finite"),
     ],
 )  # fmt: skip

@@ -91,7 +91,10 @@ def plain(weights, images, active, heads=3):
         x = x + block.get("ls1.gamma", 1.0) * attention(n, attn, heads)
         y = ffn(x, under(block, "mlp."), a)
         x = x + block.get("ls2.gamma", 1.0) * (y - x)
-    return linear(layernorm(x, w, "norm", 1e-6)[:, 0], w, "head")
+    read = layernorm(x, w, "norm", 1e-6)[:, 0]
+    if "pre_logits.fc.weight" in w:
+        read = np.tanh(linear(read, w, "pre_logits.fc"))
+    return linear(read, w, "head") if "head.weight" in w else read
 
 
 def mixer(weights, images, active):
@@ -181,6 +184,19 @@ def test_what_a_plain_net_may_carry_besides():
         weights |= {f"blocks.{index}.attn.norm.running_var": 1 + torch.rand(24)}
     folded = proved(weights, plain(weights, IMAGES, [24] * 3), HEADS)
     assert folded.applied == ("repavit", "layer scale")
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_representation_layer_of_larger_training_sets(head):
+    weights = METHOD.example("tiny", seed=8)
+    weights |= {"pre_logits.fc.weight": torch.randn(10, 24), "pre_logits.fc.bias": torch.randn(10)}
+    weights |= {"head.weight": torch.randn(len(weights["head.weight"]), 10)}
+    if not head:
+        weights = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    folded = proved(weights, plain(weights, IMAGES, [24] * 3), HEADS)
+    assert "norm's affine -> pre_logits.fc" in folded.certificate[-1].folded
+    if head:
+        assert rc.export().verdict == "passed"
 
 
 def test_the_mixer_takes_its_width_whatever_args_say():

@@ -2,12 +2,13 @@
 
 One skeleton serves every method and both forms, under timm's, DeiT's and DINOv2's key names:
 ``patch_embed.proj``, ``cls_token``, ``dist_token``, ``register_tokens``, ``pos_embed``, ``norm_pre``,
-``blocks.<i>``, ``norm`` or ``fc_norm``, ``head``, ``head_dist``. A method gives the training blocks;
+``blocks.<i>``, ``norm`` or ``fc_norm``, ``pre_logits.fc``, ``head``, ``head_dist``. A method gives the training blocks;
 without one the skeleton builds the deploy blocks that the config describes.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -71,6 +72,7 @@ class ViTConfig:
         norm, norm_eps: The final norm as trained.
         pre_norm: Whether ``norm_pre`` stands before the blocks, with ``norm_eps``.
         patch_bias: Whether the patch embedding has a bias.
+        representation: Width of the layer ``pre_logits`` (linear, tanh) between norm and head, 0 for none.
     """
 
     image_size: tuple[int, int]
@@ -88,6 +90,7 @@ class ViTConfig:
     norm_eps: float = 1e-6
     pre_norm: bool = False
     patch_bias: bool = True
+    representation: int = 0
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -183,7 +186,7 @@ class ViT(nn.Module):
         self._build_tail(config)
 
     def _build_tail(self, config: ViTConfig) -> None:
-        folded = self.deployed and config.classes > 0
+        folded = self.deployed and (config.classes > 0 or config.representation > 0)
         if folded and config.norm == "batch":
             norm: nn.Module = nn.Identity()
         elif config.norm == "batch":
@@ -191,9 +194,13 @@ class ViT(nn.Module):
         else:
             norm = nn.LayerNorm(config.width, config.norm_eps, elementwise_affine=not folded)
         self.add_module("fc_norm" if config.pool_first else "norm", norm)
+        if config.representation:
+            layer = nn.Linear(config.width, config.representation)
+            self.pre_logits = nn.Sequential(OrderedDict(fc=layer, act=nn.Tanh()))
         if config.classes:
             both = self.deployed and config.pool == "distilled"
-            self.head = nn.Linear((2 if both else 1) * config.width, config.classes)
+            width = config.representation or (2 if both else 1) * config.width
+            self.head = nn.Linear(width, config.classes)
             if config.pool == "distilled" and not self.deployed:
                 self.head_dist = nn.Linear(config.width, config.classes)
 
@@ -232,6 +239,8 @@ class ViT(nn.Module):
             pooled = self._normed(tokens[:, config.prefix :].mean(1, keepdim=True))[:, 0]
         else:
             pooled = self._normed(tokens[:, config.prefix :]).mean(1)
+        if config.representation:
+            pooled = self.pre_logits(pooled)
         if not config.classes:
             return pooled
         if config.pool == "distilled":

@@ -28,6 +28,7 @@ COMMANDS = (stages, overview, tuning, fleet, house)
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
 ) -> None:
     """Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it."""
@@ -36,6 +37,9 @@ def root(
 
         sys.stdout.write(f"repaconv {installed('repaconv')}\n")
         raise typer.Exit(0)
+    if context.invoked_subcommand is None:  # no command is no work: the help, and no more words
+        sys.stdout.write(f"{context.get_help()}\n")
+        raise typer.Exit(2)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="repaconv",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.",

@@ -158,6 +158,9 @@ def read_skeleton(
         default_pool, reason = "avg", f"keys: {'fc_norm' if tokens else 'no cls_token'}"
     else:
         default_pool, reason = "token", "keys: cls_token, and no fc_norm"
+    representation = 0
+    if "pre_logits.fc.weight" in tensors and default_pool != "distilled":
+        representation = weight_of(tensors, "pre_logits.fc.weight", 2).shape[0]
     if not classes and not tokens:
         default_pool, reason = "none", "keys: neither cls_token nor head"
     pools = {"cls": "token", "token": "token", "avg": "avg", "none": "none", "": "none"}
@@ -172,6 +175,7 @@ def read_skeleton(
         "tokens": tokens,
         "registers": registers,
         "prefix_positions": prefix_positions,
+        **({"representation": representation} if representation else {}),
     }
     knobs.facts += [Fact(name=name, value=value, source="keys and shapes") for name, value in sizes.items()]
     pool = knobs.take("pool", one_of("token", "distilled", "avg", "none"), found, found, source)
@@ -440,29 +444,36 @@ def named(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] = ()) ->
     return tensors
 
 
+TAIL = ("norm.", "fc_norm.", "pre_logits.", "head")
+
+
 def fold_stem(tensors: Mapping[str, Tensor]) -> FoldedPart:
     """What stands before the blocks stays as it is."""
-    return FoldedPart(
-        {n: w.double() for n, w in tensors.items() if not n.startswith(("blocks.", "norm.", "fc_norm.", "head"))}
-    )
+    return FoldedPart({n: w.double() for n, w in tensors.items() if not n.startswith(("blocks.", *TAIL))})
 
 
 def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
-    """The final norm's affine into the head, two averaged heads into one; features keep their norm."""
+    """The final norm's affine into the linear layer behind it, two averaged heads into one; features keep their norm.
+
+    That layer is the head, or ``pre_logits.fc`` where there is one; tanh then keeps the head apart.
+    """
     final = "fc_norm" if config.pool_first else "norm"
-    tail = {n: w for n, w in tensors.items() if n.startswith((f"{final}.", "head"))}
-    if not config.classes:
-        return FoldedPart({n: w.double() if w.is_floating_point() else w for n, w in tail.items()})
+    tail = {n: w for n, w in tensors.items() if n.startswith(TAIL)}
+    if not config.classes and not config.representation:
+        return FoldedPart(in_float64(tail))
+    behind = "pre_logits.fc" if config.representation else "head"
     norm = NormTraits(config.norm, config.norm_eps).affine(tail, final, config.width)
-    head = linear_of(tail, "head") @ norm
-    told = [f"{final}'s {'affine' if config.norm == 'layer' else 'BatchNorm, whole,'} -> head"]
+    first = linear_of(tail, behind) @ norm
+    told = [f"{final}'s {'affine' if config.norm == 'layer' else 'BatchNorm, whole,'} -> {behind}"]
     if config.pool == "distilled":
         other = linear_of(tail, "head_dist") @ norm
-        head = Affine(torch.cat([head.weight, other.weight], 1) / 2, (head.bias + other.bias) / 2)
+        first = Affine(torch.cat([first.weight, other.weight], 1) / 2, (first.bias + other.bias) / 2)
         told.append("head and head_dist, averaged -> one head over both tokens")
-    folded = named({"head": head})
+    folded = named({behind: first})
+    if config.representation and config.classes:
+        folded |= named({"head": linear_of(tail, "head")})
     return FoldedPart(
-        folded, FoldStep(module="head", folded=tuple(told), max_rel_error=_tail_error(config, tail, folded))
+        folded, FoldStep(module=behind, folded=tuple(told), max_rel_error=_tail_error(config, tail, folded))
     )
 
 

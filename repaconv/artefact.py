@@ -130,7 +130,7 @@ class Metrics(Record):
     ``top1_agreement``; ``top1_flips`` counts other first classes, ``top1_flips_that_matter`` those where the
     reference's lead over the class chosen instead is more than the noise, and ``examples`` lists the first of them,
     by image and lead. Leads and margins are relative to max|b|. ``undecided`` counts images left out, where rounding
-    decides which tokens merge.
+    decides which tokens merge; of a graph of any origin, numbers left out that hang on a rounding.
     """
 
     images: int
@@ -335,8 +335,10 @@ class OnnxFoldArtefact(Artefact):
     """An ONNX graph with everything folded that needs no knowledge of its method; beside it, the folded graph.
 
     ``changes`` say what was done where, ``links`` compare the outputs before and after. ``macs`` are those of one call
-    with free sizes at 1, before and after; None where shapes are not known. ``left`` says what was left alone and why.
-    ``payload`` is None where there was nothing to fold: then nothing was written.
+    with free sizes at 1, before and after; None where shapes are not known. ``left`` says what was left alone and why,
+    and which linear operators still stand behind or beside another. ``verdict`` is passed where a link passed and none
+    failed; outputs that could not be compared are links that are *not verified*, by name. ``payload`` is None where
+    there was nothing to fold: then nothing was written, and nothing is verified.
     """
 
     stage: str = "fold"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import foreign_faults
 import numpy as np
 import onnx
 import torch
@@ -296,7 +297,11 @@ recipe passes.
 | fault | link | module |
 |---|---|---|
 """
-    return head + "".join(f"| {what} | `{link}` | `{module}` |\n" for what, link, module in rows)
+    return (
+        head
+        + "".join(f"| {what} | `{link}` | `{module}` |\n" for what, link, module in rows)
+        + foreign_faults.section()
+    )
 
 
 if __name__ == "__main__":

@@ -420,7 +420,7 @@ def test_branches_of_control_flow_are_left_alone(small):
     model.graph.node.extend([nodes[0], test, branch, nodes[2]])
     onnx.save(model, "if.onnx")
     done = rc.fold("if.onnx")
-    assert done.verdict == "passed"
+    assert (done.verdict, done.links) == ("not verified", ())  # nothing was folded, nothing was run
     assert "If" in done.left[0]
 
 

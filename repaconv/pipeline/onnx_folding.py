@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefact import Change, Link, OnnxFoldArtefact
-from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
+from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES, operators_of
 from repaconv.files import payload_of, read_artefact, sha256_of, write_artefact, write_bytes
 from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
+from repaconv.pipeline.fold_proof import not_equal, proved
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
-GIVEN, FOLDED = "ONNX as given", "ONNX folded"
 OLDEST = 13
 """Opset that the rewrites read and write."""
 
 CONTROL = ("If", "Loop", "Scan")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
-PROBED = (1, 16, 32, 64, 224)
-"""Free sizes that are no batch, tried in this order until the graph as given runs."""
 
 
 def fold_onnx(
@@ -43,10 +40,13 @@ def fold_onnx(
         What was done. Without a payload there was nothing to fold, and nothing was written.
 
     Raises:
-        Refused: If it is no sound ONNX file, wants files from outside its folder, or holds more than 2 GiB.
+        Refused: If it is no sound ONNX file, wants files from outside its folder, holds more than 2 GiB, or if no
+            output of it could be compared: nothing is written that was not proved.
         GateFailed: If the folded graph computes something else; nothing is written then.
         UsageProblem: If there is a file of that name from elsewhere.
     """
+    from repaconv.forms.folds.standing import standing
+
     source = Path(path)
     model = _loaded(source)
     target = _target(source, Path(out) if out else None)
@@ -57,14 +57,15 @@ def fold_onnx(
     links: tuple[Link, ...] = ()
     if changes:
         progress("ONNX Runtime", 0, 0)
-        links = _compared(source, model, folded)
+        links = proved(source, model, folded)
         if any(link.verdict == "failed" for link in links):
-            raise _not_equal(source, links)
-    before, after = _costs(model), _costs(folded)
+            raise not_equal(source, links)
+    given, smaller = _settled(model), _settled(folded)
+    before, after = _costs(given), _costs(smaller)
     report = target.with_suffix(".json")
     artefact = OnnxFoldArtefact(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
-        verdict="passed",
+        verdict="passed" if any(link.verdict == "passed" for link in links) else "not verified",
         source=str(source),
         sha256=digest,
         bytes=source.stat().st_size,
@@ -74,7 +75,7 @@ def fold_onnx(
         nodes=(len(model.graph.node), len(folded.graph.node)),
         operators=operators_of(folded),
         changes=tuple(changes),
-        left=tuple(_left_alone(model)),
+        left=(*_left_alone(model), *(standing(smaller) if _looked_into(model) else ())),
         links=links,
     )
     if not changes:
@@ -153,7 +154,7 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
     from repaconv.forms.folds.fold import FOLDS
     from repaconv.forms.graph import rewritten
 
-    if any(node.op_type in QUANTISED for node in model.graph.node) or opset_of(model) < OLDEST:
+    if not _looked_into(model):
         return model, []
     try:
         folded, changes = rewritten(model, FOLDS)
@@ -173,14 +174,23 @@ class _Costs(NamedTuple):
     macs: int | None
 
 
-def _costs(model: onnx.ModelProto) -> _Costs:
-    from repaconv.forms.folds.costs import macs, parameters
+def _settled(model: onnx.ModelProto) -> ir.Model:
     from repaconv.forms.graph import read
     from repaconv.forms.shapes import settle
 
     graph = read(model)
     settle(graph)
+    return graph
+
+
+def _costs(graph: ir.Model) -> _Costs:
+    from repaconv.forms.folds.costs import macs, parameters
+
     return _Costs(parameters(graph), macs(graph))
+
+
+def _looked_into(model: onnx.ModelProto) -> bool:
+    return opset_of(model) >= OLDEST and not any(node.op_type in QUANTISED for node in model.graph.node)
 
 
 def _left_alone(model: onnx.ModelProto) -> Iterator[str]:
@@ -195,94 +205,3 @@ def _left_alone(model: onnx.ModelProto) -> Iterator[str]:
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
     if foreign:
         yield f"operators of {', '.join(foreign)}: what they compute is not known here"
-
-
-# --- before against after ---------------------------------------------------------------------------
-
-
-def _compared(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:
-    """Every floating output before against after under ONNX Runtime, on seeded random inputs."""
-    from repaconv.proof.parity import Meter
-    from repaconv.proof.policy import exact_rtols, tolerance
-
-    runs = [_session(source, model) for model in (before, after)]
-    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in before.graph.node) // 6
-    half = any(weight.data_type == 10 for weight in before.graph.initializer)
-    meters: dict[str, Meter] = {}
-    for feeds in _probes(source, runs[0]):
-        expected, got = (run.run(None, feeds) for run in runs)
-        for output, right, found in zip(runs[0].get_outputs(), expected, got, strict=True):
-            if not isinstance(right, np.ndarray) or right.dtype.kind not in "fiub" or not right.ndim:
-                continue
-            logits = right.ndim == 2 and right.shape[1] > 1 and right.dtype.kind == "f"
-            allowed = tolerance("fp16" if half else "onnx", logits=logits, usual=exact_rtols(max(depth, 12)))
-            meter = meters.setdefault(output.name, Meter(allowed, logits=logits))
-            rows = (-1, 1) if right.ndim < 2 else right.shape
-            meter.add(found.astype(np.float64).reshape(rows), right.astype(np.float64).reshape(rows))
-    several = len(meters) > 1
-    return tuple(
-        meter.link(
-            "fp16" if half else "onnx",
-            f"{GIVEN}{f', output {name}' if several else ''}",
-            FOLDED,
-            "ONNX Runtime, two batches of seeded random inputs",
-        )
-        for name, meter in meters.items()
-    )
-
-
-def _session(source: Path, model: onnx.ModelProto) -> Any:
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise Refused(
-            f"ONNX Runtime does not load {source}: {str(error).splitlines()[0]}",
-            hint="Without running it, nothing could be proved; give a graph of standard operators.",
-            code="onnx.unloadable",
-        ) from error
-
-
-def _probes(source: Path, session: Any) -> list[dict[str, Any]]:
-    """Two sets of inputs that the graph as given takes; its first free size is taken for the batch."""
-    problem = ""
-    for size in PROBED:
-        probes = [_feeds(session, count, size, seed) for seed, count in enumerate((2, 3))]
-        try:
-            for feeds in probes:
-                session.run(None, feeds)
-        except Exception as error:  # the runtime's own, of many classes
-            problem = str(error).splitlines()[0]
-            continue
-        return probes
-    raise Refused(
-        f"{source} does not run under ONNX Runtime on random inputs: {problem}",
-        hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
-        code="onnx.unrunnable",
-    )
-
-
-def _feeds(session: Any, count: int, size: int, seed: int) -> dict[str, Any]:
-    generator = np.random.default_rng(seed)
-    feeds: dict[str, Any] = {}
-    for given in session.get_inputs():
-        shape = [n if isinstance(n, int) else count if not axis else size for axis, n in enumerate(given.shape)]
-        kind = given.type.removeprefix("tensor(").removesuffix(")")
-        dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
-        if dtype.startswith("float"):
-            feeds[given.name] = generator.standard_normal(shape).astype(dtype)
-        else:
-            feeds[given.name] = generator.integers(0, 256 if dtype == "uint8" else 2, shape).astype(dtype)
-    return feeds
-
-
-def _not_equal(source: Path, links: tuple[Link, ...]) -> GateFailed:
-    worst = max((link.metrics.max_rel_error for link in links if link.metrics), default=float("nan"))
-    return GateFailed(
-        f"the folded graph does not compute what {source} does: they differ by {worst:.1e}; nothing was written.",
-        hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
-        code="fold.not-equal",
-    )

@@ -1,0 +1,250 @@
+"""Two ends held against each other: every output by its name, in number, shape, type and value.
+
+The one way to say that something computes the same. What cannot be compared is *not verified*, by name; what was the
+same number on every probe proves nothing; and where a difference is more than the tolerance, what rounding alone does
+to the reference says whether it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.artefact import Link, Metrics, Tolerance, Verdict
+from repaconv.proof.parity import measure
+
+Array = NDArray[Any]
+Feeds = Mapping[str, Array]
+
+# An output whose numbers change by less than so many tolerances over all probes would hide what a fault changes.
+MOVES = 10
+# Where rounding moves a number by more than this share of its neighbours, nothing is proved by it.
+UNDECIDED = 0.01
+# What float32 keeps of 1: what saturates there (a sigmoid, a softmax) has steps of as much, however small 1 - p is.
+FLOOR = float(np.finfo(np.float32).eps)
+
+
+class Side(Protocol):
+    """One end: inputs by name to outputs by name."""
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """All outputs for these inputs."""
+
+
+def compare(
+    reference: Side,
+    candidate: Side,
+    probes: Iterable[Feeds],
+    tolerance: Tolerance,
+    *,
+    name: str = "onnx",
+    ends: tuple[str, str] = ("reference", "candidate"),
+    note: str = "",
+    rounded: Sequence[Side] = (),
+    fixed: Collection[str] = (),
+) -> tuple[Link, ...]:
+    """One link for every output of either end.
+
+    Args:
+        reference: The end that is right.
+        candidate: The end to judge. Where it does not run, all its outputs fail.
+        probes: Inputs by name.
+        tolerance: Of an exact link. Numbers may differ by ``rtol`` of the largest beside them, along every axis;
+            integers and truth values must be equal; NaN and infinity only equal themselves.
+        name: Of the link.
+        ends: What they are called.
+        note: What the probes were.
+        rounded: The reference as other roundings of its weights and inputs have it; run where the tolerance does not
+            suffice. What they move by as much is rounding; integers that they change are left out, and counted.
+        fixed: Outputs that hang on no input, so that they need not change between probes.
+    """
+    outputs: dict[str, _Output] = {}
+    for feeds in probes:
+        expected = reference.run(feeds)
+        try:
+            got = candidate.run(feeds)
+        except Exception as error:  # the runtime's own, of many classes
+            got = dict.fromkeys(expected, error)
+        others = _Others(rounded, feeds)
+        for output in (*expected, *(more for more in got if more not in expected)):
+            one = outputs.setdefault(output, _Output(tolerance, output in fixed))
+            one.add(got.get(output), expected.get(output), partial(others.of, output))
+    several = len(outputs) > 1
+    first = [f"{ends[0]}{f', output {output}' if several else ''}" for output in outputs]
+    return tuple(one.link(name, end, ends[1], note) for end, one in zip(first, outputs.values(), strict=True))
+
+
+class _Others:
+    """What the other roundings give, run once, when it is asked for."""
+
+    def __init__(self, sides: Sequence[Side], feeds: Feeds) -> None:
+        self.sides, self.feeds = sides, feeds
+        self.found: list[dict[str, Any]] | None = None
+
+    def of(self, output: str) -> list[Array]:
+        if self.found is None:
+            self.found = [side.run(self.feeds) for side in self.sides]
+        return [one[output] for one in self.found]
+
+
+class _Output:
+    """One output over all probes."""
+
+    def __init__(self, tolerance: Tolerance, fixed: bool) -> None:
+        self.tolerance, self.moves = tolerance, fixed
+        self.rtol = tolerance.rtol or 0.0
+        self.wrong, self.unlike = "", ""
+        self.numbers = self.left = self.proved = 0
+        self.metrics: list[Metrics] = []
+        self.seen: dict[tuple[int, ...], Array] = {}
+
+    def add(self, found: Any, right: Any, others: Callable[[], list[Array]]) -> None:
+        """One probe; the first difference stays."""
+        problem = ""
+        found, right = (np.asarray(end) if isinstance(end, np.generic) else end for end in (found, right))
+        if right is None or found is None:
+            problem = f"the {'candidate' if found is None else 'reference'} has no such output"
+        elif isinstance(found, Exception):
+            problem = f"the candidate does not run: {str(found).splitlines()[0]}"
+        elif not isinstance(right, np.ndarray) or right.dtype.kind not in "fiub":
+            self.unlike = "a sequence" if isinstance(right, list) else "a map" if isinstance(right, dict) else "strings"
+        elif not isinstance(found, np.ndarray) or found.dtype != right.dtype:
+            problem = f"{getattr(found, 'dtype', type(found).__name__)} for {right.dtype}"
+        elif found.shape != right.shape:
+            if all(other.shape == right.shape for other in others()):
+                problem = f"shape {list(found.shape)} for {list(right.shape)}"
+            else:
+                self._leave(right.size, right.size)
+        elif right.size:
+            self.moves = self.moves or self._moved(right)
+            problem = (self._reals if right.dtype.kind == "f" else self._integers)(found, right, others)
+        self.wrong = self.wrong or problem
+
+    def link(self, name: str, reference: str, candidate: str, note: str) -> Link:
+        """The link with its verdict, and why where it did not pass."""
+        why, verdict = self._verdict()
+        told = f"{self.left} of {self.numbers} numbers hang on a rounding" if self.left and not why else why
+        metrics = _merged(self.metrics, self.left) if self.metrics else None
+        return Link(
+            name=name,
+            reference=reference,
+            candidate=candidate,
+            tolerance=self.tolerance.model_copy(update={"rtol": self.rtol}) if metrics else None,
+            metrics=metrics,
+            verdict=verdict,
+            note="; ".join(filter(None, [told, note])),
+        )
+
+    def _verdict(self) -> tuple[str, Verdict]:
+        if self.wrong:
+            return self.wrong, "failed"
+        if self.unlike:
+            return f"{self.unlike}: not compared", "not verified"
+        if not self.numbers:
+            return "empty on every probe", "not verified"
+        if not self.proved:
+            return "rounding alone moves it so far that nothing is proved by it", "not verified"
+        if not self.moves:
+            return "the same numbers on every probe, so that a fault would not show", "not verified"
+        return "", "passed"
+
+    def _moved(self, right: Array) -> bool:
+        """Whether it is another than on a probe before, or than in another row."""
+        before = self.seen.setdefault(right.shape, right)
+        rows = [right[:1]] if right.ndim else []
+        limit = MOVES * (self.tolerance.rtol or 0.0) * float(_largest(right).max()) if right.dtype.kind == "f" else 0.0
+        with np.errstate(invalid="ignore"):
+            apart = [np.abs(np.subtract(right, other, dtype=np.float64)) for other in (before, *rows)]
+        return any(bool((np.nan_to_num(one) > limit).any()) for one in apart)
+
+    def _leave(self, count: int, of: int) -> None:
+        self.left, self.numbers = self.left + count, self.numbers + of
+        self.proved += 2 * count <= of  # a probe on which most of it is decided
+
+    def _integers(self, found: Array, right: Array, others: Callable[[], list[Array]]) -> str:
+        apart, moved = found != right, np.zeros(right.shape, bool)
+        if apart.any():
+            for other in others():
+                moved |= other != right if other.shape == right.shape else True
+        self._leave(int(moved.sum()), right.size)
+        self._measure(np.where(moved, right, found), right)
+        count = int((apart & ~moved).sum())
+        return f"{count} of {right.size} {right.dtype} numbers are others" if count else ""
+
+    def _reals(self, found: Array, right: Array, others: Callable[[], list[Array]]) -> str:
+        a, b = found.astype(np.float64), right.astype(np.float64)
+        error, size = _apart(a, b), _largest(b)
+        near = _beside(size)
+        limit = np.maximum((self.tolerance.rtol or 0.0) * near, FLOOR * min(1.0, float(size.max())))
+        limit = np.maximum(limit, self.tolerance.atol or 0.0)
+        open_ones = np.zeros(b.shape, bool)
+        if (error > limit).any():
+            moved = np.zeros(b.shape)
+            for other in others():
+                moved = np.maximum(moved, _apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
+            sway = np.broadcast_to(_beside(moved), b.shape)
+            open_ones = sway > UNDECIDED * near
+            limit = np.maximum(limit, sway)
+        self._leave(int(open_ones.sum()), b.size)
+        wrong = (error > limit) & ~open_ones
+        self._measure(np.where(open_ones | (error == 0), b, a), b)
+        scale = float(size.max()) or 1.0
+        if not wrong.any():
+            self.rtol = max(self.rtol, float(np.where(open_ones, 0.0, error).max()) / scale)
+            return ""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            worst = float(np.nanmax(np.where(wrong, error / near, 0.0)))
+        return f"{int(wrong.sum())} of {b.size} numbers are off, by up to {worst:.1e} of those beside them"
+
+    def _measure(self, a: Array, b: Array) -> None:
+        """NaN and infinities that both have are no numbers to measure."""
+        rows: tuple[int, ...] = (-1, 1) if b.ndim < 2 else b.shape
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        a = np.where(np.isfinite(b) & np.isfinite(a), a, np.where(_apart(a, b) == 0, 0.0, np.nan))
+        b = np.where(np.isfinite(b), b, 0.0)
+        self.metrics.append(measure(a.reshape(rows), b.reshape(rows), logits=b.ndim == 2 and b.shape[-1] > 1))
+
+
+def _apart(a: Array, b: Array) -> Array:
+    """|a - b|, 0 where both are the same NaN or infinity, infinite where one alone is."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+def _largest(b: Array) -> Array:
+    return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
+
+
+def _beside(size: Array) -> Array:
+    """The largest beside a number, along the axis where that is least: small channels stand beside large ones."""
+    axes = range(size.ndim)
+    along = [size.max(tuple(other for other in axes if other != axis), keepdims=True) for axis in axes]
+    return reduce(np.minimum, along) if along else size
+
+
+def _merged(parts: list[Metrics], left: int) -> Metrics:
+    """The worst over all probes: each has a scale of its own."""
+    images = sum(part.images for part in parts)
+    classes = [part for part in parts if part.top1_agreement is not None]
+    several = sum(part.images for part in classes) or 1
+    of_classes: dict[str, Any] = {
+        "kl_divergence": sum((part.kl_divergence or 0.0) * part.images for part in classes) / several,
+        "top1_agreement": 1 - sum(part.top1_flips for part in classes) / several,
+        "top1_smallest_margin": min(part.top1_smallest_margin or 0.0 for part in classes),
+        "top1_flips": sum(part.top1_flips for part in classes),
+    } if classes else {}  # fmt: skip
+    return Metrics(
+        images=images,
+        max_abs_error=max(part.max_abs_error for part in parts),
+        max_rel_error=max(part.max_rel_error for part in parts),
+        mean_abs_error=sum(part.mean_abs_error * part.images for part in parts) / images,
+        cosine=min(part.cosine for part in parts),
+        undecided=left,
+        **of_classes,
+    )

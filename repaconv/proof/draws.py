@@ -1,0 +1,258 @@
+"""What a graph expects of its inputs, read from the first operators that they meet, and inputs drawn to that.
+
+An embedding is given indices over its whole table, a mask zeros and ones, pixels 0 to 255, and what the graph
+normalises is drawn so that it is standard normal behind that: a value far from what the graph was made for saturates
+it, and then nothing shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = NDArray[Any]
+
+NUMBERS = (10, 2, 1)
+"""Integers of no known use are drawn below the first of these with which the graph runs; of 1, they are all 1."""
+
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Concat", "Slice", "Split", "Pad", "Resize", "Tile")
+_LOGIC = ("Not", "And", "Or", "Xor", "Where", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
+_INDICES = ("Gather", "GatherElements", "OneHot")
+_HUGE = 1e3
+"""What is multiplied with as much is a mask that is added to scores."""
+DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How an input is drawn: ``index`` below so many, ``mask``, ``range`` uniform, else normal about ``mean``.
+
+    Numbers are for the input itself, in shapes that broadcast to it.
+    """
+
+    index: int | None = None
+    mask: bool = False
+    range: tuple[Array, Array] | None = None
+    mean: Array = field(default_factory=lambda: np.zeros(()))
+    deviation: Array = field(default_factory=lambda: np.ones(()))
+
+    def __call__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], generator: np.random.Generator, *, gain: float, below: int
+    ) -> Array:
+        """One input.
+
+        Args:
+            shape: Its shape.
+            dtype: Its type.
+            generator: Its source.
+            gain: A factor on the deviation of what is drawn normally.
+            below: Of `NUMBERS`.
+        """
+        if dtype.kind == "f" and self.index is None and not self.mask:
+            if self.range is not None:
+                low, high = self.range
+                return np.asarray(low + (high - low) * _uniform(shape, generator)).astype(dtype)
+            return np.asarray(self.mean + gain * self.deviation * _normal(shape, generator)).astype(dtype)
+        if self.index is not None:
+            return _indices(self.index, shape, generator).astype(dtype)
+        if self.mask or dtype.kind == "b":
+            found: Array = generator.integers(0, 2, shape)
+            if shape and shape[-1] > 1:
+                found[..., 0], found[..., -1] = 1, 0  # along every row something is seen, and not all
+            return found.astype(dtype)
+        if dtype.name == "uint8":
+            return np.asarray(np.rint(255 * _uniform(shape, generator))).astype(dtype)
+        return np.asarray(generator.integers(0, below, shape) if below > 1 else np.ones(shape)).astype(dtype)
+
+
+def _indices(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """Both ends of a table, then as much of it as there is room for."""
+    order = [count - 1, 0, *generator.permutation(np.arange(1, max(count - 1, 1)))]
+    found = np.resize(order[: max(count, 1)], shape)
+    return np.asarray(generator.permutation(found.reshape(-1)).reshape(shape))
+
+
+def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """Of images and tokens, each and each of its channels has a level of its own: the means of noise are all alike."""
+    found = generator.standard_normal(shape)
+    if len(shape) < 3:
+        return np.asarray(found)
+    inner = [1] * (len(shape) - 2)
+    for level in ((shape[0], 1, *inner), (*shape[:2], *inner), (shape[0], *inner, shape[-1])):
+        found = found + generator.standard_normal(level)
+    return np.asarray(found / 2)
+
+
+def _uniform(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """Likewise, from 0 to 1."""
+    return np.asarray(0.5 + 0.5 * np.tanh(_normal(shape, generator)))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A value as scale * input + shift, while that is known; its axes as those of the input."""
+
+    scale: Array
+    shift: Array
+    axes: tuple[int, ...] | None
+
+    def turned(self, numbers: Array) -> Array | None:
+        """A constant that meets this value, as it lies along the input's axes; None where that is not known."""
+        if numbers.size == 1:
+            return numbers.reshape(())
+        if self.axes is None or numbers.ndim > len(self.axes):
+            return None
+        whole = numbers.reshape((1,) * (len(self.axes) - numbers.ndim) + numbers.shape)
+        return np.asarray(whole.transpose(np.argsort(self.axes)))
+
+
+def draws(model: onnx.ModelProto) -> dict[str, Draw]:
+    """How every input of a graph is drawn."""
+    reader = _Reader(model)
+    stored = {weight.name for weight in model.graph.initializer}
+    return {value.name: reader.draw(value) for value in model.graph.input if value.name not in stored}
+
+
+class _Reader:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        from onnx import numpy_helper
+
+        self.stored = {weight.name: weight for weight in model.graph.initializer}
+        self.to_array = numpy_helper.to_array
+        self.uses: dict[str, list[tuple[Any, int]]] = {}
+        for node in model.graph.node:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+                self.stored[node.output[0]] = node.attribute[0].t
+            for place, name in enumerate(node.input):
+                self.uses.setdefault(name, []).append((node, place))
+        values = (*model.graph.input, *model.graph.value_info)
+        self.shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+
+    def draw(self, value: onnx.ValueInfoProto) -> Draw:
+        """The most particular wish of all that read it; of indices the smallest table."""
+        rank = len(value.type.tensor_type.shape.dim)
+        start = _Seen(np.ones(()), np.zeros(()), tuple(range(rank)))
+        wishes = list(self._wishes(value.name, start, DEPTH))
+        tables = [wish.index for _, wish in wishes if wish.index is not None]
+        if tables:
+            return Draw(index=min(tables))
+        if "mask" in value.name.lower() and value.type.tensor_type.elem_type != 1:
+            return Draw(mask=True)
+        return min(wishes, key=lambda wish: wish[0])[1] if wishes else Draw()
+
+    def _wishes(self, name: str, seen: _Seen, depth: int) -> Iterator[tuple[int, Draw]]:
+        """What they read it for, with a rank: 0 is the most particular."""
+        for node, place in self.uses.get(name, []) if depth else []:
+            found = self._of(node, place, seen)
+            if found is None:
+                continue
+            if isinstance(found, tuple):
+                yield found
+            else:
+                for output in node.output:
+                    if output not in self.uses and (wish := self._plain(found)):
+                        yield wish
+                    yield from self._wishes(output, found, depth - 1)
+
+    def _of(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | _Seen | None:
+        """What one node wants of its input, or how its output hangs on that."""
+        kind = node.op_type
+        if kind in _INDICES and place == (0 if kind == "OneHot" else 1):
+            return self._index(node, seen)
+        if kind in _LOGIC:
+            return 1, Draw(mask=True)
+        if kind == "Cast":
+            to = next(entry.i for entry in node.attribute if entry.name == "to")
+            return (1, Draw(mask=True)) if to == 9 else seen
+        if kind in ("Identity", "Dropout") or (kind in _VIEWS and place == 0):
+            return seen if kind in ("Identity", "Dropout") else _Seen(seen.scale, seen.shift, None)
+        if kind == "Transpose":
+            perm = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), None)
+            if seen.axes is None:
+                return seen
+            order = perm or list(range(len(seen.axes)))[::-1]
+            return _Seen(seen.scale, seen.shift, tuple(seen.axes[i] for i in order))
+        if kind in ("Add", "Sub", "Mul", "Div"):
+            return self._scaled(node, place, seen)
+        return self._range(node, place, seen)
+
+    def _constant(self, name: str) -> Array | None:
+        stored = self.stored.get(name)
+        return None if stored is None or stored.external_data else np.asarray(self.to_array(stored))
+
+    def _index(self, node: Any, seen: _Seen) -> tuple[int, Draw] | None:
+        if node.op_type == "OneHot":
+            depth = self._constant(node.input[1])
+            count = None if depth is None else int(depth.reshape(-1)[0])
+        else:
+            stored = self.stored.get(node.input[0])
+            shape = list(stored.dims) if stored is not None else self.shapes.get(node.input[0], [])
+            axis = next((entry.i for entry in node.attribute if entry.name == "axis"), 0)
+            count = shape[axis] if shape else None
+        if not count or seen.scale.ndim or seen.shift.ndim or seen.scale <= 0:
+            return None
+        return 0, Draw(index=max(1, int((count - 1 - seen.shift) // seen.scale) + 1))
+
+    def _scaled(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | _Seen | None:
+        numbers = self._constant(node.input[1 - place])
+        if numbers is None:
+            return self._plain(seen)
+        other = seen.turned(numbers.astype(np.float64))
+        if other is None:
+            return _Seen(seen.scale, seen.shift, None)
+        if node.op_type == "Mul" and np.abs(other).min() >= _HUGE:
+            return 1, Draw(mask=True)
+        if node.op_type == "Div" and place:
+            return None
+        if node.op_type == "Div":
+            other = 1 / np.where(other == 0, 1, other)
+        if node.op_type in ("Mul", "Div"):
+            return _Seen(seen.scale * other, seen.shift * other, seen.axes)
+        if node.op_type == "Sub":
+            return _Seen(-seen.scale, other - seen.shift, seen.axes) if place else _Seen(
+                seen.scale, seen.shift - other, seen.axes
+            )  # fmt: skip
+        return _Seen(seen.scale, seen.shift + other, seen.axes)
+
+    def _range(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | None:
+        if node.op_type == "Clip" and place == 0:
+            ends = [self._constant(name) if name else None for name in node.input[1:3]]
+            if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+                return 3, self._between(seen, float(ends[0]), float(ends[1]))
+        if node.op_type in ("Log", "Sqrt", "Pow", "Reciprocal") and place == 0:
+            return 2, self._between(seen, 0.05, 4.0)
+        if node.op_type in ("Acos", "Asin", "Atanh"):
+            return 2, self._between(seen, -0.95, 0.95)
+        if node.op_type == "BatchNormalization" and place == 0:
+            mean, variance = (self._constant(name) for name in node.input[3:5])
+            if mean is not None and variance is not None and seen.axes is not None:
+                column = (-1, *[1] * (len(seen.axes) - 2))
+                return self._normal(seen, mean.reshape(column), np.sqrt(variance).reshape(column), 3)
+        return self._plain(seen)
+
+    def _plain(self, seen: _Seen) -> tuple[int, Draw] | None:
+        """Behind all scales and shifts: standard normal if it was shifted, 0 to 1 if it was scaled down."""
+        if seen.shift.any():
+            return self._normal(seen, np.zeros(()), np.ones(()), 4)
+        if not seen.scale.ndim and 0 < seen.scale < 0.5:
+            return 5, self._between(seen, 0.0, 1.0)
+        return 6, Draw()
+
+    def _normal(self, seen: _Seen, mean: Array, deviation: Array, rank: int) -> tuple[int, Draw] | None:
+        a, b = seen.turned(mean), seen.turned(deviation)
+        if a is None or b is None or not np.all(seen.scale):
+            return None
+        return rank, Draw(mean=(a - seen.shift) / seen.scale, deviation=b / np.abs(seen.scale))
+
+    def _between(self, seen: _Seen, low: float, high: float) -> Draw:
+        """Uniform over what these are in the input, and a little beyond a clip."""
+        scale = np.where(seen.scale == 0, 1, seen.scale)
+        ends = (low - seen.shift) / scale, (high - seen.shift) / scale
+        return Draw(range=(np.minimum(*ends), np.maximum(*ends)))

@@ -1,0 +1,216 @@
+"""Inputs on which a graph of any origin is proved: free sizes of several values, and draws that excite it.
+
+A free size of 1 hides what a softmax, a mean or a transpose over it does, and equal sizes hide which is which: names
+get values of their own, above 1 and prime where the graph takes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.proof.draws import NUMBERS, Draw, draws
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = NDArray[Any]
+Sizes = dict[str, int]
+
+BATCHES = (2, 3, 1)
+PRIMES = {"batch": BATCHES, "length": (7, 13, 5), "side": (61, 97, 67)}
+USUAL = {
+    "batch": (4, 8, 16),
+    "length": (16, 32, 64, 128, 77, 197, 256, 512),
+    "side": (64, 96, 128, 224, 256, 384, 512, 640, 32, 28, 16, 8),
+}
+"""Tried after the primes and what the graph's metadata say."""
+
+WANTED = 3
+"""Assignments of the free sizes."""
+SMALLER = (1.0, 0.1, 0.01, 0.001)
+"""The first of these gains on normal inputs at which nothing overflows is the usual one."""
+
+GAINS = (4.0, 32.0, 0.1)
+"""On that, of further probes: what saturates or is dead at 1 need not be so there."""
+
+
+class Unrunnable(Exception):
+    """No inputs were found with which the graph runs; says why."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs by name, some times; and what they were, for people."""
+
+    feeds: tuple[dict[str, Array], ...]
+    told: str
+
+
+@dataclass(frozen=True)
+class _Input:
+    name: str
+    dims: tuple[int | str, ...]  # a name where free
+    dtype: np.dtype[Any]
+    draw: Draw
+
+
+def probes(model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, Any]]) -> Probes:
+    """Inputs that the graph takes.
+
+    Args:
+        model: The graph, whose first operators say what they expect.
+        run: It, loaded; its exceptions say that it refuses.
+
+    Raises:
+        Unrunnable: If it runs with none of them, or takes what is no tensor of numbers.
+    """
+    inputs = _inputs(model)
+    kinds = _free(inputs)
+    usual = {kind: (*PRIMES[kind], *_of_metadata(model, kind), *USUAL[kind]) for kind in PRIMES}
+    for below in NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]:
+        search = _Search(inputs, run, kinds, usual, below)
+        if found := search.assignments():
+            return Probes(tuple(search.feeds(found)), search.told(found))
+    raise Unrunnable(search.problem)
+
+
+def _inputs(model: onnx.ModelProto) -> list[_Input]:
+    import onnx
+
+    wishes = draws(model)
+    found = []
+    for value in model.graph.input:
+        if value.name not in wishes:
+            continue
+        kind = value.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else np.dtype(object)
+        if dtype.kind not in "fiub":
+            raise Unrunnable(f"its input {value.name} is no tensor of numbers that can be drawn")
+        dims = tuple(
+            dim.dim_value or dim.dim_param or f"{value.name}[{axis}]" for axis, dim in enumerate(kind.shape.dim)
+        )
+        found.append(_Input(value.name, dims, dtype, wishes[value.name]))
+    return found
+
+
+def _free(inputs: list[_Input]) -> dict[str, str]:
+    """Every free size, and of what kind it is: the first axis is a batch, those of images have sides."""
+    kinds: dict[str, str] = {}
+    for one in inputs:
+        for axis, dim in enumerate(one.dims):
+            if isinstance(dim, str):
+                kinds.setdefault(dim, "batch" if not axis else "side" if len(one.dims) == 4 else "length")
+    return kinds
+
+
+def _of_metadata(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:
+    """Sizes that the graph's maker wrote down."""
+    words = {"batch": "batch", "length": "length|seq|tokens", "side": "size|shape|imgsz|width|height|resolution"}[kind]
+    entries = [entry.value for entry in model.metadata_props if re.search(words, entry.key, re.IGNORECASE)]
+    return tuple(dict.fromkeys(n for text in entries for n in map(int, re.findall(r"\d{1,4}", text)) if 1 < n <= 2048))
+
+
+@dataclass
+class _Search:
+    """Assignments of the free sizes with which the graph runs."""
+
+    inputs: list[_Input]
+    run: Callable[[dict[str, Array]], dict[str, Any]]
+    kinds: dict[str, str]
+    usual: dict[str, tuple[int, ...]]
+    below: int
+    problem: str = ""
+
+    def assignments(self) -> list[Sizes]:
+        """Some that differ in as many sizes as the graph lets; none if it never runs."""
+        if not self.kinds:
+            return [{}] if self._runs({}) else []
+        for alike in ((), ("batch",), ("batch", "length", "side")):
+            tried = {tuple(sizes.items()): sizes for sizes in self._tries(alike)}
+            found: list[Sizes] = []
+            for sizes in tried.values():
+                if len(found) < WANTED and self._runs(sizes):
+                    found.append(sizes)
+            if found:
+                return found + list(self._varied(found))
+        return []
+
+    def _tries(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
+        """Values for all names, those of the kinds in ``alike`` with one for all of the kind."""
+        for start in range(max(len(values) for values in self.usual.values())):
+            place = dict.fromkeys(PRIMES, start)
+            sizes = {}
+            for name, kind in self.kinds.items():
+                sizes[name] = self.usual[kind][place[kind] % len(self.usual[kind])]
+                place[kind] += kind not in alike
+            yield sizes
+
+    def _varied(self, found: list[Sizes]) -> Iterator[Sizes]:
+        """Further ones in which a name has another value that had but one so far."""
+        for name, kind in self.kinds.items():
+            only = {sizes[name] for sizes in found}
+            others = (value for value in self.usual[kind] if value not in only)
+            tries = ({**found[0], name: value} for value in others) if len(only) == 1 else iter(())
+            if (one := next((sizes for sizes in tries if self._runs(sizes)), None)) is not None:
+                yield one
+
+    def _runs(self, sizes: Sizes) -> bool:
+        try:
+            self.run(self._drawn(sizes, 0, 1.0))
+        except Exception as error:  # the runtime's own, of many classes
+            self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return False
+        return True
+
+    def _drawn(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
+        generator = np.random.default_rng(seed)
+        shapes = {
+            one.name: tuple(sizes[dim] if isinstance(dim, str) else dim for dim in one.dims) for one in self.inputs
+        }
+        return {
+            one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=self.below)
+            for one in self.inputs
+        }  # fmt: skip
+
+    def feeds(self, found: list[Sizes]) -> Iterator[dict[str, Array]]:
+        """Every assignment once, the first twice, and that with other gains where it stays finite."""
+        usual = next((gain for gain in SMALLER if self._finite(self._drawn(found[0], 0, gain))), 1.0)
+        drawn = [self._drawn(sizes, seed, usual) for seed, sizes in enumerate([*found, found[0]])]
+        yield from drawn
+        for gain in GAINS if any(one.dtype.kind == "f" for one in self.inputs) else ():
+            feeds = self._drawn(found[0], len(drawn), usual * gain)
+            if self._finite(feeds):
+                yield feeds
+
+    def _finite(self, feeds: dict[str, Array]) -> bool:
+        try:
+            outputs = self.run(feeds)
+        except Exception:  # not every graph takes every number
+            return False
+        floats = (out for out in outputs.values() if isinstance(out, np.ndarray) and out.dtype.kind == "f")
+        return all(bool(np.isfinite(out).all()) for out in floats)
+
+    def told(self, found: list[Sizes]) -> str:
+        """What was varied, and what not."""
+        values = {name: sorted({sizes[name] for sizes in found}) for name in self.kinds}
+        varied = [f"{name} {', '.join(map(str, some))}" for name, some in values.items() if len(some) > 1]
+        fixed = [f"{name} {some[0]}" for name, some in values.items() if len(some) == 1]
+        parts = [f"free sizes: {'; '.join(varied)}"] if varied else []
+        parts += [f"runs at one size alone: {'; '.join(fixed)}"] if fixed else []
+        return "; ".join(["ONNX Runtime, seeded inputs", *parts])
+
+
+def unmoved(model: onnx.ModelProto) -> set[str]:
+    """Outputs that hang on no input's values: on none, or on shapes alone."""
+    moved = {value.name for value in model.graph.input} - {weight.name for weight in model.graph.initializer}
+    for node in model.graph.node:
+        inner = any(entry.HasField("g") for entry in node.attribute)  # reads what is around it
+        if node.op_type not in ("Shape", "Size") and (inner or moved & set(node.input)):
+            moved |= set(node.output)
+    return {value.name for value in model.graph.output} - moved

@@ -1,0 +1,56 @@
+"""What rounding may do to a graph's outputs: its weights and inputs moved by a few roundings, seeded.
+
+Two graphs that compute the same round differently, and an ill-conditioned one shows it. A graph whose own outputs move
+by as much when its numbers do by some units in the last place cannot tell the two apart; see Parker's Monte Carlo
+arithmetic, where every operation is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = NDArray[Any]
+
+# Operators whose constants are weights; those of others may be sizes, limits, places.
+_WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization", "Gather")
+_SCALED = ("Add", "Sub", "Mul", "Div")
+
+
+def moved(model: onnx.ModelProto, by: float, seed: int) -> onnx.ModelProto:
+    """The same graph with every number of its weights times 1 +- ``by``."""
+    import onnx
+    from onnx import numpy_helper
+
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    generator = np.random.default_rng(seed)
+    read = {name: node.op_type for node in found.graph.node for name in node.input}
+    stored = {weight.name: weight for weight in found.graph.initializer}
+    stored |= {n.output[0]: n.attribute[0].t for n in found.graph.node if n.op_type == "Constant" and n.attribute}
+    for name, weight in stored.items():
+        several = int(np.prod(weight.dims)) > 1
+        if read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED):
+            numbers = numpy_helper.to_array(weight)
+            if numbers.dtype.kind == "f":
+                weight.CopyFrom(numpy_helper.from_array(jittered(numbers, by, generator), name))
+    return found
+
+
+def jittered(numbers: Array, by: float, generator: np.random.Generator) -> Array:
+    """Every floating number times 1 + ``by`` or 1 - ``by``."""
+    if numbers.dtype.kind != "f":
+        return numbers
+    return np.asarray(numbers * (1 + by * generator.choice((-1.0, 1.0), numbers.shape))).astype(numbers.dtype)
+
+
+def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:
+    """Inputs moved likewise."""
+    generator = np.random.default_rng(seed)
+    return {name: jittered(numbers, by, generator) for name, numbers in feeds.items()}

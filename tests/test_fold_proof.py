@@ -1,0 +1,326 @@
+"""The proof of `fold model.onnx`: wrong folds are caught, sound ones pass, and what was not compared is not passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from foreign_faults import FAULTS, NETS, F, Net, norm, normal, weight
+from onnx import TensorProto, numpy_helper
+
+import repaconv as rc
+from repaconv.artefact import Tolerance
+from repaconv.errors import GateFailed
+from repaconv.forms import graph as graphs
+from repaconv.forms.folds.affine_maps import AFFINE
+from repaconv.proof.compare import compare
+from repaconv.proof.draws import draws
+from repaconv.proof.probes import probes
+
+
+def planted(monkeypatch, plant) -> None:
+    """Let the fold start from another graph than the proof."""
+    right = graphs.rewritten
+
+    def wrong(model, rewrites):
+        other = onnx.ModelProto()
+        other.CopyFrom(model)
+        del other.graph.value_info[:]
+        for value in other.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        plant(other)
+        return right(onnx.shape_inference.infer_shapes(other), (AFFINE,))  # enough to change every one of these
+
+    monkeypatch.setattr(graphs, "rewritten", wrong)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_every_wrong_fold_of_a_foreign_graph_is_caught(net, monkeypatch):
+    onnx.save(NETS[net].model(), "net.onnx")
+    sound = rc.fold("net.onnx", out="sound.onnx")
+    assert sound.changes
+    assert {link.verdict for link in sound.links} == {"passed"}, [link.note for link in sound.links]
+    missed = []
+    for fault in (fault for fault in FAULTS if fault.net == net):
+        with monkeypatch.context() as patch:
+            planted(patch, fault.plant)
+            try:
+                rc.fold("net.onnx", out="wrong.onnx")
+            except GateFailed as error:
+                missed += [fault.what] if error.code != "fold.not-equal" or Path("wrong.onnx").exists() else []
+            else:
+                missed.append(fault.what)
+    assert not missed
+
+
+# --- what is compared, and what is not --------------------------------------------------------------------------------
+
+
+class End:
+    """A function of one input as an end of a link."""
+
+    def __init__(self, function) -> None:
+        self.function = function
+
+    def run(self, feeds):
+        return self.function(feeds["x"])
+
+
+def held(reference, candidate, *, x=None, rounded=(), **more):
+    """The links of two functions over two probes."""
+    random = np.random.default_rng(0)
+    probes = [{"x": one} for one in (x if x is not None else random.standard_normal((2, 3, 4)).astype(np.float32))]
+    allowed = Tolerance(kind="exact", rtol=1e-5)
+    ends = [End(one) for one in (reference, candidate, *rounded)]
+    return compare(ends[0], ends[1], probes, allowed, rounded=ends[2:], **more)
+
+
+def nan_at(*places):
+    return lambda x: {"y": np.where(np.isin(np.arange(x.size), places), np.nan, x.reshape(-1)).reshape(x.shape)}
+
+
+def breaks(x):
+    raise RuntimeError("no such size")
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "verdict", "why"),
+    [
+        (lambda x: {"y": x}, lambda x: {"y": x * np.float32(1 + 1e-6)}, "passed", ""),
+        (lambda x: {"y": x}, lambda x: {"y": x * np.float32(1 + 1e-4)}, "failed", "numbers are off"),
+        (
+            lambda x: {"y": x.mean()[None]},
+            lambda x: {"y": x.mean()},
+            "failed",
+            "shape",
+        ),
+        (lambda x: {"y": x.sum(1)}, lambda x: {"y": x.sum(1, keepdims=True)}, "failed", "shape [3, 1] for [3]"),
+        (lambda x: {"y": x}, lambda x: {"y": x.astype(np.float64)}, "failed", "float64 for float32"),
+        (lambda x: {"y": x > 0}, lambda x: {"y": (x > 0).astype(np.int64)}, "failed", "int64 for bool"),
+        (lambda x: {"y": x.argmax(1)}, lambda x: {"y": x.argmax(1)}, "passed", ""),
+        (lambda x: {"y": x.argmax(1)}, lambda x: {"y": x.argmin(1)}, "failed", "int64 numbers are others"),
+        (lambda x: {"y": x > 0}, lambda x: {"y": x > 0.2}, "failed", "bool numbers are others"),
+        (nan_at(1), nan_at(1), "passed", ""),
+        (nan_at(1), nan_at(2), "failed", "numbers are off"),
+        (lambda x: {"y": x}, nan_at(0), "failed", "numbers are off"),
+        (lambda x: {"y": x / 0}, lambda x: {"y": -x / 0}, "failed", "numbers are off"),
+        (lambda x: {"y": x}, lambda x: {}, "failed", "the candidate has no such output"),
+        (lambda x: {}, lambda x: {"y": x}, "failed", "the reference has no such output"),
+        (lambda x: {"y": x}, breaks, "failed", "does not run: no such size"),
+        (lambda x: {"y": x.astype(str)}, lambda x: {"y": x.astype(str)}, "not verified", "strings"),
+        (lambda x: {"y": [x]}, lambda x: {"y": [x]}, "not verified", "a sequence"),
+        (lambda x: {"y": {"a": x}}, lambda x: {"y": {"a": x}}, "not verified", "a map"),
+        (lambda x: {"y": x[:0]}, lambda x: {"y": x[:0]}, "not verified", "empty"),
+        (lambda x: {"y": 0 * x}, lambda x: {"y": 0 * x}, "not verified", "the same numbers on every probe"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_every_output_in_number_shape_type_and_value(reference, candidate, verdict, why):
+    (link,) = held(reference, candidate)
+    assert (link.verdict, why in link.note) == (verdict, True), link.note
+
+
+def test_what_hangs_on_no_input_need_not_move():
+    same = (lambda x: {"y": np.ones(3, np.float32)}, lambda x: {"y": np.ones(3, np.float32)})
+    assert held(*same, fixed={"y"})[0].verdict == "passed"
+    assert held(same[0], lambda x: {"y": np.zeros(3, np.float32)}, fixed={"y"})[0].verdict == "failed"
+
+
+def test_small_channels_beside_large_ones_are_held_to_their_own_size():
+    size = np.array([1e4, 1, 1, 1e-3], np.float32)
+    off = size * np.array([0, 0, 0, 1e-3], np.float32)  # 1e-10 of the largest
+    (link,) = held(lambda x: {"y": x * size}, lambda x: {"y": x * (size + off)})
+    assert link.verdict == "failed"
+
+
+def test_a_class_that_hangs_on_a_rounding_is_counted_and_another_fails():
+    x = np.random.default_rng(0).standard_normal((2, 9, 4)).astype(np.float32)
+    x[:, 3, :2] = 7  # a tie
+
+    def chosen(*flips, by=0.0):
+        def run(x):
+            found = (x + by * np.arange(4, dtype=np.float32)).argmax(1)
+            found[list(flips)] = (found[list(flips)] + 1) % 4
+            return {"y": found}
+
+        return run
+
+    rounded = (chosen(by=1e-6), chosen(by=-1e-6))
+    (link,) = held(chosen(), chosen(3), x=x, rounded=rounded)
+    assert (link.verdict, link.metrics.undecided) == ("passed", 2)
+    assert "2 of 18 numbers hang on a rounding" in link.note
+    assert held(chosen(), chosen(3), x=x)[0].verdict == "failed"  # where nothing says that it is rounding
+    assert held(chosen(), chosen(3, 5), x=x, rounded=rounded)[0].verdict == "failed"
+
+
+def test_an_ill_conditioned_output_is_held_to_what_rounding_does_to_it():
+    far = np.float32(3e3)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    rounded = [lambda x, by=by: {"y": ((x + far) * np.float32(1 + by)) - far} for by in (4e-7, -4e-7)]
+    (link,) = held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x}, x=x, rounded=rounded)
+    assert link.verdict == "passed"
+    assert link.tolerance.rtol == pytest.approx(link.metrics.max_rel_error)  # what it was allowed is told
+    assert link.tolerance.rtol > 1e-5
+    assert held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x}, x=x)[0].verdict == "failed"
+    assert (
+        held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x * 1.01}, x=x, rounded=rounded)[0].verdict == "failed"
+    )
+    wild = [lambda x, by=by: {"y": x * np.float32(1 + by)} for by in (0.5, -0.5)]
+    (link,) = held(lambda x: {"y": x}, lambda x: {"y": np.float32(1.1) * x}, x=x, rounded=wild)
+    assert (link.verdict, "rounding alone" in link.note) == ("not verified", True)
+
+
+# --- what it is run on ------------------------------------------------------------------------------------------------
+
+
+def net_of(rows, weights, inputs, outputs) -> onnx.ModelProto:
+    return Net(rows, weights, inputs, outputs).model()
+
+
+def test_free_sizes_are_above_one_unequal_and_told():
+    onnx.save(NETS["cross"].model(), "net.onnx")
+    note = rc.fold("net.onnx").links[0].note
+    assert "free sizes: n 1, 2, 3; targets 5, 7, 13; sources 5, 13, 16" in note
+
+
+def test_a_graph_that_runs_at_one_size_alone_says_so():
+    weights = {"w": normal(4, 4), "v": normal(4, 4), "positions": normal(1, 16, 4)}
+    rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "2"), ("Add", "2 positions", "y")]
+    onnx.save(net_of(rows, weights, {"x": (F, ("n", "length", 4))}, {"y": F}), "net.onnx")
+    (link,) = rc.fold("net.onnx").links
+    assert link.verdict == "passed"
+    assert "free sizes: n " in link.note
+    assert "runs at one size alone: length 16" in link.note
+
+
+def test_sizes_of_the_metadata_are_tried():
+    weights = {"w": normal(4, 4), "v": normal(4, 4), "positions": normal(1, 333, 4)}
+    rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "2"), ("Add", "2 positions", "y")]
+    model = net_of(rows, weights, {"x": (F, ("n", "length", 4))}, {"y": F})
+    onnx.helper.set_model_props(model, {"max_length": "333"})
+    onnx.save(model, "net.onnx")
+    assert "runs at one size alone: length 333" in rc.fold("net.onnx").links[0].note
+
+
+def drawn(net: str) -> dict[str, np.ndarray]:
+    model = NETS[net].model()
+    run = onnxruntime.InferenceSession(model.SerializeToString()).run
+    feeds = probes(model, lambda feeds: {"y": run(None, feeds)[0]}).feeds
+    return {name: np.concatenate([one[name].reshape(-1) for one in feeds]) for name in feeds[0]}
+
+
+def test_inputs_are_what_the_first_operators_expect():
+    encoder = drawn("encoder")
+    assert set(encoder["ids"]) == set(range(23))  # the whole table
+    assert set(encoder["attention_mask"]) == {0, 1}
+    assert (drawn("pixels")["image"].min(), drawn("pixels")["image"].max()) == (0, 255)
+    far = drawn("far")["x"]
+    assert abs(far.mean() - 1000) < 100
+
+
+@pytest.mark.parametrize(
+    ("rows", "low", "high"),
+    [
+        ([("Div", "x c", "1"), ("Sub", "1 half", "2"), ("Div", "2 quarter", "y")], -200.0, 450.0),
+        ([("Div", "x c", "y")], 0.0, 255.0),
+        ([("Log", "x", "y")], 0.0, 4.0),
+        ([("Clip", "x half c", "y")], 0.5, 255.0),
+        ([("Transpose", "x", "1", {"perm": [0, 1]}), ("Sqrt", "1", "y")], 0.0, 4.0),
+    ],
+)
+def test_the_range_of_an_input_is_read(rows, low, high):
+    weights = {"c": np.array(255.0), "half": np.array(0.5), "quarter": np.array(0.25)}
+    draw = draws(net_of(rows, weights, {"x": (F, ("n", 4))}, {"y": F}))["x"]
+    found = draw((500, 4), np.dtype(np.float32), np.random.default_rng(0), gain=1.0, below=2)
+    assert low <= found.min() < low + 0.4 * (high - low)
+    assert high >= found.max() > high - 0.4 * (high - low)
+
+
+# --- the verdict of a fold --------------------------------------------------------------------------------------------
+
+TWO = [("MatMul", "x w", "1"), ("MatMul", "1 v", "z")]
+WEIGHTS = {"w": normal(4, 4), "v": normal(4, 4)}
+GIVEN = {"x": (F, ("n", 4))}
+
+
+def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
+    rows = [*TWO, ("Add", "z low", "2"), ("Relu", "2", "y")]
+    onnx.save(net_of(rows, WEIGHTS | {"low": np.array(-1e9)}, GIVEN, {"y": F}), "dead.onnx")
+    code, _, err = repaconv("fold", "dead.onnx")
+    assert code == 4
+    assert "fold.not-proved" in err
+    assert "the same numbers on every probe" in err
+    assert not Path("dead.folded.onnx").exists()
+
+
+def test_strings_and_sequences_are_not_verified_by_name():
+    rows = [*TWO, ("Cast", "z", "words", {"to": TensorProto.STRING}), ("SequenceConstruct", "z x", "list")]
+    model = net_of(rows, WEIGHTS, GIVEN, {"z": F, "words": TensorProto.STRING})
+    item = onnx.helper.make_tensor_type_proto(F, None)
+    model.graph.output.append(onnx.helper.make_value_info("list", onnx.helper.make_sequence_type_proto(item)))
+    onnx.save(model, "net.onnx")
+    done = rc.fold("net.onnx")
+    assert done.verdict == "passed"
+    assert [link.verdict for link in done.links] == ["passed", "not verified", "not verified"]
+    assert [link.reference.split()[-1] for link in done.links] == ["z", "words", "list"]
+
+
+def test_a_bias_dropped_in_half_precision_is_caught(monkeypatch):
+    model = net_of([("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("MatMul", "2 v", "y")],
+                   WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})  # fmt: skip
+    for stored in model.graph.initializer:
+        half = numpy_helper.to_array(stored).astype(np.float16)
+        stored.CopyFrom(numpy_helper.from_array(half, stored.name))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, "half.onnx")
+    assert rc.fold("half.onnx").links[0].verdict == "passed"
+    planted(monkeypatch, weight("b", np.zeros_like))
+    with pytest.raises(GateFailed):
+        rc.fold("half.onnx", force=True)
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def image_net(rows, **weights) -> str:
+    onnx.save(net_of(rows, weights, {"x": (F, ("n", 4, 8, 8))}, {"y": F}), "net.onnx")
+    return " | ".join(rc.fold("net.onnx").left)
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (  # MobileOne's
+            [("Conv", "x depth", "a", {"group": 4, "pads": [1] * 4}), ("BatchNormalization", "x nw nb nm nv", "c"),
+             ("Conv", "x five", "b", {"group": 4, "pads": [2] * 4}), ("Add", "a b", "d"), ("Add", "d c", "y")],
+            "beside another, since convolutions larger than 1x1 are not added up or joined: a beside b beside c",
+        ),
+        (
+            [("BatchNormalization", "x nw nb nm nv", "a"), ("Conv", "a wide", "y", {"pads": [1] * 4})],
+            "behind another, since a padded convolution's border is zero, and what is added before it is not there: "
+            "y behind a",
+        ),
+        (
+            [("Conv", "x wide", "a"), ("Conv", "a wide", "b"), ("Relu", "b", "y")],
+            "behind another, since kernels larger than 1x1 are not composed: b behind a",
+        ),
+        (
+            [("Conv", "x thin", "a"), ("Conv", "a back", "b"), ("Relu", "b", "y")],
+            "behind another, since one for both would cost more: b behind a",
+        ),
+        (
+            [("Conv", "x square", "a"), ("Relu", "a", "r"), ("Conv", "a square", "b"), ("Add", "r b", "y")],
+            "behind another, since what is between them is read by Relu as well: b behind a",
+        ),
+        ([("Conv", "x wide", "a"), ("Relu", "a", "b"), ("Conv", "b wide", "y")], ""),
+    ],
+)  # fmt: skip
+def test_what_still_stands_behind_or_beside_another_is_told(rows, why):
+    shapes = {"depth": (4, 1, 3, 3), "five": (4, 1, 5, 5), "wide": (4, 4, 3, 3), "thin": (1, 4, 1, 1),
+              "back": (4, 1, 1, 1), "square": (4, 4, 1, 1)}  # fmt: skip
+    told = image_net(rows, **{name: normal(*shape) for name, shape in shapes.items()}, **norm(4))
+    assert told.replace("linear operators stand ", "") == why

@@ -162,7 +162,8 @@ def test_an_ill_conditioned_output_is_held_to_what_rounding_does_to_it():
     rounded = [lambda x, by=by: {"y": ((x + far) * np.float32(1 + by)) - far} for by in (4e-7, -4e-7)]
     (link,) = held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x}, x=x, rounded=rounded)
     assert link.verdict == "passed"
-    assert link.tolerance.rtol == pytest.approx(link.metrics.max_rel_error)  # what it was allowed is told
+    assert link.tolerance.rtol == link.metrics.max_rel_error  # what it was allowed is told
+    assert "as rounding does" in link.note
     assert link.tolerance.rtol > 1e-5
     assert held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x}, x=x)[0].verdict == "failed"
     assert (
@@ -324,3 +325,15 @@ def test_what_still_stands_behind_or_beside_another_is_told(rows, why):
               "back": (4, 1, 1, 1), "square": (4, 4, 1, 1)}  # fmt: skip
     told = image_net(rows, **{name: normal(*shape) for name, shape in shapes.items()}, **norm(4))
     assert told.replace("linear operators stand ", "") == why
+
+
+def test_nodes_without_names_get_names_of_their_own():
+    rows = [("MatMul", "x w", "1"), ("Relu", "1", "2"), ("Gather", "2 some", "3", {"axis": -1}),
+            ("MatMul", "3 v", "4"), ("Gelu", "4", "5"), ("Gather", "5 some", "6", {"axis": -1}),
+            ("MatMul", "6 u", "y")]  # fmt: skip
+    weights = {"w": normal(4, 6), "v": normal(2, 6), "u": normal(2, 3), "some": np.array([0, 2])}
+    model = net_of(rows, weights, GIVEN, {"y": F})
+    for one in model.graph.node:
+        one.name = ""
+    onnx.save(model, "net.onnx")
+    assert rc.fold("net.onnx").verdict == "passed"

@@ -29,7 +29,7 @@ def proved(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tup
     from repaconv.proof.compare import compare
     from repaconv.proof.probes import Unrunnable, probes, unmoved
 
-    given, folded = _Session(source, before), _Session(source, after)
+    given, folded = _Session(source, before), _Session(source, after, folded=True)
     name, allowed = _allowed(before)
     try:
         found = probes(before, given.run)
@@ -71,20 +71,20 @@ def _allowed(model: onnx.ModelProto) -> tuple[str, Tolerance]:
 class _Session:
     """A graph under ONNX Runtime: inputs by name to outputs by name."""
 
-    def __init__(self, source: Path, model: onnx.ModelProto) -> None:
+    def __init__(self, source: Path, model: onnx.ModelProto, *, folded: bool = False) -> None:
         import onnxruntime
 
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 4  # sizes that it refuses are tried, and no news
+        kinds = ["CPUExecutionProvider"]
         try:
-            self.session = onnxruntime.InferenceSession(
-                model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-            )
+            self.session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=kinds)
         except Exception as error:
+            defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
             raise Refused(
-                f"ONNX Runtime does not load {source}: {str(error).splitlines()[0]}",
-                hint="Without running it, nothing could be proved; give a graph of standard operators.",
-                code="onnx.unloadable",
+                f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {str(error).splitlines()[0]}",
+                hint=defect if folded else "Nothing could be proved; give a graph of standard operators.",
+                code="onnx.rewrite" if folded else "onnx.unloadable",
             ) from error
         self.outputs = [output.name for output in self.session.get_outputs()]
 

@@ -8,7 +8,7 @@ to the reference says whether it is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,8 @@ Feeds = Mapping[str, Array]
 MOVES = 10
 # Where rounding moves a number by more than this share of its neighbours, nothing is proved by it.
 UNDECIDED = 0.01
+# How much further than the few other roundings that are run another one may lie.
+SLACK = 4
 # What float32 keeps of 1: what saturates there (a sigmoid, a softmax) has steps of as much, however small 1 - p is.
 FLOOR = float(np.finfo(np.float32).eps)
 
@@ -96,20 +98,19 @@ class _Output:
 
     def __init__(self, tolerance: Tolerance, fixed: bool) -> None:
         self.tolerance, self.moves = tolerance, fixed
-        self.rtol = tolerance.rtol or 0.0
         self.wrong, self.unlike = "", ""
-        self.numbers = self.left = self.proved = 0
+        self.probes = self.numbers = self.left = self.proved = 0
         self.metrics: list[Metrics] = []
         self.seen: dict[tuple[int, ...], Array] = {}
 
     def add(self, found: Any, right: Any, others: Callable[[], list[Array]]) -> None:
         """One probe; the first difference stays."""
-        problem = ""
+        problem, self.probes = "", self.probes + 1
         found, right = (np.asarray(end) if isinstance(end, np.generic) else end for end in (found, right))
         if right is None or found is None:
             problem = f"the {'candidate' if found is None else 'reference'} has no such output"
         elif isinstance(found, Exception):
-            problem = f"the candidate does not run: {str(found).splitlines()[0]}"
+            problem = f"the candidate does not run: {found}".splitlines()[0]
         elif not isinstance(right, np.ndarray) or right.dtype.kind not in "fiub":
             self.unlike = "a sequence" if isinstance(right, list) else "a map" if isinstance(right, dict) else "strings"
         elif not isinstance(found, np.ndarray) or found.dtype != right.dtype:
@@ -127,17 +128,30 @@ class _Output:
     def link(self, name: str, reference: str, candidate: str, note: str) -> Link:
         """The link with its verdict, and why where it did not pass."""
         why, verdict = self._verdict()
-        told = f"{self.left} of {self.numbers} numbers hang on a rounding" if self.left and not why else why
-        metrics = _merged(self.metrics, self.left) if self.metrics else None
+        told = [why, note]
+        within = [part for part in self.metrics if self._within(part)] if verdict == "passed" else self.metrics
+        rtol, parts = self.tolerance.rtol, within or self.metrics
+        if verdict == "passed" and self.left:
+            told[:1] = [f"{self.left} of {self.numbers} numbers hang on a rounding and were left out"]
+        if len(within) < len(self.metrics):
+            most = max(part.max_rel_error for part in self.metrics)
+            told[1:1] = [
+                f"on {len(self.metrics) - len(within)} of {self.probes} probes by {most:.0e}, as rounding does"
+            ]
+            rtol = rtol if within else most
+        metrics = _merged(parts, self.left) if parts else None
         return Link(
             name=name,
             reference=reference,
             candidate=candidate,
-            tolerance=self.tolerance.model_copy(update={"rtol": self.rtol}) if metrics else None,
+            tolerance=self.tolerance.model_copy(update={"rtol": rtol}) if metrics else None,
             metrics=metrics,
             verdict=verdict,
-            note="; ".join(filter(None, [told, note])),
+            note="; ".join(filter(None, told)),
         )
+
+    def _within(self, part: Metrics) -> bool:
+        return part.max_rel_error <= (self.tolerance.rtol or 0.0) or part.max_abs_error <= (self.tolerance.atol or 0.0)
 
     def _verdict(self) -> tuple[str, Verdict]:
         if self.wrong:
@@ -178,7 +192,7 @@ class _Output:
     def _reals(self, found: Array, right: Array, others: Callable[[], list[Array]]) -> str:
         a, b = found.astype(np.float64), right.astype(np.float64)
         error, size = _apart(a, b), _largest(b)
-        near = _beside(size)
+        near, _ = _beside(size, size)
         limit = np.maximum((self.tolerance.rtol or 0.0) * near, FLOOR * min(1.0, float(size.max())))
         limit = np.maximum(limit, self.tolerance.atol or 0.0)
         open_ones = np.zeros(b.shape, bool)
@@ -186,15 +200,13 @@ class _Output:
             moved = np.zeros(b.shape)
             for other in others():
                 moved = np.maximum(moved, _apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
-            sway = np.broadcast_to(_beside(moved), b.shape)
-            open_ones = sway > UNDECIDED * near
+            sway = SLACK * _beside(size, moved)[1]
+            open_ones = np.broadcast_to(sway > UNDECIDED * near, b.shape)
             limit = np.maximum(limit, sway)
         self._leave(int(open_ones.sum()), b.size)
-        wrong = (error > limit) & ~open_ones
         self._measure(np.where(open_ones | (error == 0), b, a), b)
-        scale = float(size.max()) or 1.0
+        wrong = (error > limit) & ~open_ones
         if not wrong.any():
-            self.rtol = max(self.rtol, float(np.where(open_ones, 0.0, error).max()) / scale)
             return ""
         with np.errstate(divide="ignore", invalid="ignore"):
             worst = float(np.nanmax(np.where(wrong, error / near, 0.0)))
@@ -221,11 +233,17 @@ def _largest(b: Array) -> Array:
     return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
 
 
-def _beside(size: Array) -> Array:
-    """The largest beside a number, along the axis where that is least: small channels stand beside large ones."""
-    axes = range(size.ndim)
-    along = [size.max(tuple(other for other in axes if other != axis), keepdims=True) for axis in axes]
-    return reduce(np.minimum, along) if along else size
+def _beside(size: Array, moved: Array) -> tuple[Array, Array]:
+    """The largest beside each number along the axis where that is least, and the largest of another array there.
+
+    Small channels stand beside large ones, and are held to their own.
+    """
+    least, there = size.max(keepdims=True), moved.max(keepdims=True)
+    for axis in range(size.ndim):
+        others = tuple(other for other in range(size.ndim) if other != axis)
+        along, with_it = size.max(others, keepdims=True), moved.max(others, keepdims=True)
+        least, there = np.minimum(along, least), np.where(along < least, with_it, there)
+    return least, there
 
 
 def _merged(parts: list[Metrics], left: int) -> Metrics:

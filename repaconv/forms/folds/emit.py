@@ -50,7 +50,8 @@ def _emit(
         node, behind = vertex.through
         source = written[behind]
         new = ir.node(node.op_type, [source], dict(node.attributes), domain=node.domain)
-        new.name, new.outputs[0].name = f"{node.name}.narrow", f"{node.outputs[0].name}.narrow"
+        new.outputs[0].name = f"{node.outputs[0].name}.narrow"
+        new.name = f"{node.name}.narrow" if node.name else new.outputs[0].name  # not every graph names its nodes
         set_shape(new.outputs[0], sizes(source), source)
         model.graph.insert_before(place, new)
         written[vertex] = new.outputs[0]

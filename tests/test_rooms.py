@@ -16,6 +16,7 @@ LEVELS = {
     "registry": 0,
     "files": 0,
     "affine": 1,
+    "convolution": 1,
     "checkpoint": 1,
     "runs": 1,
     "toml": 1,

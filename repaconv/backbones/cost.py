@@ -31,7 +31,9 @@ def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cos
 
 
 def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, Cost]:
-    """The same for every block alone: the numbered modules that hold a feed-forward network (``mlp``)."""
+    """The same for every block alone: numbered modules that hold a feed-forward network (``mlp``), and what says
+    that it is ``counted``.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"), torch.no_grad():
@@ -42,8 +44,12 @@ def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...])
     return {
         name: _counted(counter, part, f"{root}.{name}")
         for name, part in module.named_modules()
-        if name.rpartition(".")[2].isdigit() and any(child.startswith("mlp") for child, _ in part.named_children())
+        if getattr(part, "counted", False) or (name.rpartition(".")[2].isdigit() and _holds_mlp(part))
     }
+
+
+def _holds_mlp(part: nn.Module) -> bool:
+    return any(child.startswith("mlp") for child, _ in part.named_children())
 
 
 def _counted(counter: Any, module: nn.Module, place: str) -> Cost:

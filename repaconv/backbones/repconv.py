@@ -1,0 +1,195 @@
+"""RepVGG (arXiv 2101.03697) and MobileOne (arXiv 2206.04040): convolutions and ReLU, nothing else, pooled for a head.
+
+One skeleton for both: block ``stage0``, stages ``stage1``, ``stage2`` and so on, ``linear``. Within a block each has
+names of its own, here called a layout; the deploy form keeps them, so that the official deploy class loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+Layout = Literal["repvgg", "mobileone"]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the official code calls the parts of a block."""
+
+    conv: str
+    scale: str
+    identity: str
+    folded: str
+    squeeze: str
+    expand: str
+
+
+NAMES: dict[Layout, Names] = {
+    "repvgg": Names("rbr_dense", "rbr_1x1", "rbr_identity", "rbr_reparam", "down", "up"),
+    "mobileone": Names("rbr_conv", "rbr_scale", "rbr_skip", "reparam_conv", "reduce", "expand"),
+}
+
+
+@dataclass(frozen=True)
+class RepBlock:
+    """One block: a convolution, squeeze-and-excitation where it has that, ReLU.
+
+    Attributes:
+        in_width, width: Channels.
+        kernel: Side; odd, padded by half of it.
+        squeezed: Channels inside its squeeze-and-excitation, 0 without one.
+    """
+
+    in_width: int
+    width: int
+    kernel: int
+    stride: int
+    groups: int = 1
+    squeezed: int = 0
+
+    def conv(self, kernel: int, *, bias: bool) -> nn.Conv2d:
+        """One of its convolutions, of that kernel."""
+        return nn.Conv2d(self.in_width, self.width, kernel, self.stride, kernel // 2, groups=self.groups, bias=bias)
+
+
+@dataclass(frozen=True)
+class RepConvConfig:
+    """A whole net; the first stage is one block.
+
+    Attributes:
+        classes: Width of the head, 0 for pooled features.
+    """
+
+    layout: Layout
+    stages: tuple[tuple[RepBlock, ...], ...]
+    classes: int
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of an image."""
+        return self.stages[0][0].in_width
+
+    @property
+    def blocks(self) -> dict[str, RepBlock]:
+        """All blocks, by their names."""
+        named = {f"stage{s}.{i}": block for s, stage in enumerate(self.stages[1:], 1) for i, block in enumerate(stage)}
+        return {"stage0": self.stages[0][0], **named}
+
+
+class SqueezeExcite(nn.Module):
+    """Each channel times what a net of two layers makes of all channels' means."""
+
+    def __init__(self, names: Names, width: int, squeezed: int) -> None:
+        super().__init__()
+        self.names = names
+        self.add_module(names.squeeze, nn.Conv2d(width, squeezed, 1))
+        self.relu = nn.ReLU()
+        self.add_module(names.expand, nn.Conv2d(squeezed, width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        squeezed = self.relu(self.get_submodule(self.names.squeeze)(x.mean((2, 3), keepdim=True)))
+        out: Tensor = x * self.get_submodule(self.names.expand)(squeezed).sigmoid()
+        return out
+
+
+class Activated(nn.Module):
+    """What follows the convolutions of every block, in both forms."""
+
+    counted = True  # by `costs_by_block`
+
+    def __init__(self, layout: Layout, block: RepBlock) -> None:
+        super().__init__()
+        self.block = block
+        self.se = SqueezeExcite(NAMES[layout], block.width, block.squeezed) if block.squeezed else nn.Identity()
+        self.relu = nn.ReLU()
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C', H', W'], before squeeze-and-excitation."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C', H', W']."""
+        out: Tensor = self.relu(self.se(self.convolved(x)))
+        return out
+
+
+class DeployBlock(Activated):
+    """The block with one convolution."""
+
+    def __init__(self, layout: Layout, block: RepBlock) -> None:
+        super().__init__(layout, block)
+        self.name = NAMES[layout].folded
+        self.add_module(self.name, block.conv(block.kernel, bias=True))
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C', H', W']."""
+        out: Tensor = self.get_submodule(self.name)(x)
+        return out
+
+
+BlockFactory = Callable[[str, RepBlock], nn.Module]
+"""Builds one block: (its name, what it is) -> [B, C, H, W] -> [B, C', H', W']."""
+
+
+class RepConv(nn.Module):
+    """Images [B, C, H, W] of any size to logits [B, classes], or to pooled features.
+
+    Args:
+        config: Sizes.
+        block: Builds the blocks; the deploy block when None.
+    """
+
+    def __init__(self, config: RepConvConfig, block: BlockFactory | None = None) -> None:
+        super().__init__()
+        build = block or (lambda _, part: DeployBlock(config.layout, part))
+        self.stage0 = build("stage0", config.stages[0][0])
+        for s, stage in enumerate(config.stages[1:], 1):
+            parts = (build(f"stage{s}.{i}", part) for i, part in enumerate(stage))
+            self.add_module(f"stage{s}", nn.Sequential(*parts))
+        self.stages = tuple(f"stage{s}" for s in range(len(config.stages)))
+        self.linear = nn.Linear(config.stages[-1][-1].width, config.classes) if config.classes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes]."""
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
+        out: Tensor = self.linear(x.mean((2, 3)))
+        return out
+
+
+_CONFIG = TypeAdapter(RepConvConfig)
+
+
+class RepConvBackbone:
+    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+
+    name = "repconv"
+    any_image_size = True  # nothing in it has a position
+
+    def to_json(self, config: RepConvConfig) -> dict[str, Any]:
+        """The config as plain values."""
+        return asdict(config)
+
+    def from_json(self, plain: dict[str, Any]) -> RepConvConfig:
+        """The inverse of `to_json`."""
+        return _CONFIG.validate_python(plain)
+
+    def image_size(self, config: RepConvConfig, preferred: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) to work with: it takes any."""
+        return preferred
+
+    def takes(self, config: RepConvConfig, height: int, width: int) -> bool:
+        """Any: a convolution padded by half of its kernel leaves at least one pixel."""
+        return height > 0 and width > 0
+
+    def deploy(self, config: RepConvConfig) -> nn.Module:
+        """The deploy form, weights not yet set."""
+        return RepConv(config).eval()
+
+
+BACKBONE = RepConvBackbone()

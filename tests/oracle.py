@@ -1,4 +1,4 @@
-"""RIFormer's training form in plain NumPy, written from the paper alone: nothing of repaconv is used."""
+"""Training forms in plain NumPy, written from the papers alone: nothing of repaconv is used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from math import erf
 import numpy as np
 
 
-def conv(x, weight, bias, stride, padding):
+def conv(x, weight, bias, stride, padding, groups=1):
+    if groups > 1:
+        parts = zip(*(np.split(each, groups, axis) for each, axis in ((x, 1), (weight, 0), (bias, 0))), strict=True)
+        return np.concatenate([conv(*part, stride, padding) for part in parts], 1)
     kernel = weight.shape[2]
     x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))[:, :, ::stride, ::stride]
@@ -47,3 +50,38 @@ def riformer(weights, images, *, per_pixel=False, eps=1e-5):
         stage += 2
     x = norm(x, w[f"norm{stage - 2}.weight"], w[f"norm{stage - 2}.bias"], per_pixel, eps)
     return x.mean((2, 3)) @ w["head.fc.weight"].T + w["head.fc.bias"]
+
+
+def repconv(weights, images, *, eps=1e-5):
+    """RepVGG's and MobileOne's official keys, float64 throughout; logits, or pooled features without a head."""
+    w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
+    names = {name[: name.index(".rbr_")] for name in w if ".rbr_" in name}
+    x = images.astype(np.float64)
+    for name in sorted(names, key=lambda name: [int(n) for n in name.removeprefix("stage").split(".")]):
+        b = {k.removeprefix(f"{name}."): v for k, v in w.items() if k.startswith(f"{name}.")}
+        skip = "rbr_identity." if "rbr_identity.weight" in b else "rbr_skip."
+        stride = 2 if name[-2:] == ".0" or name == "stage0" else 1
+        total = 0.0
+        for key in b:
+            if key.endswith(".conv.weight"):
+                kernel, groups = b[key], x.shape[1] // b[key].shape[1]
+                y = conv(x, kernel, np.zeros(len(kernel)), stride, kernel.shape[2] // 2, groups)
+                total = total + batchnorm(y, b, key.replace("conv.weight", "bn."), eps)
+        if f"{skip}weight" in b:
+            total = total + batchnorm(x, b, skip, eps)
+        if any(key.startswith("se.") for key in b):
+            first, last = ("se.down.", "se.up.") if "se.down.weight" in b else ("se.reduce.", "se.expand.")
+            s = total.mean((2, 3))
+            s = np.maximum(s @ b[f"{first}weight"][:, :, 0, 0].T + b[f"{first}bias"], 0)
+            s = s @ b[f"{last}weight"][:, :, 0, 0].T + b[f"{last}bias"]
+            total = total / (1 + np.exp(-s))[:, :, None, None]
+        x = np.maximum(total, 0)
+    x = x.mean((2, 3))
+    return x @ w["linear.weight"].T + w["linear.bias"] if "linear.weight" in w else x
+
+
+def batchnorm(x, b, at, eps):
+    gamma, beta, mean, variance = (
+        b[f"{at}{of}"][:, None, None] for of in ("weight", "bias", "running_mean", "running_var")
+    )
+    return gamma * (x - mean) / np.sqrt(variance + eps) + beta

@@ -120,7 +120,7 @@ _WIDTHS = (64, 128, 256, 512)
 def _repvgg(
     depths: tuple[int, ...], wide: tuple[float, ...], groups: int = 1, *, squeeze: bool = False, classes: int = 1000
 ) -> Arch:
-    """RepVGG by Table 2's a, b; every second layer has groups in the g2 and g4 models."""
+    """RepVGG by its multipliers a, a, a, b; every second layer has groups in the g2 and g4 models."""
     widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
     layers = [(min(64, widths[0]), True), *((w, i == 0) for w, n in zip(widths, depths, strict=True) for i in range(n))]
     blocks, before = [], 3
@@ -142,7 +142,7 @@ def _mobileone(
     depths: tuple[int, ...] = (2, 8, 10, 1),
     classes: int = 1000,
 ) -> Arch:
-    """MobileOne by its Table 4: of each pair a depthwise block, then a pointwise one."""
+    """MobileOne by its multipliers: pairs of a depthwise and a pointwise block, so many a stage."""
     widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
     before = min(64, widths[0])
     stages: list[tuple[RepBlock, ...]] = [(RepBlock(3, before, 3, 2),)]

@@ -156,7 +156,7 @@ def _hints(module: nn.Module) -> dict[str, str]:
             hints.setdefault("norm_eps", str(eps))
         if isinstance(eps, float) and name.endswith("attn.norm"):
             hints.setdefault("attn_eps", str(eps))
-        if isinstance(eps, float) and last == "norm2" and hasattr(part, "running_mean"):
+        if isinstance(eps, float) and last in ("norm2", "bn") and hasattr(part, "running_mean"):
             hints.setdefault("bn_eps", str(eps))
         if isinstance(side := getattr(getattr(part, "pool", None), "kernel_size", None), int):
             hints.setdefault("pool_size", str(side))

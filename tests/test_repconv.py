@@ -1,0 +1,303 @@
+"""RepVGG and MobileOne: against the papers in NumPy, against the official outputs, and what must be refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from conftest import SHARED
+from safetensors.torch import load_file
+
+import repaconv as rc
+from repaconv.affine import Affine
+from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
+from repaconv.checkpoint import read_checkpoint
+from repaconv.convolution import Conv
+from repaconv.errors import Refused, UsageProblem
+from repaconv.methods.repconv import ARCHS, METHOD, Arch, _form_of, _mobileone, _repvgg
+from repaconv.pipeline.common import choose_method
+
+IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)
+EIGHTH = (0.125,) * 4
+VGG, ONE = METHOD.example("tiny-repvgg", seed=2), METHOD.example("tiny-mobileone", seed=2)
+
+
+def save(weights, path="c.pth", **beside):
+    torch.save({"state_dict": weights, **beside}, path)
+    return path
+
+
+def record(weights, path="r.npz", **knobs):
+    np.savez(path, input=IMAGES, output_fp64=oracle.repconv(weights, IMAGES, **knobs))
+    return path
+
+
+def links(verified):
+    return {link.name: link.metrics.max_rel_error for link in verified.links}
+
+
+def without(weights, *parts):
+    return {name: value for name, value in weights.items() if not any(part in name for part in parts)}
+
+
+def in_timms_names(weights):
+    """What timm's ByobNet calls the same."""
+    spellings = (
+        (r"^stage0\.", "stem."),
+        (r"^stage(\d+)\.", lambda match: f"stages.{int(match[1]) - 1}."),
+        (r"^linear\.", "head.fc."),
+        (r"rbr_dense|rbr_conv", "conv_kxk"),
+        (r"rbr_1x1", "conv_1x1"),
+        (r"rbr_scale", "conv_scale"),
+        (r"rbr_identity|rbr_skip", "identity"),
+        (r"se\.(down|reduce)", "attn.fc1"),
+        (r"se\.(up|expand)", "attn.fc2"),
+    )
+    renamed = {}
+    for name, value in weights.items():
+        for pattern, replacement in spellings:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = value
+    return renamed
+
+
+# --- the algebra ------------------------------------------------------------------------------------------
+
+
+def test_parallel_convolutions_are_one():
+    random = np.random.default_rng(0)
+
+    def draw(*shape):
+        return torch.from_numpy(random.standard_normal(shape))
+
+    for _ in range(40):
+        width, stride = 12, tuple(int(s) for s in random.integers(1, 3, 2))
+        reach = random.integers(0, 2, 2)  # beyond the image on every side, for a 1x1 kernel
+        both = []
+        for _ in range(2):
+            half, groups = random.integers(0, 3, 2), int(random.choice([1, 2, 3, 4, 6, 12]))
+            weight = draw(24, width // groups, *(2 * half + 1))
+            padding = tuple(int(p) for p in half + reach)
+            both.append(Conv(weight, draw(24), groups, stride, padding))
+        f, g = both
+        x = draw(2, width, 7, 6)
+        assert torch.allclose((f + g)(x), f(x) + g(x), rtol=1e-12, atol=1e-12)
+        norm = Affine.diagonal(draw(24), draw(24))
+        assert torch.allclose(f.then(norm)(x), norm(f(x).movedim(1, -1)).movedim(-1, 1), rtol=1e-12, atol=1e-12)
+    x = draw(2, 4, 5, 5)
+    assert torch.equal(Conv.eye(4)(x), x)
+
+
+def test_what_reads_other_places_is_not_added():
+    three, one = torch.ones(4, 4, 3, 3), torch.ones(4, 4, 1, 1)
+    zero = torch.zeros(4)
+    padded = Conv(three, zero, padding=(1, 1))
+    for other in (
+        Conv(one, zero, padding=(1, 1)),  # reaches one pixel further
+        Conv(one, zero, stride=(2, 2)),
+        Conv(torch.ones(4, 4, 2, 2), zero),  # has no centre
+        Conv(torch.ones(4, 3, 1, 1), zero),
+        Conv(torch.ones(2, 4, 1, 1), zero[:2]),
+    ):
+        with pytest.raises(ValueError, match=r"cannot add|no place"):
+            padded + other
+    with pytest.raises(ValueError, match="cannot add"):  # without padding the smaller one sees the border
+        Conv(three, zero) + Conv(one, zero)
+    with pytest.raises(ValueError, match="no diagonal"):
+        padded.then(Affine(torch.ones(4, 4), zero))
+    with pytest.raises(ValueError, match="no convolution"):
+        Conv(three, zero, groups=3)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------
+
+
+def five_wide():
+    """A kernel of 5 and stages of another number; no official net, and nothing says that it is not one."""
+    blocks = (RepBlock(8, 8, 5, 2, 8), RepBlock(8, 12, 1, 1), RepBlock(12, 12, 5, 1, 12, 3))
+    return Arch(RepConvConfig("mobileone", ((RepBlock(4, 8, 3, 2),), blocks), 1), 3)
+
+
+NETS = {
+    "g4": _repvgg((3, 2, 3, 1), EIGHTH, 4, classes=7),
+    "se": _repvgg((1, 2, 1, 1), (0.25, 0.125, 0.25, 0.125), squeeze=True, classes=1),
+    "one branch": _mobileone(EIGHTH, 1, depths=(1, 1, 2, 1), classes=3),
+    "four branches": _mobileone((0.125, 0.25, 0.125, 0.125), 4, depths=(2, 1, 2, 1), squeeze=True, classes=3),
+}
+WRAPPED = {
+    "g4": lambda weights: {"model": {f"module.{name}": value for name, value in weights.items()}, "epoch": 3},
+    "se": lambda weights: {"state_dict": {f"_orig_mod.{name}": value for name, value in weights.items()}},
+    "one branch": lambda weights: {"state_dict_ema": weights},
+    "four branches": lambda weights: {f"backbone.{name}": value for name, value in weights.items()},
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_kind_folds_exactly(name):
+    arch = NETS[name]
+    weights = METHOD.example(arch, seed=5)
+    torch.save(WRAPPED[name](weights), "c.pth")
+    folded = rc.fold("c.pth")
+    found = links(rc.verify(inputs=record(weights)))
+    assert max(found["recorded"], found["fold"]) <= 1e-12
+    assert found["stored"] <= 1e-5
+    assert [step.module for step in folded.certificate] == list(arch.config.blocks)
+    assert all(step.max_rel_error <= 1e-12 and "ReLU" in step.left for step in folded.certificate)
+    blocks = arch.config.blocks.values()
+    convs = sum(b.width * (b.in_width // b.groups * b.kernel**2 + 1) for b in blocks)
+    squeezes = sum(2 * b.width * b.squeezed + b.width + b.squeezed for b in blocks if b.squeezed)
+    head = arch.config.classes * (arch.config.stages[-1][-1].width + 1)
+    assert folded.deploy.parameters == convs + squeezes + head
+
+
+def test_features_in_half_precision_with_another_eps():
+    weights = {k: v.half() if v.is_floating_point() else v for k, v in without(ONE, "linear.").items()}
+    folded = rc.fold(save(weights), settings={"bn_eps": "1e-3"})
+    assert folded.output == "features"
+    found = links(rc.verify(inputs=record(weights, eps=1e-3)))
+    assert max(found["recorded"], found["fold"]) <= 1e-12
+
+
+def test_other_kernels_channels_and_stages():
+    arch = five_wide()
+    rc.fold(save(METHOD.example(arch, seed=3)))
+    assert max(links(rc.verify())[link] for link in ("fold", "stored")) <= 1e-5
+    facts = {fact.name: fact.value for fact in rc.inspect("c.pth").facts}
+    assert (facts["kernels"], facts["depths"]) == ([1, 3, 5], [1, 3])
+
+
+@pytest.mark.parametrize("weights", [VGG, ONE], ids=["repvgg", "mobileone"])
+def test_timms_names_are_the_same_net(weights):
+    ours = rc.fold(save(weights))
+    theirs = rc.fold(save({f"module.{name}": value for name, value in in_timms_names(weights).items()}, "t.pth"))
+    assert theirs.payload.sha256 == ours.payload.sha256
+    assert theirs.config == ours.config
+
+
+@pytest.mark.parametrize("weights", [VGG, ONE], ids=["repvgg", "mobileone"])
+def test_the_deploy_form_is_the_official_one_and_is_recognised(weights):
+    rc.fold(save(weights))
+    stored = load_file("repaconv-out/c/model.safetensors")
+    torch.save(stored, "deployed.pth")
+    with pytest.raises(Refused) as caught:
+        rc.fold("deployed.pth")
+    assert caught.value.code == "method.deployed"
+    assert rc.inspect("deployed.pth").form == "deploy"
+    again = rc.fold("deployed.pth", allow_deployed=True)
+    assert all(torch.equal(value, stored[name]) for name, value in load_file(again.wrote[0]).items())
+    assert links(rc.verify(inputs=record(weights)))["recorded"] <= 1e-6  # it was stored in float32
+    theirs = {re.sub("rbr_reparam", "reparam_conv", name): value for name, value in in_timms_names(stored).items()}
+    assert rc.fold(save(theirs, "timm.pth"), allow_deployed=True).deploy.parameters == again.deploy.parameters
+
+
+def test_strides_follow_from_identities_and_are_else_the_official_codes():
+    arch = _repvgg((1, 1, 1, 1), (0.125, 0.0625, 0.0625, 0.0625), classes=2)  # widths 8 8 8 16 32
+    still = RepConvConfig("repvgg", tuple((RepBlock(*_sizes(s), 3, 1 if i == 2 else 2),) for i, s in
+                          enumerate(arch.config.stages)), 2)  # fmt: skip
+    weights = METHOD.example(Arch(still), seed=4)
+    folded = rc.fold(save(weights))
+    strides = next(fact for fact in folded.facts if fact.name == "strides")
+    assert strides.value == "2,2,1,2,2"
+    assert "in 2 of 5 an identity branch" in strides.source
+    assert rc.fold("c.pth", settings={"strides": "2,2,1,1,2"}, force=True).training.macs > folded.training.macs
+    with pytest.raises(Refused, match="rbr_identity"):
+        rc.fold("c.pth", settings={"strides": "2,2,2,2,2"})
+    for wrong in ({"strides": "2,2"}, {"strides": "2,2,1,2,0"}, {"stride": "2"}, {"bn_eps": "0"}):
+        with pytest.raises(UsageProblem):
+            rc.fold("c.pth", settings=wrong)
+
+
+def _sizes(stage):
+    return stage[0].in_width, stage[0].width
+
+
+def test_a_live_module_folds_whole():
+    form = _form_of(ARCHS["tiny-mobileone"])
+    net = RepConv(form.config, form.block).eval()
+    net.load_state_dict(ONE)
+    folded = rc.fold(net)
+    x = torch.from_numpy(IMAGES)
+    assert sum(p.numel() for p in folded.parameters()) < sum(p.numel() for p in net.parameters())
+    assert torch.allclose(folded(x), net(x), rtol=1e-4, atol=1e-5)
+    for part in net.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.eps = 1e-3
+    assert torch.allclose(rc.fold(net)(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_must_be_refused():
+    plus = {**VGG, "stage1_aux.0.conv.weight": torch.ones(2, 2)}
+    deployed = {"stage1.0.reparam_conv.weight": torch.ones(8, 1, 3, 3), "stage1.0.reparam_conv.bias": torch.ones(8)}
+    even = torch.ones(8, 3, 2, 2)
+    for weights, code in (
+        (without(ONE, "stage3.2.rbr_conv.1."), "checkpoint.missing-keys"),  # a branch of its own, whole
+        (without(VGG, "stage2.1.rbr_identity"), "checkpoint.missing-keys"),
+        (without(VGG, "stage2.0."), "checkpoint.missing-keys"),
+        (without(VGG, "stage2."), "checkpoint.missing-keys"),
+        (without(VGG, "stage0."), "checkpoint.missing-keys"),
+        (without(VGG, "stage1.0.rbr_dense.conv"), "checkpoint.missing-keys"),
+        ({**VGG, "stage1.0.bn.weight": torch.ones(8)}, "checkpoint.unexpected-keys"),  # QARepVGG's
+        ({**VGG, "stage0.rbr_dense.conv.weight": even}, "checkpoint.shape"),
+        ({**VGG, "stage0.rbr_1x1.bn.running_var": -torch.ones(8)}, "checkpoint.negative-variance"),
+        (without(ONE, "stage1.0.rbr_") | deployed, "repconv.mixed-forms"),
+        (VGG | {f"teacher.{name}": value for name, value in ONE.items()}, "checkpoint.ambiguous"),
+        (plus, "repconv.plus"),
+    ):
+        with pytest.raises(Refused) as caught:
+            rc.fold(save(weights))
+        assert caught.value.code == code, caught.value.message
+    assert not Path("repaconv-out").exists()
+
+
+def test_no_other_net_is_taken_for_one():
+    for key in (
+        "patch_embed.0.rbr_conv.0.conv.weight",  # FastViT
+        "network.0.0.token_mixer.mixer.rbr_scale.conv.weight",
+        "stem.0.conv_kxk.0.conv.weight",  # timm's FastViT
+        "stages.0.blocks.0.token_mixer.mixer.conv_kxk.0.conv.weight",
+        "backbone.stem.rbr_dense.conv.weight",  # YOLOv6
+        "network.0.0.norm_reparam.weight",
+        "stages.0.0.conv2_kxk.conv.weight",  # other blocks of ByobNet
+    ):
+        torch.save({key: torch.ones(8, 1, 3, 3), "head.weight": torch.ones(2, 8)}, "c.pth")
+        assert METHOD.detect(read_checkpoint("c.pth")) is None, key
+    for weights in (VGG, ONE, in_timms_names(VGG), in_timms_names(ONE)):
+        chosen, detection = choose_method(read_checkpoint(save(weights)), "auto")
+        assert (chosen.name, detection.confidence) == ("repconv", "certain")
+
+
+# --- the papers' nets -------------------------------------------------------------------------------------
+
+
+def test_the_papers_sizes():
+    rows = {row.model: row for row in rc.table("repconv").rows}
+    for row in rows.values():
+        digits = row.parameters[:-1]  # RepVGG's are cut off, MobileOne's rounded
+        assert abs(row.cost.parameters / 1e6 - float(digits)) < 10.0 ** -len(digits.partition(".")[2]), row.model
+        printed = float(row.macs[:-1]) * {"G": 1e9, "M": 1e6}[row.macs[-1]]
+        assert row.cost.layer_macs == pytest.approx(printed, rel=0.03 if row.macs.endswith("G") else 5e-4), row.model
+    assert len(rows) == 16
+
+
+@pytest.mark.skipif(not (SHARED / "repconv").is_dir(), reason="official checkpoints are absent")
+@pytest.mark.parametrize(
+    ("name", "training", "deploy", "export"),
+    [("repvgg_small", 50_346, 44_730, {}), ("mobileone_small", 62_570, 15_642, {"image_size": 64, "batch": 1})],
+)
+def test_official_checkpoints(name, training, deploy, export):
+    path = SHARED / "repconv" / f"{name}.pth"
+    blocks, folded = rc.inspect(path).blocks, rc.fold(path)
+    assert (folded.training.parameters, folded.deploy.parameters) == (training, deploy)
+    assert training - deploy == sum(block.training.parameters - block.deploy.parameters for block in blocks)
+    exported = rc.export(**export)
+    verified = rc.verify(inputs=path.with_suffix(".npz"))
+    assert (folded.verdict, exported.verdict, verified.verdict) == ("passed",) * 3
+    found = links(verified)
+    assert max(found["fold"], found["recorded"]) <= 1e-12
+    assert max(found["stored"], found["onnx"]) <= 1e-5
+    if export:
+        assert rc.bench(rounds=2).agreement.verdict == "passed"

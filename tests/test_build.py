@@ -23,7 +23,15 @@ from repaconv.exporters.to_onnx import to_onnx
 from repaconv.pipeline.building import _Timings
 from repaconv.pipeline.common import load_target
 
-NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
+NETS = (
+    "repavit-tiny",
+    "repavit-tiny-swin",
+    "nondeep-tiny",
+    "riformer",
+    "dwconv-tiny",
+    "pyra-tiny",
+    "repconv-tiny-mobileone",
+)
 CARDS = ("8.6", "8.9")
 RTX = pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="TensorRT-RTX is absent")
 BUILD = Path("repaconv-out/tiny/build")

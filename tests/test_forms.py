@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
 from repaconv.backbones.merging import MergeSpec
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
+from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
 from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
 from repaconv.exporters.to_onnx import to_onnx
@@ -532,7 +533,7 @@ def test_a_mean_is_taken_where_the_numbers_lie():
         assert changed(model, "reduce-in-place") == []
 
 
-# --- graphs of the five methods ------------------------------------------------------------------------------------
+# --- graphs of the methods ------------------------------------------------------------------------------------
 
 
 def vit(random, width, *blocks, **settings):
@@ -560,11 +561,14 @@ def small_net(name, random):
     if name == "dwconv":
         mixers = DepthwiseSpec(3), EnsembledSpec(head + 1, 3), ScatteredSpec(heads, heads, head, 3)
         return vit(random, width, *(BlockSpec(mixer, ffn, plain, plain) for mixer in mixers), tokens=(), pool="avg")
+    if name == "repconv":
+        stage = (RepBlock(width, width, 3, 2, width), RepBlock(width, 4 * head, 1, 1, 1, heads))
+        return RepConv(RepConvConfig("mobileone", ((RepBlock(3, width, 3, 2),), stage), 5))
     config = MetaFormerConfig(layers=(1, 1), widths=(head, width), hidden=(8, ffn.hidden), classes=5)
     return MetaFormer(config, final_affine=False)
 
 
-METHODS = ("repavit", "nondeep", "riformer", "dwconv", "pyra")
+METHODS = ("repavit", "nondeep", "riformer", "dwconv", "pyra", "repconv")
 
 
 @cache
@@ -574,7 +578,7 @@ def exported(name, seed):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.ndim != 2 else parameter.shape[1] ** -0.5))
-    size = (16, 16) if name == "riformer" else module.config.image_size
+    size = (16, 16) if name in ("riformer", "repconv") else module.config.image_size
     model = in_double(to_onnx(module, (3, *size), output="logits", opset=20, batch=None, free_size=False))
     inputs = feeds(model)
     return model, inputs, outputs(model, inputs)[0]

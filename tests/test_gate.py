@@ -34,6 +34,7 @@ SOUND = [
     ("nondeep", "tiny", {}),
     ("dwconv", "tiny", {"num_heads": "3"}),
     ("pyra", "tiny", {"num_heads": "3"}),
+    ("repconv", "tiny-mobileone", {"image_size": "32"}),
 ]
 
 

@@ -46,6 +46,9 @@ PLANTED = [
     ("nondeep-tiny", "blocks.1.attn.qkv", "weight"),
     ("pyra-tiny", "blocks.0.merge.modulation.channels", "weight"),
     ("pyra-tiny", "blocks.2.attn.kv", "weight"),
+    ("repconv-tiny-repvgg", "stage2.0.rbr_reparam", "weight"),
+    ("repconv-tiny-mobileone", "stage3.2.reparam_conv", "bias"),
+    ("repconv-tiny-mobileone", "stage4.1.se.expand", "weight"),
 ]
 SETTINGS = {"repavit-tiny": {"num_heads": "3"}, "dwconv-tiny": {"num_heads": "3"}, "pyra-tiny": {"num_heads": "3"}}
 SETTINGS["repavit-tiny-poolformer"] = {"pool_size": "3"}
@@ -65,7 +68,7 @@ def net(name):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.pth"
         meta = example_meta() if method_name == "nondeep" else {}
-        args = {"img_size": 32} if name == "riformer" else {}
+        args = {"img_size": 32} if method_name in ("riformer", "repconv") else {}
         torch.save({"state_dict": weights, "meta": meta, "args": args}, path)
         form = method.read(read_checkpoint(path), SETTINGS.get(name, {}))
         folded = {key: value.clone() for part in method.fold(form) for key, value in part.tensors.items()}

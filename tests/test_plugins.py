@@ -23,6 +23,8 @@ OWN = [
     ("nondeep", "tiny", {}, example_meta()),
     ("dwconv", "tiny", {"num_heads": "3"}, None),
     ("pyra", "tiny", {"num_heads": "3"}, None),
+    ("repconv", "tiny-repvgg", {"image_size": "32"}, None),
+    ("repconv", "tiny-mobileone", {"image_size": "32"}, None),
 ]
 
 

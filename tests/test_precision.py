@@ -25,7 +25,15 @@ from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
 from repaconv.proof.runners import decides
 
-NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
+NETS = (
+    "repavit-tiny",
+    "repavit-tiny-swin",
+    "nondeep-tiny",
+    "riformer",
+    "dwconv-tiny",
+    "pyra-tiny",
+    "repconv-tiny-repvgg",
+)
 
 
 def typed(model, precision, pieces):

@@ -21,7 +21,15 @@ from repaconv.pipeline.common import load_onnx, load_target
 from repaconv.proof.runners import TorchRunner
 from repaconv.targets import from_file
 
-NETS = ("repavit-tiny", "repavit-tiny-swin", "nondeep-tiny", "riformer", "dwconv-tiny", "pyra-tiny")
+NETS = (
+    "repavit-tiny",
+    "repavit-tiny-swin",
+    "nondeep-tiny",
+    "riformer",
+    "dwconv-tiny",
+    "pyra-tiny",
+    "repconv-tiny-mobileone",
+)
 NAMES = list(registry.registered(registry.TARGETS))
 EVERY = sorted({f"{n}@{v}" for n in NAMES for v in load_target(n).variants} | set(NAMES))
 # what differs between them, as far as a graph is concerned

@@ -547,9 +547,9 @@ def _example_tensor(name: str, shape: tuple[int, ...], convs: int, random: torch
     if name.endswith("num_batches_tracked"):
         return torch.zeros((), dtype=torch.int64)
     if name.endswith("running_var"):
-        return 0.5 + noise.abs()
+        return 0.3 + 0.5 * noise.abs()
     if name.endswith(("bias", "running_mean")):
-        return 0.3 * noise
+        return 0.1 * noise
     if len(shape) > 1:
         return noise * math.sqrt(2 / math.prod(shape[1:]))
-    return (1 + 0.3 * noise) / math.sqrt(convs + 2)
+    return (1 + 0.3 * noise) / math.sqrt(1.3 * (convs + 1))  # the sum of the branches keeps its size, about

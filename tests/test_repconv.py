@@ -18,7 +18,8 @@ from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
 from repaconv.checkpoint import read_checkpoint
 from repaconv.convolution import Conv
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.repconv import ARCHS, METHOD, Arch, _form_of, _mobileone, _repvgg
+from repaconv.methods.repconv import METHOD, _form_of
+from repaconv.methods.repconv_archs import ARCHS, Arch, mobileone, repvgg
 from repaconv.pipeline.common import choose_method
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)
@@ -123,10 +124,10 @@ def five_wide():
 
 
 NETS = {
-    "g4": _repvgg((3, 2, 3, 1), EIGHTH, 4, classes=7),
-    "se": _repvgg((1, 2, 1, 1), (0.25, 0.125, 0.25, 0.125), squeeze=True, classes=1),
-    "one branch": _mobileone(EIGHTH, 1, depths=(1, 1, 2, 1), classes=3),
-    "four branches": _mobileone((0.125, 0.25, 0.125, 0.125), 4, depths=(2, 1, 2, 1), squeeze=True, classes=3),
+    "g4": repvgg((3, 2, 3, 1), EIGHTH, 4, classes=7),
+    "se": repvgg((1, 2, 1, 1), (0.25, 0.125, 0.25, 0.125), squeeze=True, classes=1),
+    "one branch": mobileone(EIGHTH, 1, depths=(1, 1, 2, 1), classes=3),
+    "four branches": mobileone((0.125, 0.25, 0.125, 0.125), 4, depths=(2, 1, 2, 1), squeeze=True, classes=3),
 }
 WRAPPED = {
     "g4": lambda weights: {"model": {f"module.{name}": value for name, value in weights.items()}, "epoch": 3},
@@ -195,7 +196,7 @@ def test_the_deploy_form_is_the_official_one_and_is_recognised(weights):
 
 
 def test_strides_follow_from_identities_and_are_else_the_official_codes():
-    arch = _repvgg((1, 1, 1, 1), (0.125, 0.0625, 0.0625, 0.0625), classes=2)  # widths 8 8 8 16 32
+    arch = repvgg((1, 1, 1, 1), (0.125, 0.0625, 0.0625, 0.0625), classes=2)  # widths 8 8 8 16 32
     still = RepConvConfig("repvgg", tuple((RepBlock(*_sizes(s), 3, 1 if i == 2 else 2),) for i, s in
                           enumerate(arch.config.stages)), 2)  # fmt: skip
     weights = METHOD.example(Arch(still), seed=4)

@@ -44,6 +44,7 @@ from repaconv.methods.contract import Detection, FoldedPart, Published, Training
 from repaconv.methods.plain import block_tensors, in_float64, weight_of
 from repaconv.methods.preprocessing import preprocessing_of
 from repaconv.methods.reading import Knobs, positive, small
+from repaconv.methods.repconv_archs import ARCHS, Arch
 
 
 class ConvNorm(nn.Module):
@@ -102,82 +103,6 @@ def fold_block(tensors: Mapping[str, Tensor], block: RepBlock, eps: float) -> Co
     """All branches of a block, by the names within it, as one convolution."""
     norms = [name.removesuffix(".running_var") for name in tensors if name.endswith(".running_var")]
     return reduce(add, (fold_branch(tensors, norm, block, eps) for norm in sorted(norms)))
-
-
-# --- the papers' models -----------------------------------------------------------------------------------
-
-
-class Arch(NamedTuple):
-    """A net's sizes, and how many convolutions of the full kernel stand beside each other behind the first block."""
-
-    config: RepConvConfig
-    convs: int = 1
-
-
-_WIDTHS = (64, 128, 256, 512)
-
-
-def _repvgg(
-    depths: tuple[int, ...], wide: tuple[float, ...], groups: int = 1, *, squeeze: bool = False, classes: int = 1000
-) -> Arch:
-    """RepVGG by its multipliers a, a, a, b; every second layer has groups in the g2 and g4 models."""
-    widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
-    layers = [(min(64, widths[0]), True), *((w, i == 0) for w, n in zip(widths, depths, strict=True) for i in range(n))]
-    blocks, before = [], 3
-    for index, (width, first) in enumerate(layers):
-        shared = groups if index and index % 2 == 0 else 1
-        squeezed = max(1, width // 16) if squeeze else 0
-        blocks.append(RepBlock(before, width, 3, 2 if first else 1, shared, squeezed))
-        before = width
-    ends = [1 + sum(depths[:stage]) for stage in range(len(depths) + 1)]
-    stages = tuple(tuple(blocks[start:end]) for start, end in zip([0, *ends], ends, strict=False))
-    return Arch(RepConvConfig("repvgg", stages, classes))
-
-
-def _mobileone(
-    wide: tuple[float, ...],
-    convs: int = 1,
-    *,
-    squeeze: bool = False,
-    depths: tuple[int, ...] = (2, 8, 10, 1),
-    classes: int = 1000,
-) -> Arch:
-    """MobileOne by its multipliers: pairs of a depthwise and a pointwise block, so many a stage."""
-    widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
-    before = min(64, widths[0])
-    stages: list[tuple[RepBlock, ...]] = [(RepBlock(3, before, 3, 2),)]
-    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-        last = (0, 0, depth // 2, depth)[stage] if squeeze else 0
-        blocks = []
-        for index in range(depth):
-            inside = [max(1, w // 16) if index >= depth - last else 0 for w in (before, width)]
-            blocks.append(RepBlock(before, before, 3, 1 if index else 2, before, inside[0]))
-            blocks.append(RepBlock(before, width, 1, 1, 1, inside[1]))
-            before = width
-        stages.append(tuple(blocks))
-    return Arch(RepConvConfig("mobileone", tuple(stages), classes), convs)
-
-
-_A, _B, _D = (2, 4, 14, 1), (4, 6, 16, 1), (8, 14, 24, 1)
-ARCHS = {
-    "repvgg-a0": _repvgg(_A, (0.75, 0.75, 0.75, 2.5)),
-    "repvgg-a1": _repvgg(_A, (1, 1, 1, 2.5)),
-    "repvgg-a2": _repvgg(_A, (1.5, 1.5, 1.5, 2.75)),
-    "repvgg-b0": _repvgg(_B, (1, 1, 1, 2.5)),
-    **{
-        f"repvgg-b{size}{f'g{groups}' if groups > 1 else ''}": _repvgg(_B, (a, a, a, b), groups)
-        for size, a, b in ((1, 2, 4), (2, 2.5, 5), (3, 3, 5))
-        for groups in (1, 2, 4)
-    },
-    "repvgg-d2se": _repvgg(_D, (2.5, 2.5, 2.5, 5), squeeze=True),
-    "mobileone-s0": _mobileone((0.75, 1, 1, 2), 4),
-    "mobileone-s1": _mobileone((1.5, 1.5, 2, 2.5)),
-    "mobileone-s2": _mobileone((1.5, 2, 2.5, 4)),
-    "mobileone-s3": _mobileone((2, 2.5, 3, 4)),
-    "mobileone-s4": _mobileone((3, 3.5, 3.5, 4), squeeze=True),
-    "tiny-repvgg": _repvgg((2, 2, 1, 1), (0.125, 0.125, 0.125, 0.125), 2, squeeze=True, classes=5),
-    "tiny-mobileone": _mobileone((0.125, 0.125, 0.125, 0.125), 2, squeeze=True, depths=(1, 2, 2, 1), classes=5),
-}
 
 
 # --- the method -------------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""The papers' models: RepVGG's A, B, D2se with their g2 and g4 variants, MobileOne's S0 to S4; and small ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from repaconv.backbones.repconv import RepBlock, RepConvConfig
+
+
+class Arch(NamedTuple):
+    """A net's sizes, and how many convolutions of the full kernel stand beside each other behind the first block."""
+
+    config: RepConvConfig
+    convs: int = 1
+
+
+_WIDTHS = (64, 128, 256, 512)
+
+
+def repvgg(
+    depths: tuple[int, ...], wide: tuple[float, ...], groups: int = 1, *, squeeze: bool = False, classes: int = 1000
+) -> Arch:
+    """RepVGG by its multipliers a, a, a, b; every second layer has groups in the g2 and g4 models."""
+    widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
+    inside = [width // 16 or 1 if squeeze else 0 for width in widths]
+    before, layer = min(64, widths[0]), 0
+    stages: list[tuple[RepBlock, ...]] = [(RepBlock(3, before, 3, 2, 1, before // 16 or 1 if squeeze else 0),)]
+    for width, depth, squeezed in zip(widths, depths, inside, strict=True):
+        blocks = []
+        for index in range(depth):
+            layer += 1
+            blocks.append(RepBlock(before, width, 3, 1 if index else 2, 1 if layer % 2 else groups, squeezed))
+            before = width
+        stages.append(tuple(blocks))
+    return Arch(RepConvConfig("repvgg", tuple(stages), classes))
+
+
+def mobileone(
+    wide: tuple[float, ...],
+    convs: int = 1,
+    *,
+    squeeze: bool = False,
+    depths: tuple[int, ...] = (2, 8, 10, 1),
+    classes: int = 1000,
+) -> Arch:
+    """MobileOne by its multipliers: pairs of a depthwise and a pointwise block, so many a stage."""
+    widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
+    before = min(64, widths[0])
+    stages: list[tuple[RepBlock, ...]] = [(RepBlock(3, before, 3, 2),)]
+    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        last = (0, 0, depth // 2, depth)[stage] if squeeze else 0
+        blocks = []
+        for index in range(depth):
+            inside = [w // 16 or 1 if index >= depth - last else 0 for w in (before, width)]
+            blocks.append(RepBlock(before, before, 3, 1 if index else 2, before, inside[0]))
+            blocks.append(RepBlock(before, width, 1, 1, 1, inside[1]))
+            before = width
+        stages.append(tuple(blocks))
+    return Arch(RepConvConfig("mobileone", tuple(stages), classes), convs)
+
+
+_A, _B, _D = (2, 4, 14, 1), (4, 6, 16, 1), (8, 14, 24, 1)
+ARCHS = {
+    "repvgg-a0": repvgg(_A, (0.75, 0.75, 0.75, 2.5)),
+    "repvgg-a1": repvgg(_A, (1, 1, 1, 2.5)),
+    "repvgg-a2": repvgg(_A, (1.5, 1.5, 1.5, 2.75)),
+    "repvgg-b0": repvgg(_B, (1, 1, 1, 2.5)),
+    **{
+        f"repvgg-b{size}{f'g{groups}' if groups > 1 else ''}": repvgg(_B, (a, a, a, b), groups)
+        for size, a, b in ((1, 2, 4), (2, 2.5, 5), (3, 3, 5))
+        for groups in (1, 2, 4)
+    },
+    "repvgg-d2se": repvgg(_D, (2.5, 2.5, 2.5, 5), squeeze=True),
+    "mobileone-s0": mobileone((0.75, 1, 1, 2), 4),
+    "mobileone-s1": mobileone((1.5, 1.5, 2, 2.5)),
+    "mobileone-s2": mobileone((1.5, 2, 2.5, 4)),
+    "mobileone-s3": mobileone((2, 2.5, 3, 4)),
+    "mobileone-s4": mobileone((3, 3.5, 3.5, 4), squeeze=True),
+    "tiny-repvgg": repvgg((2, 2, 1, 1), (0.125, 0.125, 0.125, 0.125), 2, squeeze=True, classes=5),
+    "tiny-mobileone": mobileone((0.125, 0.125, 0.125, 0.125), 2, squeeze=True, depths=(1, 2, 2, 1), classes=5),
+}

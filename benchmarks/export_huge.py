@@ -27,8 +27,8 @@ ARGS = Namespace(idle_ratio=0.25, heuristic="static", feature_norm="BatchNorm", 
 STAGES = {
     "fold": ["fold", "{checkpoint}", "-o", "{run}"],
     "export": ["export", "{run}", "--onnx"],
-    "export for jetson-nano": ["export", "{run}", "--onnx", "--target", "jetson-nano"],
     "verify": ["verify", "{run}", "--count", "2"],
+    "export for jetson-nano": ["export", "{run}", "--onnx", "--target", "jetson-nano"],
 }
 
 

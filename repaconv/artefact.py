@@ -202,9 +202,13 @@ class Location(Record):
 
 
 class Link(Record):
-    """One step of the chain of proof: two ends, what is allowed between them, a verdict."""
+    """One step of the chain of proof: two ends, what is allowed between them, a verdict.
+
+    ``variant`` is that of the export which it is about, where it is not the usual one.
+    """
 
     name: str
+    variant: str = ""
     reference: str
     candidate: str
     tolerance: Tolerance | None
@@ -218,8 +222,9 @@ class Link(Record):
 class Artefact(Record):
     """What all stages share.
 
-    ``unverified`` names the failed proofs that were overridden. ``took`` and ``wrote`` are the files of this
-    call; they are told to the caller and not stored.
+    ``unverified`` names the failed proofs that were overridden. ``beside`` are the files that this stage wrote besides
+    its payload; of a fold, what exports of an earlier one wrote outside the run. ``took`` and ``wrote`` are the files
+    of this call; they are told to the caller and not stored.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -227,6 +232,7 @@ class Artefact(Record):
     made_by: dict[str, str]
     verdict: Verdict
     unverified: tuple[str, ...] = ()
+    beside: tuple[Payload, ...] = ()
     took: tuple[str, ...] = Field(default=(), exclude=True)
     wrote: tuple[str, ...] = Field(default=(), exclude=True)
 
@@ -299,6 +305,22 @@ class PaperTable(Record):
     method: str
     paper: str
     rows: tuple[TableRow, ...]
+
+
+class TrainingArtefact(Artefact):
+    """The training form as ONNX, to be measured beside the deploy form.
+
+    It is made again when one of the others changes: the checkpoint and its settings, or what of the deploy form's
+    export it is ``like``.
+    """
+
+    stage: str = "training"
+    variant: str = ""
+    source_sha256: str
+    settings: dict[str, str]
+    like: dict[str, Any]
+    payload: Payload
+    data: Payload | None = None
 
 
 class FoldArtefact(Artefact):
@@ -383,11 +405,14 @@ class ExportArtefact(Artefact):
     precision, ``calibration`` what its ranges were measured on. ``rewrites`` are those of the form that changed
     something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights that
     have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
-    thrown away is a failed link and no failed export.
+    thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
+    ``target_sha256`` what the target said that bears on graphs.
     """
 
     stage: str = "export"
+    variant: str = ""
     target: str
+    target_sha256: str = ""
     precision: str = "fp32"
     preprocessing: bool = False
     islands: tuple[str, ...] = ()
@@ -475,10 +500,12 @@ class BuildArtefact(Artefact):
 
     ``layer_types`` counts the types of what computes, ``MATRIX_MULTIPLY.HALF`` for one; ``note`` says what they were
     read from. ``options`` are the runtime's, ``timing_cache`` is the hash of TensorRT's measurements after the build.
-    ``links`` compare the engine with its model where it runs on the machine that built it.
+    ``links`` compare the engine with its model where it runs on the machine that built it. ``variant`` is that of the
+    export, in the engine's precision.
     """
 
     stage: str = "build"
+    variant: str = ""
     target: str
     runtime: str
     compute_capability: str
@@ -499,6 +526,7 @@ class BundleArtefact(Artefact):
     """
 
     stage: str = "bundle"
+    variant: str = ""
     target: str
     runtime_version: str
     precision: str
@@ -527,6 +555,7 @@ class CollectArtefact(Artefact):
     """
 
     stage: str = "collect"
+    variant: str = ""
     target: str
     runtime: str
     precision: str
@@ -733,10 +762,12 @@ class HistoryEntry(Record):
 class BenchArtefact(Artefact):
     """Latencies measured interleaved in one run, on the machine that ``machine`` describes.
 
-    ``regression`` compares with a baseline, where one was asked for and is there.
+    ``regression`` compares with a baseline, where one was asked for and is there. ``variant`` is that of the run's
+    export; of a bare graph or engine there is none.
     """
 
     stage: str = "bench"
+    variant: str = ""
     target: str
     runtime: str
     batch: int

@@ -127,12 +127,13 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 
 
 def stage_of(path: Path) -> str:
-    """Which stage a ``.json`` says that it is of; empty if it says none."""
+    """Which stage an artefact is of; empty if the file is no artefact."""
     try:
         plain = json.loads(path.read_text())
-    except (ValueError, OSError):
+    except (ValueError, OSError, RecursionError):
         return ""
-    return str(plain.get("stage", "")) if isinstance(plain, dict) else ""
+    ours = isinstance(plain, dict) and "schema_version" in plain
+    return str(plain.get("stage", "")) if ours else ""
 
 
 def _umask() -> int:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from repaconv.artefact import Artefact, ExportArtefact, FoldArtefact, Payload
+from repaconv.artefact import Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
-from repaconv.files import read_artefact, sha256_of, write_text
+from repaconv.files import read_artefact, sha256_of, stage_of, write_text
+from repaconv.replacing import remove, require_ours
+from repaconv.variants import dotted
 
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
-# What a run folder may hold; a second fold of the same checkpoint removes these and nothing else.
-LATER_STAGES = ("verify.json", "drift-*.svg", "model*.onnx", "model*.onnx.data", "export*.json")
 BENCH, BUILD = "bench", "build"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+SCRATCH = (".model.safetensors.", ".export-", ".tune-")
+"""How begins what a stage that was killed may leave behind; it makes no folder somebody else's."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Paths in one run folder."""
+    """Paths in one run folder; ``variant`` is `repaconv.variants.Variant.name`, or ``full`` where that is said."""
 
     folder: Path
 
@@ -39,43 +42,56 @@ class Run:
         """The links that were verified."""
         return self.folder / "verify.json"
 
-    def export_json(self, precision: str = "fp32") -> Path:
-        """Describes the ONNX model of that precision."""
-        return self.folder / ("export.json" if precision == "fp32" else f"export.{precision}.json")
+    def export_json(self, variant: str) -> Path:
+        """Describes an ONNX model."""
+        return self.folder / f"export{dotted(variant)}.json"
 
-    def onnx(self, precision: str = "fp32") -> Path:
-        """Where the ONNX model goes unless the user says otherwise."""
-        return self.folder / ("model.onnx" if precision == "fp32" else f"model.{precision}.onnx")
+    def onnx(self, variant: str) -> Path:
+        """Where it goes unless the user says otherwise."""
+        return self.folder / f"model{dotted(variant)}.onnx"
 
-    def engine(self, target: str, precision: str, suffix: str) -> Path:
+    def engine(self, full: str, suffix: str) -> Path:
         """An engine for a target; its log and its ``.json`` lie beside it."""
-        name = target if precision == "fp32" else f"{target}.{precision}"
-        return self.folder / BUILD / f"{name}{suffix}"
+        return self.folder / BUILD / f"{full}{suffix}"
 
-    def bundle_json(self, target: str, precision: str) -> Path:
+    def bundle_json(self, full: str) -> Path:
         """Describes the bundle for a board."""
-        return self.engine(target, precision, ".bundle.json")
+        return self.engine(full, ".bundle.json")
 
-    def collected_json(self, target: str, precision: str) -> Path:
+    def collected_json(self, full: str) -> Path:
         """What that board made of it."""
-        return self.engine(target, precision, ".collected.json")
+        return self.engine(full, ".collected.json")
 
-    def drift_svg(self, link: str) -> Path:
-        """The curve of a link's drift."""
-        return self.folder / f"drift-{link}.svg"
+    def bench_json(self, full: str) -> Path:
+        """A measurement."""
+        return self.folder / BENCH / f"{full}.json"
 
-    def bench_json(self, target: str) -> Path:
-        """The measurement on one target."""
-        return self.folder / BENCH / f"{target}.json"
+    def history(self, full: str) -> Path:
+        """Every measurement of the same; it outlives a second fold."""
+        return self.folder / f"history-{full}.jsonl"
 
-    def history(self, target: str) -> Path:
-        """Every measurement on one target; it outlives a second fold."""
-        return self.folder / f"history-{target}.jsonl"
-
-    @property
-    def training_onnx(self) -> Path:
+    def training_onnx(self, variant: str) -> Path:
         """The training form, exported for comparison."""
-        return self.folder / BENCH / "training.onnx"
+        return self.folder / BENCH / f"training{dotted(variant)}.onnx"
+
+    def later_stages(self) -> list[Path]:
+        """The artefacts that were made from the fold; a copy under a name of the user's own is none."""
+        folders = (self.folder, self.folder / BENCH, self.folder / BUILD)
+        return [path for folder in folders for path in sorted(folder.glob("*.json")) if self._later(path)]
+
+    def _later(self, path: Path) -> bool:
+        stage = stage_of(path)
+        variant = json.loads(path.read_text()).get("variant") if stage else None
+        places = {
+            "verify": self.verify_json,
+            "export": self.export_json(str(variant)),
+            "bench": self.bench_json(str(variant)),
+            "training": self.training_onnx(str(variant)).with_suffix(".json"),
+            "build": self.engine(str(variant), ".json"),
+            "bundle": self.bundle_json(str(variant)),
+            "collect": self.collected_json(str(variant)),
+        }
+        return stage in places and (variant is None or path == places[stage])
 
     def payload(self, payload: Payload) -> Path:
         """The file that an artefact describes.
@@ -91,7 +107,7 @@ class Run:
         if sha256_of(path) != payload.sha256:
             raise Refused(
                 f"{path} is not the file that was written: its hash is another.",
-                hint="Run the stage that writes it again.",
+                hint="Move it away, and run the stage that writes it again.",
                 code="artefact.hash",
             )
         return path
@@ -112,14 +128,21 @@ def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool)
     """The folder for a checkpoint's run; nothing is written yet.
 
     Raises:
-        Refused: If the folder holds the run of another checkpoint, or files of another origin.
+        Refused: If the folder holds the run of another checkpoint and ``force`` was not asked for, or is no run's.
+        UsageProblem: If what the fold would replace is not what was written there.
     """
     run = Run(out if out is not None else OUT / checkpoint.stem)
     if run.folder.exists() and not run.folder.is_dir():
         raise Refused(f"{run.folder} is a file, not a folder.", hint="Give another -o.", code="run.not-a-folder")
-    if force:
-        return run
-    if run.fold_json.is_file():
+    inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
+    foreign = [name for name in inside if not name.startswith(SCRATCH)]
+    if foreign and stage_of(run.fold_json) != "fold":
+        raise Refused(
+            f"{run.folder} is no run's folder, and has something in it: {foreign[0]}.",
+            hint="Give another folder with -o, a new or an empty one.",
+            code="run.foreign-files",
+        )
+    if foreign and not force:
         origin = read_artefact(run.fold_json, FoldArtefact).origin
         if sha256 != origin.sha256 and str(checkpoint.resolve()) != origin.path:
             raise Refused(
@@ -127,28 +150,38 @@ def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool)
                 hint="Give another folder with -o, or --force to replace it.",
                 code="run.other-checkpoint",
             )
-    elif run.model.exists():
-        raise Refused(
-            f"{run.model} is there and no fold.json beside it.",
-            hint="Give another folder with -o, or --force to replace it.",
-            code="run.foreign-files",
-        )
+    require_ours(run.fold_json, "fold", run.model)
     return run
 
 
-def clear_later_stages(run: Run) -> None:
-    """Remove what was made from an earlier fold."""
-    for pattern in LATER_STAGES:
-        for path in run.folder.glob(pattern):
-            path.unlink(missing_ok=True)
+def clear_later_stages(run: Run) -> tuple[Payload, ...]:
+    """Remove what was made from an earlier fold.
+
+    Returns:
+        What of it lies elsewhere, where a user asked for it, and stays: it may be replaced by an export of this fold.
+    """
+    stays = [payload for artefact in run.later_stages() for payload in remove(artefact, run.folder)]
     for folder in (BENCH, BUILD):
-        shutil.rmtree(run.folder / folder, ignore_errors=True)
+        with suppress(OSError):  # not there, or not empty: somebody has something of his own in it
+            (run.folder / folder).rmdir()
+    return tuple({payload.path: payload for payload in stays}.values())
 
 
 def remember(run: Run) -> None:
     """Make this the newest run of this folder."""
     inside = run.folder.parent.resolve() == OUT.resolve()
     write_text(LATEST, f"{run.folder.name if inside else run.folder.resolve()}\n")
+
+
+def run_and_model(given: Path | None) -> tuple[Run, Path | None]:
+    """The run that was given, and which of its ONNX models if that is what was given: one in it, or of the newest run.
+
+    Raises:
+        UsageProblem: See `find_run`.
+    """
+    if given is None or not given.is_file():
+        return find_run(given), None
+    return find_run(given.parent if Run(given.parent).fold_json.is_file() else None), given
 
 
 def find_run(given: Path | None) -> Run:
@@ -175,21 +208,46 @@ def find_run(given: Path | None) -> Run:
     return run
 
 
-def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple[str, ...]:
-    """Stop behind a failed verdict, or note it.
+def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path], unverified: bool) -> tuple[str, ...]:
+    """What a failed verdict stops: every stage that works with the weights that it was about.
+
+    Args:
+        run: Its fold, and its verification if that was of these weights, are looked at.
+        folded: The fold.
+        later: What else the stage builds upon, and where it is written.
+        unverified: Go on.
 
     Returns:
         What was overridden up to here, to be written into the next artefact.
 
     Raises:
-        GateFailed: If the verdict is failed and ``unverified`` was not asked for.
+        GateFailed: If a verdict is failed and ``unverified`` was not asked for.
     """
+    behind: list[tuple[Artefact, Path]] = [(folded, run.fold_json)]
+    if run.verify_json.is_file():
+        verified = read_artefact(run.verify_json, VerifyArtefact)
+        behind += [(verified, run.verify_json)] if verified.model_sha256 == folded.payload.sha256 else []
+    noted = [require_passed(artefact, path, unverified=unverified) for artefact, path in (*behind, *later)]
+    return tuple(dict.fromkeys(word for words in noted for word in words))
+
+
+_MEND = {
+    "verify": "mend that and verify again, without --require for what is not there yet",
+    "export": "mend that and export again",
+    "build": "mend that and build again",
+}
+
+
+def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple[str, ...]:
+    """Stop behind one failed verdict, or note it; see `require_sound`."""
     if artefact.verdict != "failed":
         return artefact.unverified
     if not unverified:
+        links = [link.name for link in getattr(artefact, "links", ()) if link.verdict == "failed"]
+        mend = _MEND.get(artefact.stage, "run that stage again")
         raise GateFailed(
-            f"{path} says failed, so the chain stops here.",
-            hint=f"Look into {path}; --unverified goes on and is recorded in every later artefact.",
+            f"{path} says failed{': ' if links else ''}{', '.join(links)}. The chain stops here.",
+            hint=f"Look into it, {mend}; or go on with --unverified, which every later artefact records.",
             code=f"{artefact.stage}.failed",
         )
     return (*artefact.unverified, f"{artefact.stage} failed")

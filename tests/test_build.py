@@ -94,12 +94,13 @@ def test_build_of_a_run(tiny, repaconv):
     done = rc.build(target="rtx-40")
     assert (done.verdict, done.precision, done.compute_capability) == ("passed", "fp32", "8.9")
     assert "not verified here" in done.note
-    assert {path.name for path in BUILD.iterdir()} == {"rtx-40.engine", "rtx-40.json", "rtx-40.log"}
-    assert json.loads((BUILD / "rtx-40.json").read_text())["layer_types"] == dict(done.layer_types)
-    code, out, _ = repaconv("build", "--target", "rtx-30")
+    name = "rtx-40.32x32"
+    assert {path.name for path in BUILD.iterdir()} == {f"{name}.engine", f"{name}.json", f"{name}.log"}
+    assert json.loads((BUILD / f"{name}.json").read_text())["layer_types"] == dict(done.layer_types)
+    code, out, _ = repaconv("build", "--target", "rtx-40")
     assert code == 0
     assert "not verified here" in out
-    assert rc.verify(engine=BUILD / "rtx-40.engine").links[-1].verdict == "not verified"
+    assert rc.verify(engine=BUILD / f"{name}.engine").links[-1].verdict == "not verified"
     rc.fold(tiny)
     assert not BUILD.exists()
 
@@ -120,7 +121,7 @@ def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaco
 @RTX
 def test_what_cannot_be_built_is_told(tiny, repaconv):
     rc.fold(tiny)
-    with pytest.raises(UsageProblem, match="no fp32 ONNX model yet"):
+    with pytest.raises(UsageProblem, match="no fp32 ONNX model for rtx-40 yet"):
         rc.build(target="rtx-40")
     rc.export(target="rtx-40")
     with pytest.raises(UsageProblem, match="images of any size"):
@@ -220,9 +221,15 @@ def test_openvino_compiles_in_the_precision_that_is_asked_for(tiny):
     assert all(kind.endswith(".FLOAT") for kind in plain.layer_types)
     int8 = rc.build(target="x86-64-openvino", precision="int8")
     assert (int8.verdict, int8.links[0].tolerance.kind) == ("passed", "lossy")
-    engine = BUILD / "x86-64-openvino.blob"
+    engine = BUILD / "x86-64-openvino.32x32.blob"
     assert rc.verify(engine=engine).links[-1].verdict == "passed"
-    found = rc.bench(engine, target="x86-64-openvino", against="repaconv-out/tiny/model.onnx", image_size=32, rounds=2)
+    found = rc.bench(
+        engine,
+        target="x86-64-openvino",
+        against="repaconv-out/tiny/model.x86-64-openvino.32x32.onnx",
+        image_size=32,
+        rounds=2,
+    )
     assert found.agreement.verdict == "passed"
     engine.write_bytes(engine.read_bytes()[: 2**10])
     with pytest.raises(Refused, match="hash is another"):
@@ -240,5 +247,5 @@ def test_openvino_in_bfloat16_where_the_processor_multiplies_it(tiny):
     low = rc.build(target="x86-64-openvino", precision="bf16")
     assert low.verdict == "passed"
     assert all(kind.endswith(".BF16") for kind in low.layer_types)
-    link = rc.verify(engine=BUILD / "x86-64-openvino.bf16.blob").links[-1]
+    link = rc.verify(engine=BUILD / "x86-64-openvino.bf16.32x32.blob").links[-1]
     assert (link.verdict, link.tolerance.kind) == ("passed", "lossy")

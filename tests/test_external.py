@@ -28,15 +28,17 @@ def test_the_whole_way_with_weights_of_their_own(large, target):
     done = rc.export(target=target, with_preprocessing=target == "x86-64")
     assert done.verdict == "passed"
     assert done.data is not None
-    assert (RUN / "model.onnx.data").stat().st_size == done.data.bytes
-    model = onnx.load(RUN / "model.onnx", load_external_data=False)
+    path = RUN / done.payload.path
+    assert path.with_name(f"{path.name}.data").stat().st_size == done.data.bytes
+    model = onnx.load(path, load_external_data=False)
     places = {entry.value for w in model.graph.initializer for entry in w.external_data if entry.key == "location"}
-    assert places == {"model.onnx.data"}
-    onnx.checker.check_model(str(RUN / "model.onnx"), full_check=True)
+    assert places == {f"{path.name}.data"}
+    onnx.checker.check_model(str(path), full_check=True)
     found = rc.verify()
     assert found.verdict == "passed"
     assert next(link for link in found.links if link.name == "onnx").verdict == "passed"
-    assert rc.bench(rounds=2).agreement.verdict == "passed"
+    if target == "x86-64":  # the other is measured on its board
+        assert rc.bench(rounds=2).agreement.verdict == "passed"
     assert not [path for path in RUN.iterdir() if path.name.startswith(".export-")]
 
 

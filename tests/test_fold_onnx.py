@@ -355,6 +355,16 @@ def test_a_file_of_that_name_is_kept(small):
     Path("small.folded.onnx").write_bytes(b"mine")
     with pytest.raises(UsageProblem, match="there already"):
         rc.fold(small)
+    with pytest.raises(UsageProblem, match="there already"):
+        rc.fold(small, force=True)
+    assert Path("small.folded.onnx").read_bytes() == b"mine"
+    Path("small.folded.onnx").unlink()
+    rc.fold(small)
+    model = onnx.load(small)
+    model.producer_name = "another"
+    onnx.save(model, small)
+    with pytest.raises(UsageProblem, match="not folded from this graph"):
+        rc.fold(small)
     assert rc.fold(small, force=True).verdict == "passed"
 
 

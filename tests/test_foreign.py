@@ -62,11 +62,11 @@ def test_weights_beside_the_graph_are_taken(tmp_path):
 def test_what_a_graph_says_of_itself(tiny, repaconv):
     rc.fold(tiny)
     rc.export(with_preprocessing=True)
-    seen = {fact.name: fact.value for fact in rc.inspect_file("repaconv-out/tiny/model.onnx").facts}
+    seen = {fact.name: fact.value for fact in rc.inspect_file("repaconv-out/tiny/model.pixels.onnx").facts}
     assert seen["inputs"] == "image [batch, height, width, 3]"
     assert seen["repaconv.method"] == "riformer"
     assert "Conv" in seen["operators"]
-    code, out, _ = repaconv("inspect", "repaconv-out/tiny/model.onnx", "--format", "json")
+    code, out, _ = repaconv("inspect", "repaconv-out/tiny/model.pixels.onnx", "--format", "json")
     assert code == 0
     assert json.loads(out)["data"]["kind"] == "ONNX graph"
 
@@ -76,7 +76,7 @@ def test_an_engine_is_told_by_its_bytes_and_not_loaded(tiny):
     rc.fold(tiny)
     rc.export(target="rtx-40", image_size=32)
     rc.build(target="rtx-40")
-    seen = rc.inspect_file("repaconv-out/tiny/build/rtx-40.engine")
+    seen = rc.inspect_file("repaconv-out/tiny/build/rtx-40.32x32.engine")
     told = {fact.name: fact.value for fact in seen.facts}
     assert (seen.kind, told["built by"], told["target"]) == ("TensorRT-RTX engine", "1.7.1.116", "rtx-40")
     assert "runs code" in told["caution"]

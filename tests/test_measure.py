@@ -215,13 +215,14 @@ def test_a_profile_of_a_run(tiny, repaconv):
     code, out, _ = repaconv("bench", "--rounds", "25", "--profile")
     assert code in (0, 5)
     assert "what one large matrix product reaches" in out
+    rc.export(target="arm64")
     assert repaconv("bench", "--target", "arm64", "--rounds", "2", "--profile")[0] == 5
 
 
 def test_what_has_no_profile_is_told(tiny):
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     rc.fold(tiny)
-    rc.export(image_size=32)
+    rc.export(target="x86-64-openvino", image_size=32)
     with pytest.raises(EnvironmentProblem, match="no profile"):
         rc.bench(target="x86-64-openvino", rounds=2, profile=True)
 

@@ -349,7 +349,7 @@ def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     assert exported.preprocessing
     import onnx
 
-    model = onnx.load(rc_run() / "model.onnx")
+    model = onnx.load(rc_run() / "model.b3.pixels.onnx")
     assert model.graph.input[0].name == "image"
     assert [d.dim_value or d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim][::3] == [3, 3]
     done = rc.verify()

@@ -15,6 +15,8 @@ LEVELS = {
     "artefact": 0,
     "registry": 0,
     "files": 0,
+    "replacing": 0,
+    "variants": 0,
     "affine": 1,
     "convolution": 1,
     "checkpoint": 1,

@@ -88,7 +88,9 @@ def test_a_failed_verdict_stops_and_is_recorded_when_overridden(tiny):
     with pytest.raises(GateFailed):
         rc.export()
     assert rc.export(unverified=True).unverified == ("verify failed",)
-    assert rc.bench(rounds=2).unverified == ("verify failed",)
+    with pytest.raises(GateFailed):
+        rc.bench(rounds=2)
+    assert rc.bench(rounds=2, unverified=True).unverified == ("verify failed",)
 
 
 def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
@@ -156,10 +158,11 @@ def test_the_graph_has_the_names_and_the_freedom_that_it_should(tiny):
     assert any(node.name.startswith("network.2.1.mlp.fc1/Conv") for node in model.graph.node)
     fixed = rc.export(batch=2, image_size=48)
     assert fixed.nodes < exported.nodes
-    dims = [d.dim_value for d in onnx.load(RUN / "model.onnx").graph.input[0].type.tensor_type.shape.dim]
+    dims = [d.dim_value for d in onnx.load(RUN / "model.b2.48x48.onnx").graph.input[0].type.tensor_type.shape.dim]
     assert dims == [2, 3, 48, 48]
-    assert next(link for link in rc.verify().links if link.name == "onnx").verdict == "not verified"
-    assert rc.bench(rounds=2, batch=2).image_size == (48, 48)
+    links = {link.variant: link.verdict for link in rc.verify().links if link.name == "onnx"}
+    assert links == {"": "passed", "b2.48x48": "not verified"}
+    assert rc.bench(rounds=2, batch=2, image_size=48).variant == "x86-64.b2.48x48"
 
 
 def test_a_simplifier_that_breaks_the_graph_is_not_trusted(tiny, monkeypatch):
@@ -214,7 +217,7 @@ def test_where_the_first_simplifier_fails_the_second_is_tried(tiny, monkeypatch)
 
 def test_bench_compares_what_computes_the_same(tiny):
     rc.fold(tiny)
-    with pytest.raises(UsageProblem, match="no ONNX model yet"):
+    with pytest.raises(UsageProblem, match="no fp32 ONNX model for x86-64 yet"):
         rc.bench()
     rc.export()
     measured = rc.bench(rounds=5, batch=2)

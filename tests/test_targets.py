@@ -112,7 +112,7 @@ def test_export_for_a_board_is_proved_and_recorded(tiny):
     rc.fold(tiny)
     done = rc.export(target="jetson-nano", batch=1)
     assert (done.verdict, done.opset, done.lacks) == ("passed", 13, ("LayerNormalization",))
-    model = onnx.load("repaconv-out/tiny/model.onnx")
+    model = onnx.load("repaconv-out/tiny/model.jetson-nano.b1.onnx")
     assert [entry.version for entry in model.opset_import] == [13]
     assert model.ir_version <= 8
     assert rc.verify().verdict == "passed"

@@ -113,7 +113,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
     assert repaconv("fold", ckpt, *HEADS, "--form", tuned)[0] == 0
     code, out, _ = repaconv("export", "--onnx")
     assert code == 0
-    exported = read_artefact(Path("repaconv-out/first/export.json"), ExportArtefact)
+    exported = read_artefact(Path("repaconv-out/first/export.form-x86-64.json"), ExportArtefact)
     assert exported.form == "x86-64.json"
     assert set(exported.rewrites) <= set(data["rewrites"])
     form = next(link for link in exported.links if link.name == "form")

@@ -22,7 +22,8 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
     checkpoint = out / f"riformer_{arch}.pth"
     with render.progress(quiet=quiet) as progress:
         progress("make a checkpoint", 0, 0)
-        write_example("riformer", arch, checkpoint, SEED)
+        if not checkpoint.exists():
+            write_example("riformer", arch, checkpoint, SEED)
         seen = pipeline.inspect(checkpoint)
         folded = pipeline.fold(checkpoint, out=out / arch, force=True, progress=progress)
         exported = pipeline.export(out / arch, progress=progress)

@@ -11,6 +11,7 @@ from repaconv.cli.options import (
     Format,
     FormatOption,
     Images,
+    ModelArgument,
     Quiet,
     RunArgument,
     Scheduler,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: repaconv bundle --target orin-nano --precision fp16")
 def bundle(
-    run: RunArgument = None,
+    run: ModelArgument = None,
     target: Annotated[str, typer.Option("--target", help="A board with TensorRT.")] = "orin-nano",
     precision: Annotated[str, typer.Option("--precision", help="Which of the run's ONNX models.")] = "fp32",
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz of images for the board.")] = None,

@@ -32,6 +32,13 @@ class Format(str, Enum):
 FormatOption = Annotated[Format, typer.Option("--format", help="How results are printed to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
+ModelArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN|MODEL.onnx]",
+        help="A run's folder; the newest if left out. Or one of its ONNX models, where it has several.",
+    ),
+]
 FoldArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="A checkpoint (.pth, .pt, .bin, .safetensors) or an .onnx.")
 ]

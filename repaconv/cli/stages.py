@@ -13,6 +13,7 @@ from repaconv.cli.options import (
     FormatOption,
     Images,
     InspectArgument,
+    ModelArgument,
     Quiet,
     RunArgument,
     Scheduler,
@@ -48,10 +49,13 @@ def inspect(
     from repaconv.files import write_artefact
     from repaconv.pipeline import inspect as stage
     from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS, inspect_file
+    from repaconv.replacing import require_ours
 
     other = checkpoint.suffix in NOT_CHECKPOINTS
 
     def run(_progress: Any) -> Record:
+        if out:
+            require_ours(out, "inspect")
         seen: Record = inspect_file(checkpoint) if other else stage(checkpoint, weights=weights, settings=settings)
         if out:
             write_artefact(out, seen)
@@ -75,7 +79,7 @@ def fold(
             help="The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another checkpoint's run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace another checkpoint's run; nothing else.")] = False,
     allow_deployed: Annotated[
         bool, typer.Option("--allow-deployed", help="Take a checkpoint in the official deploy form.")
     ] = False,
@@ -238,7 +242,7 @@ def export(
 
 @app.command(epilog="Example: repaconv build --target rtx-40")
 def build(
-    run: RunArgument = None,
+    run: ModelArgument = None,
     target: Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")] = "x86-64",
     precision: Annotated[
         str, typer.Option("--precision", help="Which of the run's ONNX models: fp32, fp16, bf16 or int8.")

@@ -18,6 +18,7 @@ from repaconv.cli.options import (
     TlsCa,
     TlsCert,
     TlsKey,
+    Unverified,
     Wait,
     app,
     finish,
@@ -51,6 +52,7 @@ def tune(
     rewrites: Annotated[str | None, typer.Option("--rewrites", help="Consider no others: names with commas.")] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every composition in full.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Search even if the answer is known.")] = False,
+    unverified: Unverified = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; tuned/<target>.json of the run.")] = None,
     scheduler: Scheduler = None,
     tls_ca: TlsCa = None,
@@ -99,6 +101,7 @@ def tune(
             exhaustive=exhaustive,
             again=again,
             measurer=measurer,
+            unverified=unverified,
             out=out,
             progress=progress,
         )

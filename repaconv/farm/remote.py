@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from repaconv import runs
-from repaconv.artefact import BenchArtefact, CollectArtefact, ExportArtefact, ImageSize
+from repaconv.artefact import BenchArtefact, CollectArtefact, ImageSize
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
-from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, write_artefact, write_bytes
+from repaconv.files import payload_of, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.pipeline import bundle, collect
 from repaconv.pipeline.common import Progress, silent, with_files
 from repaconv.pipeline.subjects import subjects_of
+from repaconv.replacing import put, require_ours
 
 # A dropped connection leaves what runs on the board running: it ends by itself.
 LONGEST_S = 3600
@@ -49,11 +50,15 @@ def bench_on(
         UsageProblem: If there is no ONNX model.
     """
     taken = runs.find_run(Path(run) if run else None)
-    if taken.export_json().is_file() and read_artefact(taken.export_json(), ExportArtefact).data is not None:
+    known = subjects_of(taken, None, against, unverified, progress, target=target, batch=batch, image_size=image_size)
+    assert known.export is not None
+    if known.export.artefact.data is not None:
         raise UsageProblem(
             "a net above 2 GiB is not sent to workers.", hint="Run bench on that machine itself.", code="farm.too-large"
         )
-    known = subjects_of(taken, None, against, unverified, progress)
+    variant = known.export.variant.full
+    place = taken.bench_json(variant)
+    require_ours(place, "bench")
     paths = [path for _, path in known.subjects]
     models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in known.subjects)
     job = job_of(
@@ -73,10 +78,9 @@ def bench_on(
     done = BenchArtefact.model_validate(require_result(landed))
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
     notes = "; ".join(part for part in (done.note, known.note, told) if part)
-    done = done.model_copy(update={"unverified": known.overridden, "note": notes})
-    path = taken.bench_json(done.target)
-    write_artefact(path, done)
-    return with_files(done, paths, [path])
+    done = done.model_copy(update={"unverified": known.overridden, "variant": variant, "note": notes})
+    put(place, done)
+    return with_files(done, paths, [place])
 
 
 def job_of(target: dict[str, object], models: tuple[Model, ...], **settings: object) -> Job:
@@ -109,7 +113,7 @@ def bench_by_ssh(
         precision: Of the model.
         count: Images.
         batch: Images a call.
-        unverified: Go on behind a failed export, and record it.
+        unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
 
     Raises:
@@ -119,10 +123,13 @@ def bench_by_ssh(
     made = bundle(
         run, target=target, precision=precision, count=count, batch=batch, unverified=unverified, progress=progress
     )
-    taken = runs.find_run(Path(run) if run else None)
+    taken, _ = runs.run_and_model(Path(run) if run else None)
+    slot = taken.collected_json(made.variant)
+    result = taken.engine(made.variant, ".result.tar.gz")
+    require_ours(slot, "collect", result)
     folder = f"repaconv-{made.bundle_sha256[:16]}"
     progress(f"send to {host}", 0, 0)
-    with taken.payload(made.payload).open("rb") as file:
+    with runs.Run(taken.folder / runs.BUILD).payload(made.payload).open("rb") as file:
         _ssh(host, f"rm -rf {folder} && mkdir {folder} && tar xzf - -C {folder}", stdin=file)
     progress(f"build and measure on {host}", 0, 0)
     alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
@@ -136,9 +143,10 @@ def bench_by_ssh(
             code="farm.board",
         )
     progress(f"bring back from {host}", 0, 0)
-    result = taken.engine(made.target, precision, ".result.tar.gz")
     write_bytes(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz && rm -rf {folder}"))
     found = collect(result, taken.folder, progress=progress)
+    found = found.model_copy(update={"beside": (payload_of(result, slot.parent),)})
+    put(slot, found)
     return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,14 +10,16 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from repaconv import runs
-from repaconv.artefact import BenchArtefact, FoldArtefact, Record, SweepArtefact, SweepRow
-from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem
+from repaconv.artefact import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
+from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
 from repaconv.farm.cluster import Landed, Tls, connected, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved, run_job
 from repaconv.farm.remote import job_of
-from repaconv.files import read_artefact, sha256_of, write_artefact
+from repaconv.files import canonical_json, read_artefact, sha256_of, sha256_of_bytes, stage_of, write_artefact
 from repaconv.pipeline import export, fold
-from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
+from repaconv.pipeline.common import Progress, made_by, silent, with_files
+from repaconv.pipeline.exports import export_for
+from repaconv.replacing import put, require_ours
 from repaconv.toml import Lines, first_problem, read_toml, why_unreadable
 
 
@@ -42,7 +45,7 @@ class Matrix(Record):
 
 
 class Cell(Record):
-    """One place in the matrix."""
+    """One place in the matrix; ``model`` is the entry's name, which no other entry has."""
 
     model: str
     target: str
@@ -53,6 +56,8 @@ class Cell(Record):
 class Done(Record):
     """What is kept of a cell: which job it was, and its result."""
 
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "cell"
     cell: Cell
     job: str
     worker: str
@@ -104,35 +109,38 @@ def sweep(
 
     Raises:
         EnvironmentProblem: If the cluster does not answer or lacks a kind of worker.
-        UsageProblem: If the matrix is not one.
+        UsageProblem: If the matrix is not one, or a file is there already that is somebody else's.
     """
     path = Path(matrix)
     wanted = read_matrix(path)
     folder = Path(out) if out else runs.OUT / f"sweep-{path.stem}"
+    target_path = folder / "sweep.json"
     rows: dict[Cell, SweepRow] = {}
     jobs: dict[str, tuple[Cell, Job]] = {}
     contents: dict[str, Path] = {}
     cells = [
-        (entry, Cell(model=Path(entry.checkpoint).stem, target=target, precision=precision, batch=batch))
-        for entry in wanted.models
+        (entry, Cell(model=name, target=target, precision=precision, batch=batch))
+        for name, entry in _named(wanted.models).items()
         for target in wanted.targets
         for precision in wanted.precisions
         for batch in wanted.batches
     ]
+    require_ours(target_path, "sweep")
+    for _, cell in cells:
+        require_ours(_place(folder, cell), "cell")
     for number, (entry, cell) in enumerate(cells):
         progress(f"prepare {cell.model} for {cell.target}, {cell.precision}", number, len(cells))
         try:
-            model = _model(entry, cell, path.parent, folder)
+            model, size = _model(entry, cell, path.parent, folder)
         except RepaconvError as problem:
             rows[cell] = _row(cell, problem=f"{problem.message} {problem.hint}".strip())
             continue
-        run = runs.Run(model.parent)
         named = Model(name=f"{cell.model}, {cell.precision}", sha256=sha256_of(model))
         job = job_of(
             resolved(cell.target),
             (named,),
             batch=cell.batch,
-            image_size=read_artefact(run.fold_json, FoldArtefact).image_size,
+            image_size=size,
             threads=wanted.threads,
             rounds=wanted.rounds,
             seed=wanted.seed,
@@ -174,8 +182,7 @@ def sweep(
         resumed=resumed,
         rows=tuple(rows[cell] for _, cell in cells),
     )
-    target_path = folder / "sweep.json"
-    write_artefact(target_path, artefact)
+    put(target_path, artefact)
     return with_files(artefact, [path], [target_path])
 
 
@@ -190,53 +197,60 @@ def _here(jobs: Mapping[str, tuple[Cell, Job]], contents: Mapping[str, Path], la
             landed(Landed(job, None, problem.message, "this machine", 1))
 
 
-def _model(entry: Entry, cell: Cell, beside: Path, folder: Path) -> Path:
-    """The cell's ONNX model, folded and exported if it was not."""
+def _named(entries: tuple[Entry, ...]) -> dict[str, Entry]:
+    """Entries by names of their own: the checkpoint's stem, and as much more as tells them apart."""
+    told = {" ".join([entry.checkpoint, *_told(entry)]): entry for entry in entries}
+    stems = [Path(entry.checkpoint).stem for entry in told.values()]
+    longer = [" ".join([Path(entry.checkpoint).stem, *_told(entry)]) for entry in told.values()]
+    return {
+        next((row[n] for row in (stems, longer) if row.count(row[n]) == 1), whole): entry
+        for n, (whole, entry) in enumerate(told.items())
+    }
+
+
+def _told(entry: Entry) -> list[str]:
+    """What an entry says besides its checkpoint."""
+    method = [] if entry.method == "auto" else [entry.method]
+    weights = [] if entry.weights is None else [f"weights={entry.weights}"]
+    return [*method, *weights, *(f"{name}={value}" for name, value in sorted(entry.set.items()))]
+
+
+def _model(entry: Entry, cell: Cell, beside: Path, folder: Path) -> tuple[Path, ImageSize]:
+    """The cell's ONNX model, and the size of its images; folded and exported if it was not.
+
+    Raises:
+        RepaconvError: Whatever the fold or the export refuses, or fails at.
+    """
     checkpoint = beside / entry.checkpoint
-    run = runs.Run(folder / "models" / f"{cell.model}-{cell.target.replace('/', '_')}")
-    settings = {name: str(value) for name, value in entry.set.items()}
-    marker = run.folder / f"sweep.{cell.precision}.json"
-    made_from = Made(
-        checkpoint=sha256_of(checkpoint) if checkpoint.is_file() else "",
-        settings=settings,
-        method=entry.method,
-        weights=entry.weights or "",
-        target=load_target(cell.target).model_dump(mode="json"),
-    )
-    if marker.is_file() and read_artefact(marker, Made) == made_from and run.onnx(cell.precision).is_file():
-        return run.onnx(cell.precision)
-    same = run.fold_json.is_file() and any(
-        read_artefact(path, Made) == made_from for path in run.folder.glob("sweep.*.json")
-    )
-    if not same:
-        for path in run.folder.glob("sweep.*.json"):
-            path.unlink()
-        fold(
-            checkpoint,
-            method=entry.method,
-            settings=settings,
-            weights=entry.weights,
-            out=run.folder,
-            force=True,
-        )
-    export(run.folder, target=cell.target, precision=cell.precision)
-    write_artefact(marker, made_from)
-    return run.onnx(cell.precision)
+    key = {
+        "entry": entry.model_dump(mode="json", exclude={"checkpoint"}),
+        "checkpoint": sha256_of(checkpoint) if checkpoint.is_file() else "",
+        "made_by": made_by(),
+    }
+    digest = sha256_of_bytes(canonical_json(key).encode())
+    run = runs.Run(folder / "models" / f"{checkpoint.stem}-{digest[:16]}")
+    if stage_of(run.fold_json) != "fold":
+        settings = {name: str(value) for name, value in entry.set.items()}
+        fold(checkpoint, method=entry.method, settings=settings, weights=entry.weights, out=run.folder)
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    try:
+        return _graph(run, folded, cell), folded.image_size
+    except (UsageProblem, Refused):  # not there yet, or gone
+        export(run.folder, target=cell.target, precision=cell.precision)
+        return _graph(run, folded, cell), folded.image_size
 
 
-class Made(Record):
-    """What a cell's model was made from; it is made again when that changes."""
-
-    checkpoint: str
-    settings: dict[str, str]
-    method: str
-    weights: str
-    target: dict[str, Any]
+def _graph(run: runs.Run, folded: FoldArtefact, cell: Cell) -> Path:
+    found = export_for(run, folded, cell.target, cell.precision)
+    runs.require_sound(run, folded, (found.artefact, found.path), unverified=False)
+    return runs.graph_of(run, found.artefact)
 
 
 def _place(folder: Path, cell: Cell) -> Path:
-    name = f"{cell.model}-{cell.target}-{cell.precision}-{cell.batch}.json".replace("/", "_")
-    return folder / "results" / name
+    """Where a cell's result is kept; names may hold what files' names may not."""
+    digest = sha256_of_bytes(cell.model_dump_json().encode())[:16]
+    name = re.sub(r"[^\w.=@-]", "_", f"{cell.model}-{cell.target}-{cell.precision}-{cell.batch}")
+    return folder / "results" / f"{name}-{digest}.json"
 
 
 def _kept(folder: Path, cell: Cell) -> Done | None:

@@ -10,8 +10,10 @@ from repaconv import registry, runs
 from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import label
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_artefact, write_bytes, write_text
+from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_bytes, write_text
 from repaconv.pipeline.common import Progress, load_onnx, load_target, made_by, silent, with_files
+from repaconv.pipeline.exports import export_for
+from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
     import onnx
@@ -36,13 +38,13 @@ def build(
     """Build an engine from the run's ONNX model, prove what it computes in, and compare it where it runs here.
 
     Args:
-        run: The run's folder; the newest when None.
+        run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
         target: What it is for; its runtime must be able to build here.
         precision: Which of the run's ONNX models; where the runtime itself lowers precision, that of the engine.
         workspace_mib: Scratch memory for TensorRT's kernels, in MiB; its own limit when None.
         timing_cache: TensorRT's measurements of kernels, read and written; the user's cache of this target when None.
         replay: Fail where the timing cache has no answer: the same engine again.
-        unverified: Go on behind a failed export, and record it.
+        unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
 
     Returns:
@@ -51,7 +53,7 @@ def build(
     Raises:
         EnvironmentProblem: If the target's runtime is not here, or another version than the target's.
         Refused: If it does not take the graph.
-        UsageProblem: If there is no such ONNX model.
+        UsageProblem: If there is no such ONNX model, or a file is there already that is somebody else's.
     """
     import onnx
 
@@ -60,18 +62,16 @@ def build(
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
     version = _version_for(device, engine)
-    taken = runs.find_run(Path(run) if run else None)
+    taken, model = runs.run_and_model(Path(run) if run else None)
+    folded = read_artefact(taken.fold_json, FoldArtefact)
     typed = "fp32" if device.typed_by == "runtime" and precision == "bf16" else precision
-    path = taken.export_json(typed)
-    if not path.is_file():
-        raise UsageProblem(
-            f"{taken.folder} has no {typed} ONNX model yet.",
-            hint=f"repaconv export --onnx --target {device.name} --precision {typed}",
-            code="build.no-model",
-        )
-    exported = read_artefact(path, ExportArtefact)
-    overridden = runs.require_passed(exported, path, unverified=unverified)
+    exported, path, variant = export_for(taken, folded, target, typed, model=model)
+    overridden = runs.require_sound(taken, folded, (exported, path), unverified=unverified)
     source = runs.graph_of(taken, exported)
+    name = variant.model_copy(update={"precision": precision}).full
+    file = taken.engine(name, engine.suffix)
+    log, slot = taken.engine(name, ".log"), taken.engine(name, ".json")
+    require_ours(slot, "build", file, log)
     timings = _Timings.of(Path(timing_cache) if timing_cache else None, device, version)
     progress(f"build for {device.name}", 0, 0)
     order = Order(
@@ -88,13 +88,11 @@ def build(
         tick=progress,
     )
     built = engine.build(order)
-    file = taken.engine(device.name, precision, engine.suffix)
     write_bytes(file, built.engine)
-    wrote = [file]
     if built.log:
-        write_text(file.with_suffix(".log"), f"{built.log}\n")
-        wrote.append(file.with_suffix(".log"))
-    links = (_compared(taken, file, source, engine, exported, precision, device, progress),) if built.runs_here else ()
+        write_text(log, f"{built.log}\n")
+    logs = [log] if built.log else []
+    links = (_compared(folded, file, source, engine, exported, precision, device, progress),) if built.runs_here else ()
     asked = label(precision)
     wrong = {name: count for name, count in built.types.items() if not name.endswith(f".{asked}")}
     staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
@@ -106,6 +104,8 @@ def build(
         made_by={**made_by(), device.runtime: version},
         verdict="passed" if sound else "failed",
         unverified=overridden,
+        beside=tuple(payload_of(each, slot.parent) for each in logs),
+        variant=name,
         target=device.name,
         runtime=f"{engine.name} {version}",
         compute_capability=device.compute_capability,
@@ -118,9 +118,8 @@ def build(
         onnx_sha256=exported.payload.sha256,
         payload=payload_of(file, file.parent),
     )
-    beside = file.with_suffix(".json")
-    write_artefact(beside, artefact)
-    return with_files(artefact, [source], [*wrote, beside])
+    put(slot, artefact)
+    return with_files(artefact, [source], [file, *logs, slot])
 
 
 def _version_for(device: Target, engine: Any) -> str:
@@ -150,7 +149,7 @@ def _version_for(device: Target, engine: Any) -> str:
 
 
 def _compared(
-    taken: runs.Run,
+    folded: FoldArtefact,
     file: Path,
     source: Path,
     engine: Any,
@@ -166,7 +165,6 @@ def _compared(
     from repaconv.proof.runners import FixedBatch, decides
 
     progress("engine against its model", 0, 0)
-    folded = read_artefact(taken.fold_json, FoldArtefact)
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
     logits, choosing = folded.output == "logits", decides(backbone.deploy(config))

@@ -18,12 +18,13 @@ from repaconv.files import (
     read_artefact,
     sha256_of,
     sha256_of_bytes,
-    write_artefact,
     write_with,
 )
 from repaconv.pipeline.chain import net_of
 from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
+from repaconv.pipeline.exports import export_for
 from repaconv.pipeline.inputs import choose_inputs
+from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +54,7 @@ def bundle(
     """Pack the run's ONNX model with images, the float64 outputs for them, and a script for the board's trtexec.
 
     Args:
-        run: The run's folder; the newest when None.
+        run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
         target: A board with TensorRT, whose ONNX model the run must have.
         precision: Of that model.
         inputs: An .npz of images.
@@ -63,13 +64,14 @@ def bundle(
         batch: Images a call; the model's, or the target's where it leaves that free.
         workspace_mib: Scratch memory for kernels, in MiB; TensorRT's own limit when None.
         checkpoint: Where the checkpoint is now, if it has moved.
-        unverified: Go on behind a failed export, and record it.
+        unverified: Go on behind a failed verdict, and record it.
         out: The .tar.gz; ``build/<target>.tar.gz`` of the run when None.
         progress: See `Progress`.
 
     Raises:
         Refused: If the checkpoint, the model or an image is gone or changed.
-        UsageProblem: If the target is no board with TensorRT, or there is no model for it.
+        UsageProblem: If the target is no board with TensorRT, there is no model for it, or a file is there already that
+            is somebody else's.
     """
     device = load_target(target)
     if device.runtime != "tensorrt":
@@ -78,19 +80,14 @@ def bundle(
             hint=f"repaconv build --target {device.name}",
             code="bundle.target",
         )
-    taken = runs.find_run(Path(run) if run else None)
+    taken, model = runs.run_and_model(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
-    path = taken.export_json(precision)
-    exported = read_artefact(path, ExportArtefact) if path.is_file() else None
-    if exported is None or exported.target != device.name:
-        raise UsageProblem(
-            f"{taken.folder} has no {precision} ONNX model for {device.name} yet"
-            + (f", but one for {exported.target}." if exported else "."),
-            hint=f"repaconv export --onnx --target {device.name} --precision {precision}",
-            code="build.no-model",
-        )
-    overridden = runs.require_passed(exported, path, unverified=unverified)
+    exported, path, variant = export_for(taken, folded, target, precision, model=model, batch=batch)
+    overridden = runs.require_sound(taken, folded, (exported, path), unverified=unverified)
     source = runs.graph_of(taken, exported)
+    slot = taken.bundle_json(variant.full)
+    target_path = Path(out) if out else taken.engine(variant.full, ".tar.gz")
+    require_ours(slot, "bundle", target_path)
     batch = batch or (device.bench.batch if exported.batch == "dynamic" else int(exported.batch))
     if exported.batch not in ("dynamic", batch):
         raise UsageProblem(
@@ -136,13 +133,13 @@ def bundle(
         "duration_s": DURATION_S,
         "files": _hashes(content, [source, *([source.with_name(f"{source.name}.data")] if exported.data else [])]),
     }
-    target_path = Path(out) if out else taken.engine(device.name, precision, ".tar.gz")
     content["bundle.json"] = canonical_json(described).encode()
     write_with(target_path, lambda temporary: _pack(temporary, content, source, exported))
     artefact = BundleArtefact(
         made_by=made_by("torch"),
         verdict="passed",
         unverified=overridden,
+        variant=variant.full,
         target=device.name,
         runtime_version=device.runtime_version,
         precision=precision,
@@ -152,11 +149,10 @@ def bundle(
         tolerance=allowed,
         bundle_sha256=sha256_of_bytes(content["bundle.json"]),
         onnx_sha256=exported.payload.sha256,
-        payload=payload_of(target_path, taken.folder),
+        payload=payload_of(target_path, slot.parent),
     )
-    beside = taken.bundle_json(device.name, precision)
-    write_artefact(beside, artefact)
-    return with_files(artefact, [source, net.source], [target_path, beside])
+    put(slot, artefact)
+    return with_files(artefact, [source, net.source], [target_path, slot])
 
 
 class _Recorded(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link,
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import read_artefact, stage_of
 from repaconv.pipeline.common import TRAINING, load_onnx, stored_weights, training_form
+from repaconv.pipeline.exports import Export, float32_beside
 from repaconv.pipeline.graphs import BF16_NOTE, runnable
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Step:
     meter: Meter
     locate: Callable[[Any], Location]
     note: str = ""
+    variant: str = ""
 
 
 class Net(NamedTuple):
@@ -75,7 +77,7 @@ def net_of(taken: runs.Run, folded: FoldArtefact, checkpoint: str | Path | None)
 
 def steps_of(
     net: Net,
-    exports: Sequence[ExportArtefact],
+    exports: Sequence[Export],
     given: Inputs,
     meter: Callable[[str], Meter],
     engine: Path | None,
@@ -110,20 +112,20 @@ def steps_of(
         steps.append(Step("recorded", official, _recorded, meter("recorded"), _only_output))
     idle: list[Link] = []
     took: list[Path] = []
-    for exported in exports:
+    for exported, _, variant in exports:
         path = runs.graph_of(net.taken, exported)
         took.append(path)
         name = "onnx" if exported.precision == "fp32" else exported.precision
-        label = ONNX_LABEL if name == "onnx" else f"{ONNX_LABEL}, {name}"
+        label = f"{ONNX_LABEL}, {variant.name}" if variant.name else ONNX_LABEL
         why_not = _cannot_take(exported, given)
         if why_not:
-            idle.append(not_verified(name, REFERENCE, label, why_not))
+            idle.append(_idle(name, label, why_not, variant.name))
             continue
-        steps += _onnx_steps(net, exported, path, name, label, meter)
-        if exported.preprocessing and name == "onnx" and not _has_pixels(given):
+        ways = _onnx_steps(net, exported, path, name, label, meter)
+        if len(ways) > 1 and not _has_pixels(given):
             why_not = "the graph takes pixels, and these images are normalised already"
-            idle.append(not_verified("preprocessing", REFERENCE, label, why_not))
-            steps = [step for step in steps if step.name != "preprocessing"]
+            idle.append(_idle(ways.pop().name, label, why_not, variant.name))
+        steps += [replace(step, variant=variant.name) for step in ways]
     if engine is not None:
         took.append(engine)
         try:
@@ -135,6 +137,12 @@ def steps_of(
                 Step("engine", engine.name, lambda batch: runner.run(batch.images), meter("engine"), _no_values)
             )
     return steps, idle, took
+
+
+def _idle(name: str, label: str, why_not: str, variant: str) -> Link:
+    from repaconv.proof.parity import not_verified
+
+    return not_verified(name, REFERENCE, label, why_not).model_copy(update={"variant": variant})
 
 
 def _onnx_steps(
@@ -260,13 +268,13 @@ def _within_onnx(net: Net, exported: ExportArtefact, path: Path, images: Any, al
     moved = [name for name in exported.rewrites if not registry.load(registry.REWRITES, name).keeps]
     if allowed.kind == "exact" and moved:
         return Location(module="", reason=f"not followed: {', '.join(moved)} changes values on the way")
-    beside = net.taken.export_json()
-    if allowed.kind == "lossy" and not beside.is_file():
-        return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
     if allowed.kind == "exact":
         traced = OnnxTrace(candidate, load_onnx, by_module=True)
         return locate(TorchTrace(net.stored), traced, _filled(images, {exported.batch}), allowed=allowed.rtol)
-    single = read_artefact(beside, ExportArtefact)
+    beside = float32_beside(net.taken, net.folded, exported)
+    if beside is None:
+        return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
+    single = beside.artefact
     if set(single.rewrites) != set(exported.rewrites):
         return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
     fixed = {exported.batch, single.batch} - {"dynamic"}

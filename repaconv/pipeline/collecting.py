@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import runs
-from repaconv.artefact import BundleArtefact, CollectArtefact, ExportArtefact, FoldArtefact, LayerTime, Link, Verdict
+from repaconv.artefact import BundleArtefact, CollectArtefact, FoldArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, write_artefact
+from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.pipeline.chain import REFERENCE
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
+from repaconv.pipeline.exports import exports_of
+from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +61,8 @@ def collect(
         raise _damaged(f"nothing vouches for {min(extra)}")
     taken = runs.find_run(Path(run) if run else None)
     made, place = _bundle_of(taken, str(told.get("bundle_sha256")))
+    target_path = Path(out) if out else taken.collected_json(made.variant)
+    require_ours(target_path, "collect")
     if told.get("problem"):
         step = next((entry["step"] for entry in reversed(told["commands"])), "build")
         last = [line for line in found.get(f"{step}.log", b"").decode("utf-8", "replace").splitlines() if "[E]" in line]
@@ -68,18 +72,19 @@ def collect(
             code="collect.problem",
         )
     version = trtexec.version_of(found.get("build.log", b"").decode("utf-8", "replace")) or str(told.get("version"))
-    expected, shape = _expected(taken, made)
+    expected, shape = _expected(place, made)
     link = _judged(found, made, expected, f"{made.target}, TensorRT {version}", taken)
     samples = trtexec.compute_ms(_as_json(found, "times.json"))
     printed = trtexec.median_ms(found["times.log"].decode("utf-8", "replace")) if "times.log" in found else None
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
     types = trtexec.layer_types(layers)
-    typed, note = _typed(made.precision, types, trtexec.layers_told(layers), taken)
+    typed, note = _typed(made, types, trtexec.layers_told(layers), taken)
     same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
     artefact = CollectArtefact(
         made_by=made_by(),
         verdict="failed" if link.verdict == "failed" or typed == "failed" or not same else "passed",
         unverified=made.unverified,
+        variant=made.variant,
         target=made.target,
         runtime=f"tensorrt {version}",
         precision=made.precision,
@@ -100,8 +105,7 @@ def collect(
         bundle_sha256=made.bundle_sha256,
         result_sha256=sha256_of(Path(result)),
     )
-    target_path = Path(out) if out else taken.collected_json(made.target, made.precision)
-    write_artefact(target_path, artefact)
+    put(target_path, artefact)
     return with_files(artefact, [Path(result), place], [target_path])
 
 
@@ -144,9 +148,11 @@ def _damaged(why: str) -> Refused:
 def _bundle_of(taken: runs.Run, sha256: str) -> tuple[BundleArtefact, Path]:
     """The run's bundle that this result is of, and its file."""
     for path in sorted((taken.folder / runs.BUILD).glob("*.bundle.json")):
+        if stage_of(path) != "bundle":
+            continue
         made = read_artefact(path, BundleArtefact)
         if made.bundle_sha256 == sha256:
-            return made, taken.payload(made.payload)
+            return made, runs.Run(path.parent).payload(made.payload)
     raise Refused(
         f"the result is of no bundle of {taken.folder}.",
         hint="Give the run that the bundle was made from: repaconv collect RESULT RUN.",
@@ -154,11 +160,11 @@ def _bundle_of(taken: runs.Run, sha256: str) -> tuple[BundleArtefact, Path]:
     )
 
 
-def _expected(taken: runs.Run, made: BundleArtefact) -> tuple[NDArray[np.float32], tuple[int, ...]]:
+def _expected(bundle: Path, made: BundleArtefact) -> tuple[NDArray[np.float32], tuple[int, ...]]:
     """The outputs [N, ...] that were bundled, without those of zeros, and the shape of a call."""
     import numpy as np
 
-    with tarfile.open(taken.payload(made.payload), "r:gz") as tar:
+    with tarfile.open(bundle, "r:gz") as tar:
         content = {m.name: tar.extractfile(m) for m in tar if m.name.startswith("expected_") or m.name == "bundle.json"}
         described = json.loads(content["bundle.json"].read())  # type: ignore[union-attr]
         calls = [
@@ -193,7 +199,7 @@ def _judged(
     return meter.link("engine", REFERENCE, candidate)
 
 
-def _typed(precision: str, types: dict[str, int], told: tuple[int, int], taken: runs.Run) -> tuple[Verdict, str]:
+def _typed(made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: runs.Run) -> tuple[Verdict, str]:
     """Whether what computes is of the precision asked for; what is not told is not verified, never passed."""
     from repaconv.engines.contract import label
 
@@ -201,9 +207,20 @@ def _typed(precision: str, types: dict[str, int], told: tuple[int, int], taken: 
     if not types:
         why = "no layer tells of what it computes" if described else "the layers tell their names alone"
         return "not verified", f"{why} ({layers} layers)"
-    exported = read_artefact(taken.export_json(precision), ExportArtefact)
-    other = sum(count for name, count in types.items() if not name.endswith(f".{label(precision)}"))
+    other = sum(count for name, count in types.items() if not name.endswith(f".{label(made.precision)}"))
     right = sum(types.values()) - other
-    allowed = len(exported.in_float) + len(exported.islands)
-    verdict: Verdict = "passed" if right and other <= allowed else "failed"
-    return verdict, f"{right} of {right + other} layers that compute are {precision}, read from the engine"
+    verdict: Verdict = "passed" if right and other <= _may_differ(made, taken) else "failed"
+    return verdict, f"{right} of {right + other} layers that compute are {made.precision}, read from the engine"
+
+
+def _may_differ(made: BundleArtefact, taken: runs.Run) -> int:
+    """How many layers the bundled graph leaves in another precision."""
+    folded = read_artefact(taken.fold_json, FoldArtefact)
+    for exported, _, _ in exports_of(taken, folded):
+        if exported.payload.sha256 == made.onnx_sha256:
+            return len(exported.in_float) + len(exported.islands)
+    raise Refused(
+        f"the ONNX model of {made.payload.path} is no longer in {taken.folder}.",
+        hint="Export and bundle again, and take that to the board.",
+        code="collect.other-bundle",
+    )

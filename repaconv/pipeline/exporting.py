@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link, VerifyArtefact
+from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
-from repaconv.files import payload_of, read_artefact, write_artefact
+from repaconv.files import payload_of, read_artefact
 from repaconv.onnxfile import opset_of
 from repaconv.pipeline.common import (
     DEPLOY,
@@ -24,8 +24,11 @@ from repaconv.pipeline.common import (
     stored_weights,
     with_files,
 )
+from repaconv.pipeline.exports import target_sha256
 from repaconv.pipeline.graphs import BF16_NOTE, proved_graph, runnable, write_graph
 from repaconv.pipeline.inputs import choose_inputs
+from repaconv.replacing import put, require_ours
+from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:
     import onnx as onnx_package
@@ -55,7 +58,8 @@ def export(
 
     Args:
         run: The run's folder; the newest when None.
-        onnx: The file to write; ``model.onnx``, or ``model.fp16.onnx`` and so on of the run when None.
+        onnx: The file to write; ``model.onnx`` of the run when None, or ``model.jetson-nano.fp16.onnx`` and so on: what
+            is not usual stands in the name, so that exports lie beside each other.
         target: Whose opset is written: a name, or the path of a .toml.
         precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``; all but the first are lossy.
         batch: A fixed batch; free when None.
@@ -74,7 +78,8 @@ def export(
     Raises:
         GateFailed: If an earlier stage failed and ``unverified`` was not asked for.
         Refused: If the folded model is gone or changed.
-        UsageProblem: If there is no run, or the network does not take that image size.
+        UsageProblem: If there is no run, the network does not take that image size, or a file is there already that is
+            somebody else's.
     """
     from repaconv.exporters.precision import INT8_OPSET, in_float
     from repaconv.exporters.preprocessing import with_preprocessing as with_pixels
@@ -93,7 +98,7 @@ def export(
     tools = TOOLS if simplifier == "auto" else (simplifier,)
     taken = runs.find_run(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
-    overridden = _overridden(taken, folded, unverified=unverified)
+    overridden = runs.require_sound(taken, folded, unverified=unverified)
     device = load_target(target)
     if precision not in device.precisions:
         raise UsageProblem(
@@ -116,6 +121,16 @@ def export(
     newest = device.newest_opset or device.opset
     wanted = device.form(folded.method) if folded.rewrites is None else folded.rewrites
     form = chosen(device.kept(wanted, precision), opset if precision == "int8" else newest)
+    variant = Variant(
+        target=device.name,
+        form=Variant.form_of(folded.form),
+        precision=precision,
+        batch="dynamic" if batch is None else batch,
+        image_size=unusual("dynamic" if free_size else size, folded),
+        preprocessing=with_preprocessing,
+    )
+    slot, path = taken.export_json(variant.name), Path(onnx) if onnx else taken.onnx(variant.name)
+    require_ours(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     given = None
     if precision != "fp32":
         given = choose_inputs(folded, config, inputs=inputs, images=images, count=CALIBRATION_IMAGES, seed=1, size=size)
@@ -151,7 +166,6 @@ def export(
         check(model, scratch if graph.data else None)
         entries = _metadata(folded, precision, overridden, graph.links[0], with_preprocessing=with_preprocessing)
         add_metadata(model, entries)
-        path = Path(onnx) if onnx else taken.onnx(precision)
         data = write_graph(model, path, graph.data)
         against = violations(model, newest, device.lacks, device.forbids)
         sound = graph.sound and not against and all(link.verdict != "failed" for link in typed.links)
@@ -159,7 +173,9 @@ def export(
             made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
             verdict="passed" if sound else "failed",
             unverified=overridden,
+            variant=variant.name,
             target=device.name,
+            target_sha256=target_sha256(device),
             precision=precision,
             preprocessing=with_preprocessing,
             islands=typed.islands,
@@ -183,9 +199,8 @@ def export(
             payload=payload_of(path, taken.folder),
             data=payload_of(data, taken.folder) if data else None,
         )
-        write_artefact(taken.export_json(precision), artefact)
-        beside = [data] if data else []
-        return with_files(artefact, [taken.model], [path, *beside, taken.export_json(precision)])
+        put(slot, artefact)
+        return with_files(artefact, [taken.model], [path, *([data] if data else []), slot])
 
 
 class _Typed(NamedTuple):
@@ -263,13 +278,3 @@ def _metadata(
         "repaconv.tolerance": f"{allowed:g} relative to the largest output",
         "repaconv.unverified": "; ".join(overridden),
     }
-
-
-def _overridden(run: runs.Run, folded: FoldArtefact, *, unverified: bool) -> tuple[str, ...]:
-    """What failed before and was overridden; a verification of other weights than these says nothing."""
-    overridden = runs.require_passed(folded, run.fold_json, unverified=unverified)
-    if run.verify_json.is_file():
-        verified = read_artefact(run.verify_json, VerifyArtefact)
-        if verified.model_sha256 == folded.payload.sha256:
-            overridden += runs.require_passed(verified, run.verify_json, unverified=unverified)
-    return overridden

@@ -9,12 +9,13 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
-from repaconv.artefact import Fact, FoldArtefact, FoldStep, ImageSize, OnnxFoldArtefact
+from repaconv.artefact import Cost, Fact, FoldArtefact, FoldStep, ImageSize, OnnxFoldArtefact, Payload
 from repaconv.errors import GateFailed, Refused, UsageProblem
-from repaconv.files import payload_of, sha256_of, write_artefact
+from repaconv.files import sha256_of
 from repaconv.onnxfile import is_graph
 from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
+from repaconv.replacing import put
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,7 +123,7 @@ def fold_file(
         settings: What the file does not tell, as ``name: value``.
         weights: Which set of the file; by rule when None.
         out: The run's folder; ``repaconv-out/<stem>`` when None.
-        force: Replace another checkpoint's run.
+        force: Replace another checkpoint's run. What is nobody's run is never replaced.
         allow_deployed: Take a checkpoint that is in the paper's deploy form and fold what that leaves.
         identify: An .npz with ``input`` and the official output on it, which settles what the file does not tell.
         form: How its graphs will be written: ``default``, the target's own; ``official``, the paper's;
@@ -176,16 +177,22 @@ def fold_file(
 
     with torch.device("meta"):
         expected = backbone.deploy(trained.config).state_dict()
-    tensors = write_weights(run.model, expected, judged())
     shape = (trained.config.in_channels, *size)
-    runs.clear_later_stages(run)
-    with ThreadPoolExecutor(1) as pool:
-        payload = pool.submit(payload_of, run.model, run.folder)  # hashed while the costs are counted
-        training = cost_of(lambda: chosen.training(trained), shape)
-        deploy = cost_of(lambda: backbone.deploy(trained.config), shape)
+    costs: list[Cost] = []
+    hashes: list[str] = []
+
+    def described(weights: Path) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
+            costs.append(cost_of(lambda: chosen.training(trained), shape))
+            costs.append(cost_of(lambda: backbone.deploy(trained.config), shape))
+            hashes.append(digest.result())
+
+    tensors = write_weights(run.model, expected, judged(), described)
     artefact = FoldArtefact(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
+        beside=runs.clear_later_stages(run),
         origin=found.origin,
         method=chosen.name,
         applied=(chosen.name, *trained.applied),
@@ -200,13 +207,13 @@ def fold_file(
         any_image_size=backbone.any_image_size,
         output="logits" if trained.config.classes else "features",
         tensors=tensors,
-        training=training,
-        deploy=deploy,
+        training=costs[0],
+        deploy=costs[1],
         tolerances={**exact_rtols(len(steps)), **trained.tolerances},
         certificate=tuple(steps),
-        payload=payload.result(),
+        payload=Payload(path=run.model.name, sha256=hashes[0], bytes=run.model.stat().st_size),
     )
-    write_artefact(run.fold_json, artefact)
+    put(run.fold_json, artefact)
     runs.remember(run)
     return with_files(artefact, [Path(checkpoint)], [run.model, run.fold_json])
 

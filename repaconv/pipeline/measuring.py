@@ -16,7 +16,7 @@ from repaconv.artefact import (
     Regression,
 )
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import sha256_of, write_artefact, write_text
+from repaconv.files import payload_of, sha256_of, write_text
 from repaconv.pipeline.baselines import against_baseline, keep_baseline, remember_measurement
 from repaconv.pipeline.chain import built_as, load_engine
 from repaconv.pipeline.common import (
@@ -28,6 +28,7 @@ from repaconv.pipeline.common import (
     with_files,
 )
 from repaconv.pipeline.subjects import Subject, any_preprocessing, image_shape, memory_an_image, subjects_of
+from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,8 +100,14 @@ def bench(
     warmup_rounds = device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds
     bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
-    subjects, overridden, logits, size, note, wanted = subjects_of(run, model, against, unverified, progress)
-    size = as_image_size(image_size) or size
+    asked = as_image_size(image_size)
+    known = subjects_of(run, model, against, unverified, progress, target=target, batch=batch, image_size=asked)
+    subjects, overridden, logits, size, note, wanted, export = known
+    size = asked or size
+    variant = export.variant.full if export else ""
+    target_path = Path(out) if out else run.bench_json(variant) if run else None
+    if target_path:
+        require_ours(target_path, "bench", *([target_path.with_suffix(".profile.svg")] if profile else []))
     batch = batch or named.images(device.bench.batch, lambda: memory_an_image(subjects, engine, threads, size))
 
     with pinned(threads) as cores:
@@ -140,6 +147,7 @@ def bench(
         made_by=made_by(),
         verdict="failed" if agreement and agreement.verdict == "failed" and not against else "passed",
         unverified=overridden,
+        variant=variant,
         target=device.name,
         runtime=f"{engine.name} {engine.version()}",
         batch=batch,
@@ -170,14 +178,14 @@ def bench(
         found = against_baseline(Path(baseline), name, artefact, max_regression)
         artefact = artefact.model_copy(update={"regression": found, **_judged_by(found, artefact)})
     if run:
-        remember_measurement(run.history(device.name), artefact)
-    target_path = Path(out) if out else run.bench_json(device.name) if run else None
-    if target_path:
-        write_artefact(target_path, artefact)
-        wrote.append(target_path)
+        remember_measurement(run.history(variant), artefact)
     if target_path and where is not None:
         wrote.append(target_path.with_suffix(".profile.svg"))
         write_text(wrote[-1], bars_svg(where))
+        artefact = artefact.model_copy(update={"beside": (payload_of(wrote[-1], target_path.parent),)})
+    if target_path:
+        put(target_path, artefact)
+        wrote.append(target_path)
     return with_files(artefact, [subject.path for subject in subjects], wrote)
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefact import Change, Link, OnnxFoldArtefact
-from repaconv.errors import Refused, RepaconvError, UsageProblem
+from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES, operators_of
-from repaconv.files import payload_of, read_artefact, sha256_of, write_artefact, write_bytes
+from repaconv.files import payload_of, read_artefact, sha256_of, write_bytes
 from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
 from repaconv.pipeline.fold_proof import not_equal, proved
+from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
     import onnx
@@ -82,7 +83,7 @@ def fold_onnx(
         return with_files(artefact, [source], [])
     write_bytes(target, folded.SerializeToString(deterministic=True))
     artefact = artefact.model_copy(update={"payload": payload_of(target, target.parent)})
-    write_artefact(report, artefact)
+    put(report, artefact)
     return with_files(artefact, [source], [target, report])
 
 
@@ -131,15 +132,11 @@ def _target(source: Path, out: Path | None) -> Path:
 
 
 def _require_free(target: Path, digest: str, *, force: bool) -> None:
-    """Refuse to write over what is not an earlier fold of the same graph."""
-    if force or not target.exists():
-        return
+    """Refuse to write over what is not an earlier fold of the same graph, or with force of any graph."""
     report = target.with_suffix(".json")
-    try:
-        same = report.is_file() and read_artefact(report, OnnxFoldArtefact).sha256 == digest
-    except RepaconvError:
-        same = False
-    if not same:
+    require_ours(report, "fold", target)
+    known = read_artefact(report, OnnxFoldArtefact) if report.exists() else None
+    if known is not None and known.sha256 != digest and not force:
         raise UsageProblem(
             f"{target} is there already, and was not folded from this graph.",
             hint="Give another name with -o, or --force to replace it.",

@@ -19,10 +19,13 @@ from repaconv.artefact import (
     VerifyArtefact,
 )
 from repaconv.errors import RepaconvError, UsageProblem
-from repaconv.files import canonical_json, read_artefact, stage_of, write_text
+from repaconv.files import read_artefact, stage_of
 from repaconv.pipeline.baselines import history_of
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
+from repaconv.pipeline.exports import exports_of
 from repaconv.pipeline.tables import table
+from repaconv.replacing import put, require_ours, write_page
+from repaconv.variants import Variant, dotted
 
 if TYPE_CHECKING:
     from repaconv.artefact import Artefact
@@ -59,11 +62,12 @@ def report(
     taken = runs.find_run(Path(run) if run else None)
     found = _gathered(taken, _paper(taken, progress) if paper else None)
     target = Path(out) if out else taken.folder / f"report{SUFFIXES[format]}"
-    if format == "html":
-        text = page.html(found, _pictures(taken, found))
+    if format == "json":
+        require_ours(target, "report")
+        put(target, found)
     else:
-        text = page.markdown(found) if format == "markdown" else canonical_json(found)
-    write_text(target, text)
+        html = format == "html"
+        write_page(target, page.html(found, _pictures(taken, found)) if html else page.markdown(found))
     return with_files(found, [taken.fold_json], [target])
 
 
@@ -73,12 +77,7 @@ def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     verified = read_artefact(taken.verify_json, VerifyArtefact) if taken.verify_json.is_file() else None
     if verified is not None and verified.model_sha256 != same:
         verified = None
-    exports = [
-        found
-        for precision in runs.PRECISIONS
-        if taken.export_json(precision).is_file()
-        and (found := read_artefact(taken.export_json(precision), ExportArtefact)).model_sha256 == same
-    ]
+    exports = [each.artefact for each in exports_of(taken, folded)]
     models = {exported.payload.sha256 for exported in exports}
     benches = _all(taken.folder / runs.BENCH, "bench", BenchArtefact)
     built = _all(taken.folder / runs.BUILD, "build", BuildArtefact)
@@ -151,11 +150,7 @@ def _commands(
     settings = [word for name, value in folded.settings.items() for word in ("--set", f"{name}={value}")]
     lines = [["fold", Path(folded.origin.path).name, "--method", folded.method, *settings]]
     for exported in exports:
-        words = ["export", "--onnx", "--target", exported.target]
-        words += [] if exported.precision == "fp32" else ["--precision", exported.precision]
-        words += [] if exported.batch == "dynamic" else ["--batch", str(exported.batch)]
-        words += ["--with-preprocessing"] if exported.preprocessing else []
-        lines.append(words)
+        lines.append(["export", *Variant.of(exported, folded).options.split()])
     if verified is not None:
         name, _, rest = verified.inputs.partition(" (")
         given = ["--inputs", name] if rest and name.endswith(".npz") else []
@@ -185,10 +180,10 @@ def _pictures(taken: runs.Run, found: Report) -> dict[str, str]:
     pictures = {}
     for link in found.verified.links if found.verified else ():
         if link.location and link.location.drift:
-            pictures[f"drift-{link.name}"] = drift_svg(link)
+            pictures[f"drift-{link.name}{dotted(link.variant)}"] = drift_svg(link)
     for measured in found.benches:
         if measured.profile:
-            pictures[f"profile-{measured.target}"] = bars_svg(measured.profile)
-        if history := history_of(taken.history(measured.target)):
-            pictures[f"history-{measured.target}"] = history_svg(history)
+            pictures[f"profile-{measured.variant}"] = bars_svg(measured.profile)
+        if history := history_of(taken.history(measured.variant)):
+            pictures[f"history-{measured.variant}"] = history_svg(history)
     return pictures

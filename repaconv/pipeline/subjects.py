@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Preprocessing, Record
+from repaconv.artefact import FoldArtefact, ImageSize, Preprocessing, TrainingArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import canonical_json, read_artefact, sha256_of, write_text
-from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, training_form
+from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
+from repaconv.pipeline.chain import built_as
+from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, made_by, training_form
+from repaconv.pipeline.exports import Export, export_for
 from repaconv.pipeline.graphs import proved_graph, write_graph
+from repaconv.replacing import put, require_ours
+
+if TYPE_CHECKING:
+    from repaconv.targets import Target
 
 PROBED = 8
 """Images in the larger batch by which memory is measured."""
@@ -25,7 +31,7 @@ class Subject(NamedTuple):
 
 
 class Subjects(NamedTuple):
-    """All that is known of them; ``logits``, ``size`` and ``preprocessing`` are those of a run."""
+    """All that is known of them; ``export``, ``logits``, ``size`` and ``preprocessing`` are those of a run."""
 
     subjects: list[Subject]
     overridden: tuple[str, ...]
@@ -33,66 +39,66 @@ class Subjects(NamedTuple):
     size: ImageSize | None
     note: str
     preprocessing: Preprocessing | None
+    export: Export | None = None
 
 
 def subjects_of(
-    run: runs.Run | None, model: str | Path | None, against: str | Path | None, unverified: bool, progress: Progress
+    run: runs.Run | None,
+    model: str | Path | None,
+    against: str | Path | None,
+    unverified: bool,
+    progress: Progress,
+    *,
+    target: str | Target,
+    precision: str = "fp32",
+    batch: int | None = None,
+    image_size: ImageSize | None = None,
 ) -> Subjects:
-    """What is measured beside what, and which failed proofs were overridden on the way there."""
+    """What is measured beside what, and which failed proofs were overridden on the way there.
+
+    Of a run it is the export for this target (`repaconv.pipeline.exports.export_for`).
+    """
     other = [Subject(Path(against).name, _existing(Path(against)))] if against else []
     if run is None:
         path = _existing(Path(model or ""))
+        beside = [path, *(subject.path for subject in other)]
+        overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
         name = path.name if not other or other[0].name != path.name else str(path)
-        return Subjects([Subject(name, path), *other], (), False, None, "", None)
+        return Subjects([Subject(name, path), *other], overridden, False, None, "", None)
     folded = read_artefact(run.fold_json, FoldArtefact)
-    if not run.export_json().is_file():
-        raise UsageProblem(
-            f"{run.folder} has no ONNX model yet.", hint="Run `repaconv export --onnx` first.", code="bench.no-model"
-        )
-    exported = read_artefact(run.export_json(), ExportArtefact)
-    if exported.model_sha256 != folded.payload.sha256:
-        raise Refused(
-            f"{run.export_json()} was exported from other weights than {run.model}.",
-            hint="Run `repaconv export --onnx` again.",
-            code="artefact.hash",
-        )
-    overridden = runs.require_passed(exported, run.export_json(), unverified=unverified)
+    export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
+    exported = export.artefact
+    overridden = runs.require_sound(run, folded, (exported, export.path), unverified=unverified)
     subjects = [Subject(DEPLOY, runs.graph_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     note = ""
     if not other:
         try:
-            other = [Subject(TRAINING, training_onnx(run, progress))]
+            other = [Subject(TRAINING, training_onnx(run, folded, export, progress))]
         except Refused as error:
             note = f"measured without the training form: {error.message}"
-    return Subjects([*subjects, *other], overridden, folded.output == "logits", size, note, folded.preprocessing)
+    logits, preprocessing = folded.output == "logits", folded.preprocessing
+    return Subjects([*subjects, *other], overridden, logits, size, note, preprocessing, export)
 
 
-class _TrainingOnnx(Record):
-    """What ``bench/training.onnx`` was made from; it is made again when that changes."""
-
-    source_sha256: str
-    settings: dict[str, str]
-    like: dict[str, Any]
-    sha256: str
-
-
-def training_onnx(run: runs.Run, progress: Progress) -> Path:
+def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress: Progress) -> Path:
     """The training form, exported as the deploy form was.
 
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
+        UsageProblem: If there is a file of that name that is somebody else's.
     """
-    folded = read_artefact(run.fold_json, FoldArtefact)
-    exported = read_artefact(run.export_json(), ExportArtefact)
+    exported, variant = export.artefact, export.variant.training.name
+    path = run.training_onnx(variant)
     plain = exported.model_dump(mode="json")
     like = {key: plain[key] for key in ("exporter_opset", "lacks", "batch", "image_size", "made_by")}
-    beside = run.training_onnx.with_suffix(".json")
-    if beside.is_file() and run.training_onnx.is_file():
-        known = read_artefact(beside, _TrainingOnnx)
+    slot = path.with_suffix(".json")
+    if stage_of(slot) == "training" and path.is_file():
+        known = read_artefact(slot, TrainingArtefact)
         same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
-        if same and sha256_of(run.training_onnx) == known.sha256:
-            return run.training_onnx
+        if same and sha256_of(path) == known.payload.sha256:
+            return path
+    require_ours(slot, "training", path, path.with_name(f"{path.name}.data"))
     method, form, _ = training_form(folded, None)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run.folder) as scratch:
@@ -110,12 +116,25 @@ def training_onnx(run: runs.Run, progress: Progress) -> Path:
             scratch=Path(scratch),
             progress=progress,
         )
-        write_graph(graph.model, run.training_onnx, graph.data)
-    made = _TrainingOnnx(
-        source_sha256=folded.origin.sha256, settings=folded.settings, like=like, sha256=sha256_of(run.training_onnx)
+        data = write_graph(graph.model, path, graph.data)
+    made = TrainingArtefact(
+        made_by=made_by("torch", "onnx"),
+        verdict="passed" if graph.sound else "failed",
+        variant=variant,
+        source_sha256=folded.origin.sha256,
+        settings=folded.settings,
+        like=like,
+        payload=payload_of(path, path.parent),
+        data=payload_of(data, path.parent) if data else None,
     )
-    write_text(beside, canonical_json(made))
-    return run.training_onnx
+    put(slot, made)
+    return path
+
+
+def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
+    """What a failed build stops."""
+    built = built_as(path)
+    return runs.require_passed(built, path.with_suffix(".json"), unverified=unverified) if built else ()
 
 
 def _existing(path: Path) -> Path:

@@ -38,6 +38,7 @@ from repaconv.pipeline.folding import fold
 from repaconv.pipeline.forms import TUNED, shapes_sha256
 from repaconv.pipeline.graphs import proved_graph
 from repaconv.pipeline.lowering import lowered
+from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
     import onnx
@@ -71,6 +72,7 @@ def tune(
     exhaustive: bool = False,
     again: bool = False,
     measurer: Measurer | None = None,
+    unverified: bool = False,
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> TuneArtefact:
@@ -96,6 +98,7 @@ def tune(
         exhaustive: Measure every composition in full, however long it takes.
         again: Search even if the answer is known.
         measurer: Measures elsewhere, as `repaconv.farm.tuning` does; here when None.
+        unverified: Go on behind a failed verdict, and record it.
         out: Where the result goes; ``tuned/<target>.json`` of the run when None.
         progress: See `Progress`.
 
@@ -114,11 +117,13 @@ def tune(
         )
     run = _run_of(source, settings, progress)
     folded = read_artefact(run.fold_json, FoldArtefact)
+    overridden = runs.require_sound(run, folded, unverified=unverified)
     device = load_target(target)
     threads, batch = threads or device.bench.threads, batch or device.bench.batch
     rounds = rounds or device.bench.rounds
     shapes = shapes_sha256(folded.backbone, folded.config, folded.image_size)
-    path = Path(out) if out else run.folder / TUNED / f"{device.name.replace('/', '_')}.json"
+    path = Path(out) if out else run.folder / TUNED / f"{device.name}.json"
+    require_ours(path, "tune")
     names = sorted(registry.registered(registry.REWRITES) if rewrites is None else rewrites)
     asked = {
         "batch": batch,
@@ -132,7 +137,8 @@ def tune(
     known = _cached(shapes, device, asked)
     if known.is_file() and not again:
         found = read_artefact(known, TuneArtefact).model_copy(update={"note": "known from an earlier search"})
-        write_artefact(path, found)
+        found = found.model_copy(update={"unverified": overridden})
+        put(path, found)
         return with_files(found, [known], [path])
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=run.folder) as scratch:
@@ -179,8 +185,9 @@ def tune(
         seconds=round(time.monotonic() - begin, 1),
         machine=fingerprint(()) if measurer is None else {"cpu": f"a worker of {device.name}"},
     )
-    for place in (known, path):
-        write_artefact(place, found)
+    write_artefact(known, found)
+    found = found.model_copy(update={"unverified": overridden})
+    put(path, found)
     journal.path.unlink(missing_ok=True)
     return with_files(found, [run.model], [path])
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import ExportArtefact, FoldArtefact, Link, VerifyArtefact
+from repaconv.artefact import FoldArtefact, Link, VerifyArtefact
 from repaconv.errors import Refused
-from repaconv.files import read_artefact, write_artefact, write_text
+from repaconv.files import payload_of, read_artefact, write_text
 from repaconv.pipeline.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
 from repaconv.pipeline.common import (
     Progress,
@@ -18,7 +18,10 @@ from repaconv.pipeline.common import (
     silent,
     with_files,
 )
+from repaconv.pipeline.exports import exports_of
 from repaconv.pipeline.inputs import choose_inputs
+from repaconv.replacing import put, require_ours
+from repaconv.variants import dotted
 
 if TYPE_CHECKING:
     from repaconv.proof.data import Inputs
@@ -67,15 +70,18 @@ def verify(
         The artefact; its verdict is failed if any link's is.
     """
     from repaconv.proof import parity, policy
+    from repaconv.proof.curve import drift_svg
     from repaconv.proof.runners import decides
 
     taken = runs.find_run(Path(run) if run else None)
+    target = Path(out) if out else taken.verify_json
+    require_ours(target, "verify")
     folded = read_artefact(taken.fold_json, FoldArtefact)
     policy.require_links([*(rtol or {}), *(atol or {}), *require])
     net = net_of(taken, folded, checkpoint)
     config = net.form.config
-    exports = _exports(taken, folded)
-    pixels = any(exported.preprocessing for exported in exports)
+    exports = exports_of(taken, folded)
+    pixels = any(each.artefact.preprocessing for each in exports)
     given = choose_inputs(
         folded, config, inputs=inputs, images=images, classes=classes, count=count, seed=seed, pixels=pixels
     )
@@ -101,10 +107,15 @@ def verify(
     ]
     links = [_required(link) if link.name in require else link for link in links]
     links.sort(key=lambda link: policy.LINKS.index(link.name))
+    curves = {_curve(target, taken, link): link for link in links if link.location and link.location.drift}
+    require_ours(target, "verify", *curves)
+    for path, link in curves.items():
+        write_text(path, drift_svg(link))
     artefact = VerifyArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict="failed" if any(link.verdict == "failed" for link in links) else "passed",
         unverified=folded.unverified,
+        beside=tuple(payload_of(path, target.parent) for path in curves),
         policy=policy.POLICY,
         inputs=given.name,
         input_shape=given.shape,
@@ -115,27 +126,9 @@ def verify(
         links=tuple(links),
         for_scale=scale,
     )
-    target = Path(out) if out else taken.verify_json
-    write_artefact(target, artefact)
-    curves = _write_curves(taken, links)
+    put(target, artefact)
     took = [net.source, taken.model, *took, *([Path(inputs)] if inputs else [])]
     return with_files(artefact, took, [target, *curves])
-
-
-def _exports(taken: runs.Run, folded: FoldArtefact) -> list[ExportArtefact]:
-    """Those of the run that were made from these weights."""
-    found = []
-    for precision in runs.PRECISIONS:
-        if (path := taken.export_json(precision)).is_file():
-            exported = read_artefact(path, ExportArtefact)
-            if exported.model_sha256 != folded.payload.sha256:
-                raise Refused(
-                    f"{path} was exported from other weights than {taken.model}.",
-                    hint="Run `repaconv export --onnx` again.",
-                    code="artefact.hash",
-                )
-            found.append(exported)
-    return found
 
 
 def _over(given: Inputs, net: Net, steps: Sequence[Step], logits: bool, progress: Progress) -> dict[str, Any]:
@@ -173,6 +166,7 @@ def _judged(step: Step, given: Inputs, net: Net, *, follow: bool) -> Link:
     from repaconv.proof.locate import broken
 
     link = step.meter.link(step.name, REFERENCE, step.candidate, step.note)
+    link = link.model_copy(update={"variant": step.variant})
     lossy = step.meter.tolerance.kind == "lossy"
     if link.verdict == "failed" or lossy or (follow and step.name != "recorded"):
         worst = step.meter.worst
@@ -190,15 +184,7 @@ def _required(link: Link) -> Link:
     return link.model_copy(update={"verdict": "failed", "note": f"required, and not run: {link.note}"})
 
 
-def _write_curves(taken: runs.Run, links: Sequence[Link]) -> list[Path]:
-    from repaconv.proof.curve import drift_svg
-
-    written = []
-    for link in links:
-        path = taken.drift_svg(link.name)
-        if link.location and link.location.drift:
-            write_text(path, drift_svg(link))
-            written.append(path)
-        else:
-            path.unlink(missing_ok=True)
-    return written
+def _curve(target: Path, taken: runs.Run, link: Link) -> Path:
+    """The file of a link's drift, beside the result; under its name where that is not the run's own."""
+    own = "" if target == taken.verify_json else f"{target.stem}."
+    return target.with_name(f"{own}drift-{link.name}{dotted(link.variant)}.svg")

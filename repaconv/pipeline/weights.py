@@ -7,7 +7,7 @@ header's length, the header as JSON, the bytes of the tensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 _NAMES = {"float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
 
 
-def write_weights(path: Path, expected: Mapping[str, Tensor], parts: Iterable[FoldedPart]) -> tuple[TensorInfo, ...]:
+def write_weights(
+    path: Path, expected: Mapping[str, Tensor], parts: Iterable[FoldedPart], described: Callable[[Path], None]
+) -> tuple[TensorInfo, ...]:
     """Write the parts' tensors, floats as float32, atomically; whatever a part raises leaves nothing behind.
 
     Args:
         path: The file.
         expected: The deploy form's state dict, on the meta device.
         parts: float64 tensors by name; together they must be those of ``expected``, no more, no fewer.
+        described: Called with the whole file before it takes its place, so that it is never there without what tells of
+            it for longer than that takes to be written.
 
     Returns:
         Name, shape and dtype of every tensor, by name.
@@ -74,6 +78,7 @@ def write_weights(path: Path, expected: Mapping[str, Tensor], parts: Iterable[Fo
             file.truncate(8 + len(text) + end)
         if left:
             raise _not_the_deploy_form(f"no {min(left)}")
+        described(temporary)
 
     write_with(path, writer)
     return infos

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -37,6 +37,7 @@ class Target(Record):
     """A device: its runtime, what its parser takes, how it is measured.
 
     Attributes:
+        name: What files of it are called after: letters, digits, ``_`` and ``-``.
         runtime: A registered engine's name; ``runtime_version`` is the device's own.
         compute_capability: Of its GPU.
         architecture: Of its processor, as ``platform.machine()`` calls it, where that is what computes.
@@ -52,7 +53,7 @@ class Target(Record):
         variants: The same device with other systems: ``orin-nano@jp5.1``.
     """
 
-    name: str
+    name: str = Field(pattern=r"^[\w-]+(@[\w-]+(\.\d+)*)?$")
     about: str
     runtime: str
     runtime_version: str = ""
@@ -70,7 +71,7 @@ class Target(Record):
     typed_by: Literal["graph", "runtime"] = "graph"
     source: tuple[str, ...] = ()
     bench: BenchDefaults
-    variants: dict[str, Variant] = Field(default={})
+    variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})
 
     def form(self, method: str) -> tuple[str, ...]:
         """Names of the rewrites of a method's default form here."""

@@ -1,0 +1,89 @@
+"""What an export is, and what it and all that is made of it is called in a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Literal
+
+from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Record
+
+USUAL_TARGET, USUAL_FORM, USUAL_PRECISION = "x86-64", "default", "fp32"
+
+
+class Variant(Record):
+    """What tells an export from the others of its run, which lie beside it.
+
+    ``image_size`` is None where the network takes it as it comes: free if it can be, else its own. ``form`` is None
+    where it is the target's own.
+    """
+
+    target: str = USUAL_TARGET
+    form: str | None = None
+    precision: str = USUAL_PRECISION
+    batch: int | Literal["dynamic"] = "dynamic"
+    image_size: ImageSize | None = None
+    preprocessing: bool = False
+
+    @classmethod
+    def of(cls, exported: ExportArtefact, folded: FoldArtefact) -> Variant:
+        """That of an export of this fold."""
+        return cls(
+            target=exported.target,
+            form=cls.form_of(exported.form),
+            precision=exported.precision,
+            batch=exported.batch,
+            image_size=unusual(exported.image_size, folded),
+            preprocessing=exported.preprocessing,
+        )
+
+    @staticmethod
+    def form_of(form: str) -> str | None:
+        """A fold's form as a variant has it."""
+        return None if form == USUAL_FORM else PurePath(form).stem
+
+    @property
+    def full(self) -> str:
+        """Its name with the target always in it, as engines and measurements have it: ``x86-64.int8``."""
+        return ".".join([self.target, *self._unusual()])
+
+    @property
+    def name(self) -> str:
+        """Its name without what is usual, as graphs have it: ``int8``, ``jetson-nano.b1``; empty if all is usual."""
+        return ".".join(self._unusual()) if self.target == USUAL_TARGET else self.full
+
+    def _unusual(self) -> list[str]:
+        form = [] if self.form is None else ["form-" + re.sub(r"[^\w@+-]", "_", self.form)]
+        precision = [] if self.precision == USUAL_PRECISION else [self.precision]
+        batch = [] if self.batch == "dynamic" else [f"b{self.batch}"]
+        size = [] if self.image_size is None else ["x".join(map(str, self.image_size))]
+        return [*form, *precision, *batch, *size, *(["pixels"] if self.preprocessing else [])]
+
+    @property
+    def training(self) -> Variant:
+        """That of the training form beside it, which has neither form nor precision of its own."""
+        return self.model_copy(update={"form": None, "precision": USUAL_PRECISION, "preprocessing": False})
+
+    @property
+    def options(self) -> str:
+        """How `export` is asked for it."""
+        words = ["--onnx", "--target", self.target]
+        words += ["--precision", self.precision] if self.precision != USUAL_PRECISION else []
+        words += ["--batch", str(self.batch)] if self.batch != "dynamic" else []
+        words += ["--image-size", "x".join(map(str, self.image_size))] if self.image_size else []
+        return " ".join([*words, *(["--with-preprocessing"] if self.preprocessing else [])])
+
+
+def unusual(size: ImageSize | Literal["dynamic"], folded: FoldArtefact) -> ImageSize | None:
+    """A size as a variant has it."""
+    return None if size == "dynamic" or size == usual_size(folded) else size
+
+
+def usual_size(folded: FoldArtefact) -> ImageSize | Literal["dynamic"]:
+    """The size of images for which a graph is exported where none is asked for."""
+    return "dynamic" if folded.any_image_size else folded.image_size
+
+
+def dotted(name: str) -> str:
+    """As it stands in a file's name, behind what the file is."""
+    return f".{name}" if name else ""

@@ -1,0 +1,245 @@
+"""A run's folder: exports beside each other, what a failed verdict stops, and files that are none of ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from test_stages import RUN, tree
+
+import repaconv as rc
+from repaconv import runs
+from repaconv.errors import GateFailed, Refused, UsageProblem
+from repaconv.farm import sweep as sweeping
+from repaconv.files import write_artefact
+from repaconv.methods.riformer import METHOD
+from repaconv.pipeline.common import load_target
+from repaconv.pipeline.exports import export_for, target_sha256
+from repaconv.targets.schema import parse
+from repaconv.variants import Variant
+
+# --- exports beside each other ----------------------------------------------------------------------------
+
+
+def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
+    told = {
+        "": Variant(),
+        "int8": Variant(precision="int8"),
+        "jetson-nano": Variant(target="jetson-nano"),
+        "jetson-nano.fp16.b1.224x192.pixels": Variant(
+            target="jetson-nano", precision="fp16", batch=1, image_size=(224, 192), preprocessing=True
+        ),
+        "form-official": Variant(form="official"),
+        "orin-nano@jp5.1.fp16": Variant(target="orin-nano@jp5.1", precision="fp16"),
+    }
+    assert {name: variant.name for name, variant in told.items()} == {name: name for name in told}
+    assert told["int8"].full == "x86-64.int8"
+    assert len({variant.full for variant in told.values()}) == len(told)
+    text = Path(rc.__file__).with_name("targets").joinpath("x86-64.toml").read_text()
+    for name in ("a/b", "../a", "a.fp16", ""):
+        with pytest.raises(UsageProblem, match="name"):
+            parse(text.replace('name = "x86-64"', f'name = "{name}"'), "mine.toml")
+
+
+def test_exports_lie_beside_each_other_and_a_stage_takes_its_own(tiny):
+    rc.fold(tiny)
+    plain, board = rc.export(), rc.export(target="jetson-nano")
+    assert (plain.payload.path, board.payload.path) == ("model.onnx", "model.jetson-nano.onnx")
+    assert (plain.opset, board.opset) == (20, 13)
+    assert rc.build(target="x86-64").onnx_sha256 == plain.payload.sha256
+    with pytest.raises(UsageProblem, match="for arm64 yet; it has x86-64, jetson-nano") as told:
+        rc.bench(target="arm64")
+    assert told.value.hint == "repaconv export --onnx --target arm64"
+    fixed = rc.export(batch=1)
+    built = {rc.build(given, target="x86-64").payload.path for given in (RUN, RUN / fixed.payload.path)}
+    assert built == {"x86-64.onnx", "x86-64.b1.onnx"}
+    assert rc.bench(rounds=2).latencies[0].model == "model.onnx"
+    assert rc.bench(rounds=2, batch=1).latencies[0].model == "model.b1.onnx"
+    assert {path.name for path in (RUN / "bench").iterdir()} == {
+        f"{kind}{variant}"
+        for kind, variant in (
+            *(("x86-64", suffix) for suffix in (".json", ".b1.json")),
+            *(("training", f"{own}.{suffix}") for own in ("", ".b1") for suffix in ("onnx", "json")),
+        )
+    }
+    assert [link.variant for link in rc.verify().links if link.name == "onnx"] == ["", "b1", "jetson-nano"]
+
+
+def test_of_several_exports_that_fit_none_is_guessed_nor_one_for_another_device_of_that_name(tiny):
+    folded, run = rc.fold(tiny), runs.Run(RUN)
+    plain = rc.export()
+
+    def write(batch: int, said: str) -> None:
+        changed = {"target": "arm64", "batch": batch, "variant": f"arm64.b{batch}", "target_sha256": said}
+        write_artefact(run.export_json(f"arm64.b{batch}"), plain.model_copy(update=changed))
+
+    for batch in (2, 3):
+        write(batch, target_sha256(load_target("arm64")))
+    with pytest.raises(UsageProblem, match="several fp32 ONNX models for arm64") as told:
+        export_for(run, folded, "arm64")
+    assert told.value.exit_code == 2
+    assert export_for(run, folded, "arm64", batch=3).artefact.batch == 3
+    write(2, "another opset")
+    assert export_for(run, folded, "arm64").artefact.batch == 3
+    write(3, "another opset")
+    with pytest.raises(UsageProblem, match="yet but for what the target said before"):
+        export_for(run, folded, "arm64")
+
+
+# --- files that are none of ours --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_with_a_life_of_its_own_is_left_alone(tiny, tmp_path, force):
+    for name in ("build/makefile", "bench/figures.csv", "model_v2.onnx", "export_notes.json", "verify.json"):
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(Refused, match="no run's folder"):
+        rc.fold(tiny, out="project", force=force)
+    with pytest.raises(Refused, match="no run's folder"):
+        rc.fold(tiny, out=".", force=force)
+    assert tree(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    assert rc.fold(tiny, out="empty").verdict == "passed"
+
+
+def test_a_stage_removes_and_replaces_what_it_wrote_and_nothing_else(tiny, tmp_path):
+    rc.fold(tiny)
+    rc.export(onnx="deployed.onnx")
+    exported = rc.export(batch=1)
+    rc.verify(drift=True)
+    assert (RUN / "drift-onnx.b1.svg").is_file()
+    mine = {"model_v2.onnx": "mine", "export_notes.json": "{}", "build/x": "mine", "bench/before.json": "{}"}
+    kept = json.dumps({**exported.model_dump(mode="json"), "stage": "bench"})  # a copy of a measurement, under a name
+    for name, text in {**mine, "bench/before.json": kept}.items():
+        (RUN / name).parent.mkdir(exist_ok=True)
+        (RUN / name).write_text(text)
+    (RUN / "model.b1.onnx").write_bytes(b"edited by hand")
+    torch.save({"state_dict": METHOD.example(TINY, seed=9), "args": {"img_size": 32}}, tmp_path / "other.pth")
+    rc.fold("other.pth", out=RUN, force=True)
+    assert set(tree(RUN)) == {"fold.json", "model.safetensors", *mine, "model.b1.onnx"}
+    for given in ({"batch": 1}, {"onnx": "tiny.pth"}, {"onnx": RUN / "model_v2.onnx"}):
+        before = tree(tmp_path)
+        with pytest.raises(UsageProblem, match="is there already"):
+            rc.export(**given)
+        assert tree(tmp_path) == before
+    rc.export(onnx="deployed.onnx")  # an earlier fold's, unchanged
+    rc.export()
+    assert rc.export(onnx="deployed.onnx").payload.path.endswith("deployed.onnx")
+    assert not (RUN / "model.onnx").exists()  # nothing would name it any longer
+
+
+def test_results_go_nowhere_where_something_else_is(tiny, tmp_path, repaconv):
+    rc.fold(tiny)
+    rc.export()
+    Path("notes.json").write_text('{"stage": "bench"}')
+    Path("page.html").write_text("<p>mine</p>")
+    for write in (
+        lambda: rc.verify(out="notes.json"),
+        lambda: rc.bench(out="notes.json", rounds=2),
+        lambda: rc.tune(out="notes.json"),
+        lambda: rc.report(out="page.html"),
+        lambda: rc.report(out="notes.json", format="json"),
+    ):
+        with pytest.raises(UsageProblem, match="is there already"):
+            write()
+    assert repaconv("inspect", tiny, "-o", "notes.json")[0] == 2
+    assert (Path("notes.json").read_text(), Path("page.html").read_text()) == ('{"stage": "bench"}', "<p>mine</p>")
+    for _ in range(2):
+        rc.verify(out="own.json", drift=True)
+        assert repaconv("inspect", tiny, "-o", "seen.json")[0] == 0
+        assert rc.report(paper=False).wrote == (str(RUN / "report.html"),)
+    assert Path("own.drift-onnx.svg").is_file()
+    rc.verify(out="own.json")
+    assert not Path("own.drift-onnx.svg").exists()
+    page = RUN / "report.html"
+    page.write_text(page.read_text().replace("<body", "<body id='mine'"))
+    with pytest.raises(UsageProblem, match="is there already"):
+        rc.report(paper=False)
+
+
+def test_the_demo_keeps_a_checkpoint_that_is_there(tmp_path, repaconv):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "riformer_s12.pth").write_bytes(b"mine")
+    assert repaconv("demo", "-o", "d")[0] == 4
+    assert (tmp_path / "d" / "riformer_s12.pth").read_bytes() == b"mine"
+
+
+# --- what a failed verdict stops --------------------------------------------------------------------------
+
+
+def test_a_failed_verdict_stops_every_later_stage_alike_and_says_the_way_on(tiny):
+    rc.fold(tiny)
+    rc.export()
+    rc.export(target="jetson-nano")
+    assert rc.verify(require=["engine"]).verdict == "failed"
+    stages = (
+        rc.export,
+        lambda **go: rc.build(target="x86-64", **go),
+        lambda **go: rc.bench(rounds=2, **go),
+        lambda **go: rc.bundle(target="jetson-nano", count=1, **go),
+        lambda **go: rc.tune(rounds=2, rewrites=[], **go),
+    )
+    for stage in stages:
+        with pytest.raises(GateFailed, match="failed: engine") as told:
+            stage()
+        assert told.value.code == "verify.failed"
+        assert "without --require" in told.value.hint
+        assert "--unverified" in told.value.hint
+    for stage in stages[1:3]:
+        assert stage(unverified=True).unverified == ("verify failed",)
+    rc.verify()
+    assert rc.build(target="x86-64").unverified == ()
+
+
+def test_a_failed_build_stops_its_measurement(tiny):
+    rc.fold(tiny)
+    rc.export(precision="fp16")
+    built = rc.build(target="x86-64", precision="fp16")
+    assert built.verdict == "failed"
+    engine = RUN / "build" / built.payload.path
+    with pytest.raises(GateFailed):
+        rc.bench(engine, rounds=2, image_size=32)
+    assert rc.bench(engine, rounds=2, image_size=32, unverified=True).unverified == ("build failed",)
+
+
+# --- a sweep ----------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_measures_every_entry_for_itself_and_folds_it_once(tiny, monkeypatch):
+    folds = []
+    monkeypatch.setattr(sweeping, "fold", lambda *given, **more: folds.append(more) or rc.fold(*given, **more))
+    entry = f'[[models]]\ncheckpoint = "{tiny.name}"\n'
+    matrix = f'rounds = 2\ntargets = ["x86-64", "arm64"]\n{entry}{entry}set = {{ image_size = 16 }}\n'
+    Path("m.toml").write_text(matrix)
+    done = sweeping.sweep("m.toml")
+    assert done.verdict == "passed"
+    assert len(folds) == 2
+    results = [json.loads(path.read_text()) for path in Path("repaconv-out/sweep-m/results").iterdir()]
+    sizes = {(each["cell"]["model"], each["cell"]["target"]): each["result"]["image_size"] for each in results}
+    assert sizes == {
+        (name, target): size
+        for name, size in (("tiny", [32, 32]), ("tiny image_size=16", [16, 16]))
+        for target in ("x86-64", "arm64")
+    }
+    assert sweeping.sweep("m.toml").resumed == 4
+    shutil.copy("repaconv-out/sweep-m/sweep.json", "kept.json")
+    Path("repaconv-out/sweep-m/sweep.json").write_text("mine")
+    with pytest.raises(UsageProblem, match="is there already"):
+        sweeping.sweep("m.toml")
+
+
+def test_a_sweep_has_no_figure_of_an_export_that_failed(tiny, monkeypatch):
+    from repaconv.exporters import rules
+
+    monkeypatch.setattr(rules, "violations", lambda *_: ["operator Conv"])
+    Path("m.toml").write_text(f'rounds = 2\n[[models]]\ncheckpoint = "{tiny.name}"\n')
+    done = sweeping.sweep("m.toml")
+    assert done.verdict == "failed"
+    assert "says failed" in done.rows[0].problem

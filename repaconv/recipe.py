@@ -61,9 +61,12 @@ class ExportSection(_Section):
 
 
 class BenchSection(_Section):
-    """What is measured, and how much slower than the baseline it may be; see `repaconv.bench`."""
+    """What is measured, and how much slower than the baseline it may be; see `repaconv.bench`.
 
-    target: str = "x86-64"
+    ``target`` is that of the export where it is left out.
+    """
+
+    target: str | None = None
     threads: int | None = Field(default=None, ge=1)
     batch: int | None = Field(default=None, ge=1)
     rounds: int | None = Field(default=None, ge=10)

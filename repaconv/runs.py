@@ -132,6 +132,12 @@ def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool)
         UsageProblem: If what the fold would replace is not what was written there.
     """
     run = Run(out if out is not None else OUT / checkpoint.stem)
+    if run.folder.resolve() == LATEST.resolve():
+        raise Refused(
+            f"{run.folder} is where the name of the newest run is kept.",
+            hint="Give another -o.",
+            code="run.not-a-folder",
+        )
     if run.folder.exists() and not run.folder.is_dir():
         raise Refused(f"{run.folder} is a file, not a folder.", hint="Give another -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []

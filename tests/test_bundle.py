@@ -181,6 +181,20 @@ def test_a_bundle_is_the_same_bytes_twice_and_a_changed_one_does_not_run(bundled
     assert "input_0.bin is not the file" in done.stderr
 
 
+def test_the_boards_script_leaves_alone_what_is_not_its_own(bundled):
+    made = bundled("10.3", "fp32")
+    on_the_board(RUN / "build" / made.payload.path, "10.3")
+    Path("board/work").mkdir()
+    Path("board/work/thesis.txt").write_text("mine")
+    command = [sys.executable, "run.py", "--trtexec", str(trtexec_of("10.3"))]
+    again = subprocess.run(command, cwd="board", capture_output=True, check=False)
+    assert again.returncode == 0
+    assert Path("board/work/thesis.txt").read_text() == "mine"
+    Path("board/result.tar.gz").write_text("mine")
+    assert subprocess.run(command, cwd="board", capture_output=True, check=False).returncode == 2
+    assert Path("board/result.tar.gz").read_text() == "mine"
+
+
 def test_a_damaged_result_is_refused_and_nothing_is_written(bundled, tmp_path):
     made = bundled("10.3")
     _, result = on_the_board(RUN / "build" / made.payload.path, "10.3")

@@ -87,7 +87,7 @@ def test_what_the_recipe_asks_for_and_is_not_there_is_an_environment_problem(tmp
         'name = "board"\nabout = "a"\nruntime = "tensorrt"\nopset = 17\nprecisions = ["fp32"]\n'
         "[bench]\nthreads = 1\nbatch = 1\nrounds = 10\nwarmup_rounds = 1\n"
     )
-    path = recipe(tmp_path, "[bench]\ntarget = 't.toml'\n")
+    path = recipe(tmp_path, "[export]\ntarget = 't.toml'\n[bench]\n")
     report = rc.gate([path])
     assert report.exit_code == 3
     assert report.recipes[0].checks[-1].code == "runtime.missing"

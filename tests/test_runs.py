@@ -105,6 +105,9 @@ def test_a_folder_with_a_life_of_its_own_is_left_alone(tiny, tmp_path, force):
     with pytest.raises(Refused, match="no run's folder"):
         rc.fold(tiny, out=".", force=force)
     assert tree(tmp_path) == before
+    shutil.copy(tiny, "latest.pth")
+    with pytest.raises(Refused, match="newest run"):
+        rc.fold("latest.pth", force=force)
     (tmp_path / "empty").mkdir()
     assert rc.fold(tiny, out="empty").verdict == "passed"
 

@@ -16,7 +16,7 @@ from repaconv.pipeline.exporting import export
 from repaconv.pipeline.folding import fold_file
 from repaconv.pipeline.measuring import bench
 from repaconv.pipeline.verification import verify
-from repaconv.recipe import BenchSection, Recipe, read_recipe
+from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
 from repaconv.runs import OUT
 from repaconv.toml import Lines, line_of
 
@@ -81,8 +81,8 @@ class _Gate:
         exported = [self._try("export", ("export",), partial(self._export, recipe, kind), kind) for kind in precisions]
         self._try("verify", ("verify",), lambda: self._verify(recipe))
         if recipe.bench and all(exported):
-            section = recipe.bench
-            self._try("bench", ("bench",), lambda: self._bench(section))
+            section, target = recipe.bench, recipe.bench.target or (recipe.export or ExportSection()).target
+            self._try("bench", ("bench",), lambda: self._bench(section, target))
 
     def _try(self, stage: str, keys: tuple[str, ...], work: Callable[[], None], name: str = "") -> bool:
         """Run a stage; whatever a user can mend becomes a check."""
@@ -160,12 +160,12 @@ class _Gate:
         for link in done.links:
             self._link("verify", link)
 
-    def _bench(self, section: BenchSection) -> None:
+    def _bench(self, section: BenchSection, target: str) -> None:
         from repaconv.measure.fingerprint import machine_key
 
         done = bench(
             self.folder,
-            target=self._target(section.target),
+            target=self._target(target),
             threads=section.threads,
             batch=section.batch,
             rounds=section.rounds,

@@ -2,8 +2,8 @@
 """Build, verify and measure on the board: python3 run.py. Needs Python 3.6 and TensorRT's own trtexec, nothing else.
 
 Takes what lies beside it (bundle.json says what), leaves result.tar.gz there, which `repaconv collect` reads on the
-desk. Exit codes: 0 done, 1 the engine does not compute what it should, 3 no trtexec or another TensorRT than the bundle
-is for, 4 the bundle is not as it was made, 5 trtexec failed.
+desk. Exit codes: 0 done, 1 the engine does not compute what it should, 2 something else is where the result would go, 3
+no trtexec or another TensorRT than the bundle is for, 4 the bundle is not as it was made, 5 trtexec failed.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 USUAL = "/usr/src/tensorrt/bin/trtexec"
@@ -44,10 +45,18 @@ def main():
     if not same and not chosen.any_version:
         told = (version or "of unknown version", bundle["runtime_version"], bundle["target"])
         return leave(3, "this trtexec is %s, the bundle is for %s (%s): bundle for this one, or --any-version." % told)
-    work = os.path.join(HERE, "work")
-    shutil.rmtree(work, ignore_errors=True)
-    os.makedirs(work)
-    board = Board(trtexec, said, version, bundle, work)
+    if os.path.exists(chosen.out) and not is_result(chosen.out):
+        return leave(2, "%s is there already and is no result: say another place with -o." % chosen.out)
+    work = tempfile.mkdtemp(prefix="work-", dir=HERE)
+    try:
+        return run(bundle, content, Board(trtexec, said, version, bundle, work), chosen.out)
+    finally:
+        shutil.rmtree(work)  # its own, and nothing else
+
+
+def run(bundle, content, board, out):
+    """Build, verify and measure, pack what came of it, and say whether it is right."""
+    work = board.work
     before = state()
     problem = ""
     try:
@@ -58,7 +67,7 @@ def main():
         problem = "trtexec failed (exit %d) at: %s" % (error.returncode, board.step)
     result = {
         "bundle_sha256": hashlib.sha256(content).hexdigest(),
-        "version": version,
+        "version": board.version,
         "commands": board.commands,
         "problem": problem,
         "board": describe(),
@@ -69,8 +78,8 @@ def main():
     }
     with open(os.path.join(work, "result.json"), "w") as file:
         json.dump(result, file, indent=2, sort_keys=True)
-    pack(work, sorted(result["files"]) + ["result.json"], chosen.out)
-    print("wrote " + chosen.out)
+    pack(work, sorted(result["files"]) + ["result.json"], out)
+    print("wrote " + out)
     if problem:
         return leave(5, problem + "; its words are in the result.")
     error = board.worst()
@@ -84,6 +93,7 @@ class Board:
 
     def __init__(self, trtexec, said, version, bundle, work):
         self.trtexec, self.said, self.bundle, self.work = trtexec, said, bundle, work
+        self.version = version
         self.major = int(version.split(".")[0] or 0)
         self.commands, self.step = [], ""
 
@@ -252,6 +262,15 @@ def pack(folder, names, out):
         for name in names:
             tar.add(os.path.join(folder, name), arcname=name)
     os.replace(out + ".part", out)
+
+
+def is_result(path):
+    """Whether a file is what an earlier run wrote."""
+    try:
+        with tarfile.open(path) as tar:
+            return "result.json" in tar.getnames()
+    except (tarfile.TarError, OSError, EOFError):
+        return False
 
 
 def leave(code, message):

@@ -104,6 +104,9 @@ def test_the_policy_by_precision_and_depth():
     assert tolerance("onnx", usual={"onnx": 1e-4}, rtol={"onnx": 1e-6}).rtol == 1e-6
     alone = tolerance("onnx", atol={"onnx": 0.5})
     assert (alone.rtol, alone.atol) == (None, 0.5)
+    zero = tolerance("onnx", usual={"onnx": 1e-4}, rtol={"onnx": 0.0}, atol={"onnx": 0.0})
+    assert (zero.rtol, zero.atol, zero.noise) == (0.0, 0.0, 0.0)
+    assert tolerance("onnx", rtol={"onnx": 0.0}).rtol == 0.0
     assert all(tolerance(name, decides=True).cosine == 0.9 for name in LOSSY)
     assert tolerance("int8", logits=False).agreement is None
     with pytest.raises(UsageProblem, match="no link 'onx'"):

@@ -93,6 +93,13 @@ def test_a_failed_verdict_stops_and_is_recorded_when_overridden(tiny):
     assert rc.bench(rounds=2, unverified=True).unverified == ("verify failed",)
 
 
+def test_none_at_all_is_not_the_usual_number(tiny):
+    rc.fold(tiny)
+    for stage, name in ((rc.verify, "count"), (rc.export, "batch"), (rc.bench, "threads"), (rc.bench, "rounds")):
+        with pytest.raises(UsageProblem, match=f"{name} is 0"):
+            stage(**{name: 0})
+
+
 def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
     from repaconv.methods import riformer
 

@@ -66,7 +66,7 @@ def bench_on(
         models,
         threads=threads,
         batch=batch,
-        image_size=image_size or known.size,
+        image_size=known.size if image_size is None else image_size,
         rounds=rounds,
         protocol=protocol,
         profile=profile,

@@ -21,7 +21,7 @@ from repaconv.files import (
     write_with,
 )
 from repaconv.pipeline.chain import net_of
-from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
+from repaconv.pipeline.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.pipeline.exports import export_for
 from repaconv.pipeline.inputs import choose_inputs
 from repaconv.replacing import put, require_ours
@@ -88,7 +88,7 @@ def bundle(
     slot = taken.bundle_json(variant.full)
     target_path = Path(out) if out else taken.engine(variant.full, ".tar.gz")
     require_ours(slot, "bundle", target_path)
-    batch = batch or (device.bench.batch if exported.batch == "dynamic" else int(exported.batch))
+    batch = at_least_one("batch", batch, device.bench.batch if exported.batch == "dynamic" else int(exported.batch))
     if exported.batch not in ("dynamic", batch):
         raise UsageProblem(
             f"the model takes {exported.batch} images a call, asked for was {batch}.",

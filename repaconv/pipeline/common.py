@@ -148,6 +148,17 @@ def require_size(backbone: Any, config: Any, height: int, width: int) -> None:
     )
 
 
+def at_least_one(name: str, asked: int | None, usual: int) -> int:
+    """How many, or as many as usual where nothing was asked for.
+
+    Raises:
+        UsageProblem: If none were asked for.
+    """
+    if asked is not None and asked < 1:
+        raise UsageProblem(f"{name} is {asked}.", hint="Give a whole number above zero.", code="usage.count")
+    return usual if asked is None else asked
+
+
 def as_image_size(size: int | ImageSize | None) -> ImageSize | None:
     """A square one from one number."""
     return (size, size) if isinstance(size, int) else size

@@ -16,6 +16,7 @@ from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
     as_image_size,
+    at_least_one,
     load_onnx,
     load_target,
     made_by,
@@ -95,6 +96,8 @@ def export(
         raise UsageProblem(
             f"there is no simplifier {simplifier!r}.", hint=f"Known: auto, {', '.join(TOOLS)}.", code="simplifier"
         )
+    if batch is not None:
+        at_least_one("batch", batch, batch)
     tools = TOOLS if simplifier == "auto" else (simplifier,)
     taken = runs.find_run(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
@@ -227,7 +230,7 @@ def _typed(
     from repaconv.proof.runners import FixedBatch, decides
     from repaconv.proof.traces import OnnxTrace
 
-    step = batch or 8
+    step = 8 if batch is None else batch
     pieces = [piece.images for piece in given.batches(step) if batch is None or len(piece.images) == batch]
     progress(f"to {precision}", 0, 0)
     typed, kept = in_precision(model, precision, pieces, symmetric=symmetric)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.artefact import FoldArtefact, ImageSize
 from repaconv.errors import UsageProblem
+from repaconv.pipeline.common import at_least_one
 
 if TYPE_CHECKING:
     from repaconv.proof.data import Inputs
@@ -44,7 +45,8 @@ def choose_inputs(
 
     if inputs and images:
         raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
-    size = size or folded.image_size
+    size = folded.image_size if size is None else size
+    number = at_least_one("count", count, data.RANDOM_IMAGES)
     wanted = folded.preprocessing
     if inputs:
         return data.npz_inputs(Path(inputs), config.in_channels)
@@ -65,7 +67,7 @@ def choose_inputs(
             class_names=Path(classes) if classes else None,
             limit=count,
         )
-    shape, number = (config.in_channels, *size), count or data.RANDOM_IMAGES
+    shape = (config.in_channels, *size)
     if pixels:
         return data.random_pixels(shape, wanted, count=number, seed=seed)
     return data.random_inputs(shape, count=number, seed=seed)

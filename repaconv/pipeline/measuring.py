@@ -22,6 +22,7 @@ from repaconv.pipeline.chain import built_as, load_engine
 from repaconv.pipeline.common import (
     Progress,
     as_image_size,
+    at_least_one,
     load_target,
     made_by,
     silent,
@@ -95,8 +96,8 @@ def bench(
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
     named = paper(protocol)
-    threads = threads or named.threads or device.bench.threads
-    rounds = rounds or named.rounds or device.bench.rounds
+    threads = at_least_one("threads", threads, named.threads or device.bench.threads)
+    rounds = at_least_one("rounds", rounds, named.rounds or device.bench.rounds)
     warmup_rounds = device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds
     bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
@@ -108,7 +109,9 @@ def bench(
     target_path = Path(out) if out else run.bench_json(variant) if run else None
     if target_path:
         require_ours(target_path, "bench", *([target_path.with_suffix(".profile.svg")] if profile else []))
-    batch = batch or named.images(device.bench.batch, lambda: memory_an_image(subjects, engine, threads, size))
+    if batch is None:
+        batch = named.images(device.bench.batch, lambda: memory_an_image(subjects, engine, threads, size))
+    batch = at_least_one("batch", batch, 1)
 
     with pinned(threads) as cores:
         sessions: dict[str, OrtSession] = {}

@@ -27,6 +27,7 @@ from repaconv.forms.choice import chosen
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
+    at_least_one,
     load_onnx,
     load_target,
     made_by,
@@ -119,8 +120,9 @@ def tune(
     folded = read_artefact(run.fold_json, FoldArtefact)
     overridden = runs.require_sound(run, folded, unverified=unverified)
     device = load_target(target)
-    threads, batch = threads or device.bench.threads, batch or device.bench.batch
-    rounds = rounds or device.bench.rounds
+    threads = at_least_one("threads", threads, device.bench.threads)
+    batch = at_least_one("batch", batch, device.bench.batch)
+    rounds = at_least_one("rounds", rounds, device.bench.rounds)
     shapes = shapes_sha256(folded.backbone, folded.config, folded.image_size)
     path = Path(out) if out else run.folder / TUNED / f"{device.name}.json"
     require_ours(path, "tune")

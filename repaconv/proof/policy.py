@@ -71,8 +71,9 @@ def tolerance(
     require_links([link, *(rtol or {}), *(atol or {})])
     given_rtol, given_atol = (rtol or {}).get(link), (atol or {}).get(link)
     if link in EXACT:
-        alone = given_atol is not None and given_rtol is None
-        relative = None if alone else given_rtol or {**exact_rtols(), **(usual or {})}[link]
+        relative = given_rtol
+        if given_rtol is None and given_atol is None:
+            relative = {**exact_rtols(), **(usual or {})}[link]
         return Tolerance(kind="exact", rtol=relative, atol=given_atol, noise=2 * (relative or 0.0))
     if given_rtol is not None or given_atol is not None:
         raise UsageProblem(

@@ -88,7 +88,9 @@ class Preprocessing(Record):
 class FoldStep(Record):
     """One row of the fold certificate: what went where, and the float64 difference it makes.
 
-    ``max_rel_error`` is max|folded - training| / max|training| of the module's output on random input.
+    ``max_rel_error`` is max|folded - training| / max|training| of the module's output on random input, or of its
+    weights where those alone change. ``allowed`` is what this step alone may differ by; where that is not the
+    policy's, ``reason`` says why. A method leaves it None for the policy's.
     """
 
     module: str
@@ -96,6 +98,8 @@ class FoldStep(Record):
     left: tuple[str, ...] = ()
     equation: str = ""
     max_rel_error: float
+    allowed: float | None = None
+    reason: str = ""
 
 
 class Change(Record):

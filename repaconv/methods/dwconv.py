@@ -13,7 +13,8 @@ A net trained that way, in the layout dwconv-v1, holds for each block one of
 What folds, exactly: a hard gate to its choice, the other side's weights dropped; the ensemble to one head; shared
 kernels to channels; norm1's affine into qkv or v, which stand before the padding; biases behind the convolution into
 proj; LayerScale into proj; the scores' divisor into q. A full convolution becomes a pointwise and a depthwise one where
-each output channel's kernel is a product of the two (its float32 storage leaves 1e-8); where not, W^O goes into it.
+each output channel's kernel is exactly a product of the two; where not, W^O goes into it. A product that was stored in
+float32 is none any more, by 6e-8: it is taken for one where that is asked for, in a row of its own of the certificate.
 
 What does not: v's bias may not move behind the zero-padded convolution (it would count outside the image), nor norm1's
 shift into a full convolution, for the same reason. SPViT is not the special case that the paper calls it: its code has
@@ -33,12 +34,13 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.affine import Affine
-from repaconv.artefact import Fact
+from repaconv.artefact import Fact, FoldStep
 from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, FullConvSpec, ScatteredSpec, to_grid, to_tokens
 from repaconv.backbones.tokens import AttentionSpec, LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, MixerSpec, ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
+from repaconv.methods.certificate import max_rel_error
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import (
     BlockTraits,
@@ -64,8 +66,8 @@ from repaconv.methods.preprocessing import preprocessing_of
 from repaconv.methods.reading import Knobs, natural, one_of
 
 FORMAT = "dwconv-v1"
-SEPARABLE = 1e-6
-"""Up to this s2 / s1 a full convolution's channel is a product stored in float32 (2e-8); 0.09 at 10% of noise."""
+SEPARABLE = {"auto": 1e-12, "refactor": 1e-7, "keep": -1.0}
+"""How far from a product a kernel may be to be taken for one: float64's rounding, or if asked float32's (6e-8)."""
 
 Kind = Literal["attention", "depthwise", "ensembled", "full"]
 
@@ -261,8 +263,7 @@ def _fold_full(block: Mapping[str, Tensor], mixer: Mixer, norm: Affine, proj: Af
     if separate:
         pointwise, kernels = factors(weight)
         tensors = _convolution(Affine.linear(pointwise) @ norm, kernels, bias, proj, pointwise=True)
-        told = ("full convolution -> pointwise and depthwise: every channel's kernel is a product",)
-        return FoldedMixer(DepthwiseSpec(mixer.kernel), tensors, told)
+        return FoldedMixer(DepthwiseSpec(mixer.kernel), tensors, ())
     composed = torch.einsum("oc,cikl->oikl", proj.weight, weight)
     tensors = {"attn.conv.weight": composed, "attn.conv.bias": proj.weight @ shift + proj.bias}
     return FoldedMixer(FullConvSpec(mixer.kernel), tensors, ("W^O -> the full convolution",), keeps_norm=True)
@@ -275,10 +276,15 @@ def factors(weight: Tensor) -> tuple[Tensor, Tensor]:
     return u[:, :, 0] * root, (v[:, 0] * root).view(len(weight), 1, *weight.shape[2:])
 
 
-def separability(weight: Tensor) -> float:
-    """The largest s2 / s1 over output channels of a full convolution; 0 if all of them separate."""
-    s = torch.linalg.svdvals(weight.double().flatten(2))
-    return float((s[:, 1] / s[:, 0].clamp(min=torch.finfo(torch.float64).tiny)).max()) if s.shape[1] > 1 else 0.0
+def separated(weight: Tensor) -> tuple[Tensor, float]:
+    """The product [c, d, k, k] in float64 next to a full convolution's kernel, and how far the kernel is from it.
+
+    That is max|kernel - product| / max|kernel| of the output channel where it is largest.
+    """
+    weight = weight.double()
+    pointwise, kernels = factors(weight)
+    product = pointwise[:, :, None, None] * kernels
+    return product, max(map(max_rel_error, product, weight))
 
 
 def _convolution(
@@ -311,6 +317,14 @@ class ConvBlock:
     hidden: int
     swiglu: bool
     separate: bool
+    """Whether a full convolution becomes a pointwise and a depthwise one."""
+    error: float = 0.0
+    """What that changes of its kernel; see `separated`."""
+
+    @property
+    def rounded(self) -> bool:
+        """Whether its kernel is a product only to the rounding of its storage."""
+        return self.separate and self.error > SEPARABLE["auto"]
 
 
 @dataclass(frozen=True)
@@ -377,18 +391,18 @@ class DwConv:
         knobs.done()
         tensors.pop("gate.weight", None)
         scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
-        separated = any(block.separate for block in blocks)
+        rounded = sum(block.rounded for block in blocks)
         form = DwConvForm(
             backbone="vit",
             config=ViTConfig(**sizes, blocks=tuple(_spec(block, sizes["width"]) for block in blocks)),
             tensors=tensors,
             names=names,
-            facts=(*knobs.facts, *_block_facts(blocks, tensors), *unused),
+            facts=(*knobs.facts, *_block_facts(blocks), *unused),
             preprocessing=preprocessing,
             deployed=False,
             applied=("layer scale",) if scaled else (),
-            # a product stored in float32 separates to its rounding
-            tolerances={"fold": 1e-7} if separated else {},
+            # of the whole net, end to end; the certificate has the changed kernels in rows of their own
+            tolerances={"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {},
             blocks=blocks,
         )
         with torch.device("meta"):
@@ -428,6 +442,9 @@ class DwConv:
         for index, part in enumerate(form.blocks):
             prefix, traits = f"blocks.{index}.", part.traits
             block = in_float64(block_tensors(form.tensors, prefix))
+            if part.separate:
+                block["attn.conv.weight"], _ = separated(block["attn.conv.weight"])
+                yield FoldedPart({}, _separation(f"{prefix}attn.conv", part))
             norm1, norm2 = traits.norm1.affine(block, "norm1", width), traits.norm2.affine(block, "norm2", width)
             scale1, scale2 = scale_affine(block, "ls1", width), scale_affine(block, "ls2", width)
             mixer = fold_mixer(block, part.mixer, width, norm1, scale1, separate=part.separate)
@@ -550,14 +567,14 @@ def _read_block(
         if swiglu
         else weight_of(tensors, f"{prefix}mlp.fc1.weight", 2).shape[0]
     )
-    traits, separate = BlockTraits.read(block, sizes["norm_eps"]), False
+    traits, separate, error = BlockTraits.read(block, sizes["norm_eps"]), False, 0.0
     if mixer.kind == "full":
-        ratio = separability(block["attn.conv.weight"])
-        separate = ratio <= SEPARABLE and refactor != "keep"
+        _, error = separated(block["attn.conv.weight"])
+        separate = error <= SEPARABLE[refactor]
         if refactor == "refactor" and not separate:
             raise Refused(
-                f"{prefix}attn.conv does not separate into a pointwise and a depthwise convolution: the second "
-                f"singular value of some channel is {ratio:.1e} of the first.",
+                f"{prefix}attn.conv does not separate into a pointwise and a depthwise convolution: its kernel is "
+                f"{error:.1e} from a product of the two.",
                 hint="Leave --set full_conv=refactor out to keep it as a full convolution.",
                 code="dwconv.not-separable",
             )
@@ -567,7 +584,7 @@ def _read_block(
                 hint="Such a block is not known to fold.",
                 code="dwconv.batchnorm",
             )
-    return ConvBlock(mixer, traits, hidden, swiglu, separate)
+    return ConvBlock(mixer, traits, hidden, swiglu, separate, error)
 
 
 def _read_mixer(
@@ -671,7 +688,23 @@ def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...], arch:
         )
 
 
-def _block_facts(blocks: tuple[ConvBlock, ...], tensors: Mapping[str, Tensor]) -> list[Fact]:
+def _separation(module: str, part: ConvBlock) -> FoldStep:
+    """The certificate's row for a full convolution that became two."""
+    told = ("full convolution -> pointwise and depthwise: every channel's kernel is a product",)
+    if not part.rounded:
+        return FoldStep(module=module, folded=told, equation="eqs. 9-10", max_rel_error=part.error)
+    why = "full_conv=refactor: a product stored in float32, to its rounding"
+    return FoldStep(
+        module=module,
+        folded=told,
+        equation="eqs. 9-10",
+        max_rel_error=part.error,
+        allowed=SEPARABLE["refactor"],
+        reason=why,
+    )
+
+
+def _block_facts(blocks: tuple[ConvBlock, ...]) -> list[Fact]:
     kinds = [f"{sum(b.mixer.conv)} of {b.mixer.heads} heads convolve" if b.mixer.kind == "depthwise" else b.mixer.kind
              for b in blocks]  # fmt: skip
     facts = [
@@ -680,9 +713,11 @@ def _block_facts(blocks: tuple[ConvBlock, ...], tensors: Mapping[str, Tensor]) -
     ]
     for index, block in enumerate(blocks):
         if block.mixer.kind == "full":
-            ratio = separability(tensors[f"blocks.{index}.attn.conv.weight"])
             what = "pointwise and depthwise" if block.separate else "kept as a full convolution"
-            facts.append(Fact(name=f"blocks.{index}.attn.conv", value=what, source=f"s2 / s1 up to {ratio:.0e}"))
+            source = f"its kernel is {block.error:.1e} from a product of the two"
+            if not block.separate and block.error <= SEPARABLE["refactor"]:
+                source += ", as one stored in float32 is: --set full_conv=refactor takes it for one"
+            facts.append(Fact(name=f"blocks.{index}.attn.conv", value=what, source=source))
     return facts
 
 

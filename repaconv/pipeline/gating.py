@@ -120,6 +120,7 @@ class _Gate:
         steps = done.certificate
         largest = max((step.max_rel_error for step in steps), default=0.0)
         message = f"{len(steps)} parts of {done.method} folded, each within {largest:.1e} (float64)"
+        message += "".join(f"; {step.module}: {step.reason}" for step in steps if step.reason)
         self._note("fold", "certificate", "passed", message, ("checkpoint",))
 
     def _export(self, recipe: Recipe, precision: str) -> None:

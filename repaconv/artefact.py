@@ -37,12 +37,16 @@ class Record(BaseModel):
 
 
 class Fact(Record):
-    """A value used about a checkpoint, where it comes from and what speaks against it."""
+    """A value used about a checkpoint, where it comes from and what speaks against it.
+
+    ``overrules``: it is the user's, and the file or its weights say otherwise.
+    """
 
     name: str
     value: Any
     source: str
     against: str = ""
+    overrules: bool = False
 
 
 class Payload(Record):
@@ -226,9 +230,9 @@ class Link(Record):
 class Artefact(Record):
     """What all stages share.
 
-    ``unverified`` names the failed proofs that were overridden. ``beside`` are the files that this stage wrote besides
-    its payload; of a fold, what exports of an earlier one wrote outside the run. ``took`` and ``wrote`` are the files
-    of this call; they are told to the caller and not stored.
+    ``unverified`` names the failed proofs that were overridden, and the settings that overrule the checkpoint.
+    ``beside`` are the files that this stage wrote besides its payload; of a fold, what exports of an earlier one wrote
+    outside the run. ``took`` and ``wrote`` are the files of this call; they are told to the caller and not stored.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -332,7 +336,8 @@ class FoldArtefact(Artefact):
 
     ``applied`` names all that was folded: the method, and what the checkpoint carried besides (LoRA, LayerScale).
     ``form`` is how it will be written, by name, ``rewrites`` that in full; None leaves it to the target of the export.
-    ``tolerances`` are those of the links that this net cannot hold at the policy's.
+    ``tolerances`` are those of the links that this net cannot hold at the policy's. ``claims`` are the accuracies that
+    the checkpoint's own record has.
     """
 
     stage: str = "fold"
@@ -345,6 +350,7 @@ class FoldArtefact(Artefact):
     form: str
     rewrites: tuple[str, ...] | None = None
     facts: tuple[Fact, ...]
+    claims: tuple[Fact, ...] = ()
     preprocessing: Preprocessing
     image_size: ImageSize
     any_image_size: bool
@@ -385,7 +391,8 @@ class OnnxFoldArtefact(Artefact):
 class VerifyArtefact(Artefact):
     """The links of the chain over one set of inputs; ``for_scale`` is measured and not judged.
 
-    ``required`` are the links that must have been run.
+    ``required`` are the links that must have been run. ``claims`` are the accuracies in the checkpoint's own record, to
+    stand beside those of the links.
     """
 
     stage: str = "verify"
@@ -396,6 +403,7 @@ class VerifyArtefact(Artefact):
     required: tuple[str, ...] = ()
     labels: str = ""
     preprocessing: str = ""
+    claims: tuple[Fact, ...] = ()
     links: tuple[Link, ...]
     for_scale: dict[str, Metrics]
 

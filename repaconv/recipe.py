@@ -75,10 +75,14 @@ class BenchSection(_Section):
 
 
 class Recipe(_Section):
-    """One checkpoint's way. Paths are relative to the recipe's folder."""
+    """One checkpoint's way. Paths are relative to the recipe's folder.
+
+    ``force`` takes settings that contradict the checkpoint; the gate then says so.
+    """
 
     checkpoint: str
     method: str = "auto"
+    force: bool = False
     weights: str | None = None
     out: str | None = None
     form: str = "default"

@@ -265,8 +265,12 @@ def test_a_wrong_claim_is_refused_wherever_it_stands():
         with pytest.raises(Refused) as caught:
             rc.fold(save(weights, **beside), settings=settings)
         assert caught.value.code == "repavit.idle-ratio"
-    # a truth that the user gives against args stands, and the fact says what args say
-    folded = rc.fold(save(weights, args={"idle_ratio": 0.5}), settings={**HEADS, "idle_ratio": "0.75"})
+    # a truth that the user gives against args is taken where that is asked for, and stated
+    path, given = save(weights, args={"idle_ratio": 0.5}), {**HEADS, "idle_ratio": "0.75"}
+    with pytest.raises(Refused, match=r"args says 0\.5"):
+        rc.fold(path, settings=given)
+    folded = rc.fold(path, settings=given, force=True)
+    assert len(folded.unverified) == 1
     assert next(fact for fact in folded.facts if fact.name == "idle_ratio").against == "args says 0.5"
 
 

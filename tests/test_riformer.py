@@ -112,7 +112,7 @@ def test_the_wrong_norm_fails_against_the_recorded_output():
 def test_a_setting_against_the_file_says_so():
     weights = METHOD.example(TINY, seed=7)
     text = "model = dict(backbone=dict(type='RIFormer', norm_cfg=dict(type='GN', num_groups=1, eps=1e-6)))"
-    folded = rc.fold(save(weights, meta={"cfg": text}), settings={"eps": "1e-4"})
+    folded = rc.fold(save(weights, meta={"cfg": text}), settings={"eps": "1e-4"}, force=True)
     assert next(fact for fact in folded.facts if fact.name == "eps").against == "meta.cfg says 1e-06"
     for settings in ({"esp": "1e-4"}, {"eps": "big"}, {"eps": "2"}, {"norm": "BN"}, {"image_size": "0"}):
         with pytest.raises(UsageProblem):

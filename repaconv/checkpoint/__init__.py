@@ -1,5 +1,6 @@
 """Reading checkpoints: containers, weight sets, names. Nothing in a file is ever run."""
 
+from repaconv.checkpoint.claims import claimed_accuracy as claimed_accuracy
 from repaconv.checkpoint.containers import drop_pages as drop_pages
 from repaconv.checkpoint.facts import require_exact as require_exact
 from repaconv.checkpoint.facts import require_sound as require_sound

@@ -200,7 +200,12 @@ def _record(value: Any, taken: set[str]) -> dict[str, Any]:
 
 
 def plain(value: Any, depth: int = 6) -> Any:
-    """Numbers, strings and containers of them; an argparse.Namespace as a dict; None for the rest."""
+    """Numbers, strings and containers of them; an argparse.Namespace as a dict; None for the rest.
+
+    A tensor of one number is that number: some trainers write their best accuracy so.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return plain(value.item(), depth)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if depth == 0:

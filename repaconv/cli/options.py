@@ -78,4 +78,5 @@ def finish(
     else:
         render.files(getattr(done, "took", ()), getattr(done, "wrote", ()), quiet=quiet)
         show(done)
+        render.overridden(getattr(done, "unverified", ()))
     raise typer.Exit(code)

@@ -113,6 +113,12 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
             console.print(f"[dim]{verb:>5}[/] {_plain(_short(name))}")
 
 
+def overridden(unverified: Iterable[str]) -> None:
+    """What was not proved, or contradicts the checkpoint, and was taken all the same."""
+    for told in unverified:
+        out().print(f"[bold yellow]taken all the same:[/] {_plain(told)}")
+
+
 def file_inspection(seen: FileInspection) -> None:
     """What a graph or an engine says of itself."""
     table = _table("", "", "source")
@@ -203,6 +209,9 @@ def verification(done: VerifyArtefact) -> None:
     """Every link with its verdict, what labels say, and where a link fails."""
     out().print(_links(done.links, for_scale=done.for_scale))
     _print_accuracies(done.links)
+    if any(link.accuracy for link in done.links):
+        for claim in done.claims:
+            out().print(f"claimed: accuracy {claim.value:.2%} by {_plain(claim.source)}")
     _print_locations(done.links)
     if done.preprocessing:
         out().print(f"[dim]images: {_plain(done.preprocessing)}[/]")

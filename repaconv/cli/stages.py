@@ -79,7 +79,10 @@ def fold(
             help="The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another checkpoint's run; nothing else.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace another checkpoint's run; take settings that contradict the checkpoint."),
+    ] = False,
     allow_deployed: Annotated[
         bool, typer.Option("--allow-deployed", help="Take a checkpoint in the official deploy form.")
     ] = False,

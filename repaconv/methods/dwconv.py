@@ -519,17 +519,16 @@ def _read_gates(
             hint="The file mixes two nets, or the number of heads is another (--set num_heads=N).",
             code="checkpoint.shape",
         )
-    mode, why = said.get("mode"), "the metadata does not tell {}, and the gates do not show it"
-    if mode is None:
-        mode = knobs.need("gate_mode", one_of("hard-topk", "soft"), "hard-topk", why.format("how the gates choose"))
+    why = "the metadata does not tell {}, and the gates do not show it"
+    modes, how = one_of("hard-topk", "soft"), why.format("how the gates choose")
+    mode = knobs.need("gate_mode", modes, "hard-topk", how, said.get("mode"), "meta.gate")
     if mode != "hard-topk":
         raise Refused(
             f"the gates are {mode}: both sides still count, and neither can go.",
             hint="Finish the training with hard gates (hard-topk).",
             code="dwconv.soft-gates",
         )
-    count = said.get("p")
-    p = knobs.need("gate_p", natural, "12", why.format("how many take the convolution")) if count is None else count
+    p = knobs.need("gate_p", natural, "12", why.format("how many take the convolution"), said.get("p"), "meta.gate")
     if not isinstance(p, int) or isinstance(p, bool) or not 0 <= p <= gate.numel():
         raise Refused(
             f"meta.gate.p is {p!r} where there are {gate.numel()} gates.",

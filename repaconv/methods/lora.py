@@ -308,12 +308,11 @@ def _scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int]) -> dict[int, 
     config, where = _config(checkpoint)
     _require_uniform(config, where, ranks)
     said = config.get("lora_alpha")
-    if isinstance(said, (int, float)) and not isinstance(said, bool):
-        alpha = knobs.take("lora_alpha", _finite, float(said), float(said), where)
-    else:
-        alpha = knobs.need("lora_alpha", _finite, "16", "no tensor tells the alpha that LoRA's scale alpha / r needs")
-    stabilised = "yes" if config.get("use_rslora") else "no"
-    rslora = knobs.take("lora_rslora", one_of("yes", "no"), stabilised, stabilised if config else None, where)
+    found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
+    why = "no tensor tells the alpha that LoRA's scale alpha / r needs"
+    alpha = knobs.need("lora_alpha", _finite, "16", why, found, where)
+    told = ("yes" if config["use_rslora"] else "no") if "use_rslora" in config else None
+    rslora = knobs.take("lora_rslora", one_of("yes", "no"), "no", told, where)
     return {rank: alpha / (math.sqrt(rank) if rslora == "yes" else rank) for rank in ranks}
 
 

@@ -500,9 +500,7 @@ _BRANCH = re.compile(r"^(?:blocks\.(?:\d+\.)?(\d+))\.(?:attn|mlp)\.branches\.\d+
 
 def _taken(knobs: Knobs, name: str, parse: Any, said: Any, where: str, example: str) -> Any:
     """A value of the metadata; the user must give what it leaves out."""
-    if said is not None:
-        return knobs.take(name, parse, said, said, where)
-    return knobs.need(name, parse, example, f"the metadata does not tell {name}, and no tensor does")
+    return knobs.need(name, parse, example, f"the metadata does not tell {name}, and no tensor does", said, where)
 
 
 def _mapping(meta: Any, key: str) -> Mapping[str, Any]:
@@ -547,10 +545,9 @@ def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Kn
             code="nondeep.lambda",
         )
     found = float(told) if isinstance(told, (int, float)) else stored
-    if found is None:
-        return Join(value, scale, knobs.need("lambda", float, "1.0", "neither metadata nor weights tell lambda"))
-    knobs.facts.append(Fact(name="lambda", value=found, source="meta.join" if told is not None else "join_lambda"))
-    return Join(value, scale, found)
+    source = "meta.join" if told is not None else "join_lambda"
+    why = "neither metadata nor weights tell lambda"
+    return Join(value, scale, knobs.need("lambda", float, "1.0", why, found, source))
 
 
 def _read_blocks(tensors: Mapping[str, Tensor], arch: Mapping[str, Any], eps: float) -> tuple[BranchBlock, ...]:

@@ -144,9 +144,9 @@ def read_skeleton(
     width, channels, patch = kernel.shape[0], kernel.shape[1], kernel.shape[2]
     tokens = tuple(name for name in ("cls_token", "dist_token") if name in tensors)
     registers = tensors["register_tokens"].shape[1] if "register_tokens" in tensors else 0
-    if (trained := knobs.maybe("trained_size", parse_image_size)) is not None:
-        said, where = {**said, "img_size": trained}, "--set trained_size"
-    image_size, prefix_positions = _grid(tensors, patch, len(tokens), said, where)
+    trained = knobs.asked("trained_size", parse_image_size, _said_size(said), where)
+    size, place = (_said_size(said), where) if trained is None else (trained, "--set trained_size")
+    image_size, prefix_positions = _grid(tensors, patch, len(tokens), size, place)
     if resize is not None:
         kept = len(tokens) if prefix_positions else 0
         image_size = _resized(tensors, knobs, image_size, patch, kept, resize)
@@ -178,7 +178,8 @@ def read_skeleton(
         **({"representation": representation} if representation else {}),
     }
     knobs.facts += [Fact(name=name, value=value, source="keys and shapes") for name, value in sizes.items()]
-    pool = knobs.take("pool", one_of("token", "distilled", "avg", "none"), found, found, source)
+    proved = source == where or default_pool == "distilled"
+    pool = knobs.take("pool", one_of("token", "distilled", "avg", "none"), found, found, source, free=not proved)
     return {
         **sizes,
         "pool": pool,
@@ -190,17 +191,24 @@ def read_skeleton(
     }
 
 
-def _grid(
-    tensors: Mapping[str, Tensor], patch: int, prefix: int, said: Mapping[str, Any], where: str
-) -> tuple[tuple[int, int], bool]:
-    """(height, width) in pixels, and whether the tokens before the patches have positions."""
-    rows = weight_of(tensors, "pos_embed", 3).shape[1]
+def _said_size(said: Mapping[str, Any]) -> ImageSize | None:
+    """``img_size`` as (height, width); None if it is not said, or is no size."""
     size = said.get("img_size")
     size = (size, size) if isinstance(size, int) else size
     if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return int(size[0]), int(size[1])
+    return None
+
+
+def _grid(
+    tensors: Mapping[str, Tensor], patch: int, prefix: int, size: ImageSize | None, where: str
+) -> tuple[ImageSize, bool]:
+    """(height, width) in pixels, and whether the tokens before the patches have positions."""
+    rows = weight_of(tensors, "pos_embed", 3).shape[1]
+    if size is not None:
         count = (size[0] // patch) * (size[1] // patch)
         if rows - count in (0, prefix):
-            return (int(size[0]), int(size[1])), prefix > 0 and rows - count == prefix
+            return size, prefix > 0 and rows - count == prefix
         raise Refused(
             f"{where} says images of {size[0]} x {size[1]} pixels, that is {count} patches; pos_embed has {rows} rows.",
             hint="One of the two was changed after training.",
@@ -225,7 +233,7 @@ def _resized(
     Raises:
         Refused: If the patches do not divide it.
     """
-    asked = knobs.maybe("image_size", parse_image_size)
+    asked = knobs.asked("image_size", parse_image_size)
     if asked is None or asked == trained:
         return trained
     if asked[0] % patch or asked[1] % patch:
@@ -234,7 +242,8 @@ def _resized(
             hint="Give a size whose sides are multiples of the patch.",
             code="vit.image-size",
         )
-    way = knobs.take("pos_resize", one_of(*WAYS), default_way, default_way, "the way of the model's own code")
+    usual = "the way of the model's own code"
+    way = knobs.take("pos_resize", one_of(*WAYS), default_way, default_way, usual, free=True)
     grids = [(size[0] // patch, size[1] // patch) for size in (trained, asked)]
     knobs.facts.append(
         Fact(name="pos_embed", value=f"{grids[0]} to {grids[1]} patches", source="resampled for --set image_size")
@@ -258,7 +267,7 @@ def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: st
         heads = knobs.take("num_heads", positive, said, said, where)
     elif default:
         source = f"width {width} and depth {depth}, as in the published models"
-        heads = knobs.take("num_heads", positive, default, default, source)
+        heads = knobs.take("num_heads", positive, default, default, source, free=True)
     else:
         heads = knobs.need("num_heads", positive, "3", f"no tensor tells how {width} channels are split into heads")
     if width % heads:

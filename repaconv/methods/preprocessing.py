@@ -31,12 +31,13 @@ def preprocessing_of(
     assert isinstance(args, Mapping)
     image_size = _image_size(args, config, knobs, fixed)
     found, source = _of_file(args, config, image_size)
+    told = found if source in ("args", "meta.cfg") else {}
     asked = {
-        "mean": knobs.maybe("mean", _numbers),
-        "std": knobs.maybe("std", _numbers),
-        "resize_edge": knobs.maybe("resize_edge", positive),
-        "interpolation": knobs.maybe("interpolation", one_of(*INTERPOLATIONS)),
-        "channel_order": knobs.maybe("channel_order", one_of("RGB", "BGR")),
+        "mean": knobs.asked("mean", _numbers, told.get("mean"), source),
+        "std": knobs.asked("std", _numbers, told.get("std"), source),
+        "resize_edge": knobs.asked("resize_edge", positive),
+        "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
+        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), told.get("channel_order"), source),
     }
     given = {name: value for name, value in asked.items() if value is not None}
     source = f"--set {', '.join(given)}; else {source}" if given else source
@@ -49,8 +50,8 @@ def _image_size(args: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs
         pipeline = config.get("test_pipeline")
         size, source = _number((find_typed(pipeline, "CenterCrop") or {}).get("crop_size")), "meta.cfg"
     if fixed is None:
-        return knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source)
-    if (asked := knobs.maybe("image_size", parse_image_size)) in (None, fixed):
+        return knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source, free=True)
+    if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
         return fixed
     raise Refused(
         f"this network is for images of {fixed[0]} x {fixed[1]} pixels, not of {asked}.",

@@ -406,7 +406,7 @@ def _read_schedule(
     for index in range(depth):
         if f"blocks.{index}.pyra_a" in tensors:
             rows[index] = weight_of(tensors, f"blocks.{index}.pyra_a", 2).shape[0]
-    asked = knobs.maybe("schedule", lambda text: parse_schedule(text, depth, patches, shape))
+    asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, patches, shape))
     if rows:
         schedule = tuple(rows.get(index, 0) for index in range(depth))
         if asked is not None and asked != schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,8 +27,20 @@ class Knobs:
         self._known: list[str] = []
         self.facts: list[Fact] = []
 
-    def take(self, name: str, parse: Callable[[str], T], default: T, found: T | None = None, source: str = "") -> T:
+    def take(
+        self,
+        name: str,
+        parse: Callable[[str], T],
+        default: T,
+        found: T | None = None,
+        source: str = "",
+        *,
+        free: bool = False,
+    ) -> T:
         """One value; ``found`` is what the file says of it, ``source`` where it would say so, if anywhere.
+
+        A user's value that is another than ``found`` is a fact that overrules the file; not where it is ``free``: where
+        ``found`` is only what is usual, or says what is to be made rather than what was trained.
 
         Raises:
             UsageProblem: If the user's value does not parse.
@@ -40,8 +53,10 @@ class Knobs:
                 raise UsageProblem(
                     f"--set {name}={text}: {error}.", hint=f"E.g. --set {name}={default}.", code="setting.value"
                 ) from None
-            against = f"{source} says {found}" if found is not None and found != value else ""
-            self.facts.append(Fact(name=name, value=value, source="--set", against=against))
+            other = found is not None and not _same(found, value)
+            against = f"{source} says {found}" if other else ""
+            fact = Fact(name=name, value=value, source="--set", against=against, overrules=other and not free)
+            self.facts.append(fact)
             return value
         value = default if found is None else found
         silent = f"default of the official code, which {source} leaves" if source else CODE_DEFAULT
@@ -55,15 +70,24 @@ class Knobs:
         self._known.append(name)
         return None
 
-    def need(self, name: str, parse: Callable[[str], T], example: str, why: str) -> T:
-        """One value that only the user can give.
+    def asked(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:
+        """The user's value, beside what the file says of it; None and no fact where the user gives none."""
+        if name in self._left:
+            return self.take(name, parse, found, found, source)
+        self._known.append(name)
+        return None
+
+    def need(
+        self, name: str, parse: Callable[[str], T], example: str, why: str, found: T | None = None, source: str = ""
+    ) -> T:
+        """One value that only the file or the user can give.
 
         Raises:
-            Refused: Naming the setting, if it was not given; ``why`` says why it cannot be known.
+            Refused: Naming the setting, if neither does; ``why`` says why it cannot be known.
         """
-        if name not in self._left:
+        if name not in self._left and found is None:
             raise Refused(f"{why}.", hint=f"Give it with --set {name}=..., e.g. {example}.", code="setting.needed")
-        return self.take(name, parse, parse(example))
+        return self.take(name, parse, parse(example), found, source)
 
     def done(self) -> None:
         """Refuse settings that nobody took.
@@ -77,6 +101,14 @@ class Knobs:
                 hint=f"Known: {', '.join(self._known)}." if self._known else "It takes none here.",
                 code="setting.unknown",
             )
+
+
+def _same(found: Any, given: Any) -> bool:
+    """Whether a file and a user give the same value; numbers to six digits, since 255 * 0.305 is not quite 77.775."""
+    if isinstance(found, (list, tuple)) and isinstance(given, (list, tuple)):
+        return len(found) == len(given) and all(map(_same, found, given))
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, given))
+    return math.isclose(found, given, rel_tol=1e-6) if numbers else bool(found == given)
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

@@ -93,17 +93,13 @@ class Claim:
     Attributes:
         idle_ratio: The share of idle channels; None where A is the width, as in the official MLP-Mixer.
         heuristic: ``linear`` lets the ratio grow with the depth (plain only).
-        channel_idle: Whether anything is idle at all.
     """
 
     idle_ratio: float | None
     heuristic: str = "static"
-    channel_idle: bool = True
 
     def active(self, ffn: Ffn, index: int, depth: int, *, truncated: bool) -> int:
         """A by the official float64 expression; ``truncated`` as PoolFormer has it, rounded up elsewhere."""
-        if not self.channel_idle:
-            return ffn.hidden
         if (ratio := self.idle_ratio) is None:
             return min(ffn.width, ffn.hidden)
         if self.heuristic == "linear":
@@ -142,15 +138,14 @@ def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | 
     """
     said = args.get("idle_ratio") if not rule.always_width else None
     found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
-    ratio = knobs.maybe("idle_ratio", _ratio, found, "args")
+    told, source = args.get("heuristic"), "args"
+    if args.get("channel_idle") is False:
+        found, told, source = 0.0, "static", "args.channel_idle (all channels are activated)"
+    ratio = knobs.maybe("idle_ratio", _ratio, found, source)
     heuristic = None
     if rule.linear:
-        told = args.get("heuristic")
         told = None if told is None else "linear" if told == "linear" else "static"
-        heuristic = knobs.maybe("heuristic", one_of("static", "linear"), told, "args")
-    if args.get("channel_idle") is False:
-        knobs.facts.append(Fact(name="channel_idle", value=False, source="args: all channels are activated"))
-        return Claim(ratio, channel_idle=False)
+        heuristic = knobs.maybe("heuristic", one_of("static", "linear"), told, source)
     return None if ratio is None and not rule.always_width else Claim(ratio, heuristic or "static")
 
 

@@ -266,7 +266,7 @@ class SwinFamily:
         if found is None:
             size = knobs.need("image_size", parse_image_size, "224", "no window is shifted, so no mask tells the size")
         else:
-            size = knobs.take("image_size", parse_image_size, (found, found), (found, found), source)
+            size = knobs.take("image_size", parse_image_size, (found, found), (found, found), source, free=True)
         hidden, left = [], iter(ffns)
         for depth in depths:
             hidden.append(tuple(next(left).hidden for _ in range(depth)))
@@ -409,7 +409,8 @@ class PoolFormerFamily:
         hidden = tuple(ffns[index].hidden for index in first)
         known = OFFICIAL_POOLS.get(widths[0]) if len(widths) == 4 else None
         if known:
-            pool = knobs.take("pool_size", _odd, known, known, f"width {widths[0]}, as in the published models")
+            source = f"width {widths[0]}, as in the published models"
+            pool = knobs.take("pool_size", _odd, known, known, source, free=True)
         else:
             pool = knobs.need("pool_size", _odd, "7", "no tensor tells the side of PoolFormer's pooling window")
         down = tensors.get("network.1.proj.weight")
@@ -493,7 +494,7 @@ class MixerFamily:
         side, patch = math.isqrt(fc1.shape[1]), kernel.shape[2]
         square = (side * patch, side * patch) if side * side == fc1.shape[1] else None
         if square:
-            size = knobs.take("image_size", parse_image_size, square, square, "tokens x patch")
+            size = knobs.take("image_size", parse_image_size, square, square, "tokens x patch", free=True)
         else:
             size = knobs.need("image_size", parse_image_size, "224x160", f"{fc1.shape[1]} tokens are no square")
         if (size[0] // patch) * (size[1] // patch) != fc1.shape[1]:

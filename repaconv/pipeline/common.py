@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
-from repaconv.artefact import Artefact, FoldArtefact, ImageSize
+from repaconv.artefact import Artefact, Fact, FoldArtefact, ImageSize
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import sha256_of
 
@@ -145,6 +145,13 @@ def require_size(backbone: Any, config: Any, height: int, width: int) -> None:
         f"this network takes images of {taken} pixels only, not of {height} x {width}.",
         hint="Its positions are for that size; give such images, or leave --image-size out.",
         code="image-size",
+    )
+
+
+def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:
+    """The user's settings that say other than the checkpoint."""
+    return tuple(
+        f"--set {fact.name}={fact.value} contradicts the checkpoint: {fact.against}" for fact in facts if fact.overrules
     )
 
 

@@ -13,7 +13,7 @@ from repaconv.artefact import Cost, Fact, FoldArtefact, FoldStep, ImageSize, Onn
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.onnxfile import is_graph
-from repaconv.pipeline.common import Progress, choose_method, made_by, require_size, silent, with_files
+from repaconv.pipeline.common import Progress, choose_method, contradictions, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
 from repaconv.replacing import put
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
     from repaconv.methods.contract import FoldedPart, Method, TrainingForm
 
-_OF_FILES = ("settings", "weights", "out", "force", "allow_deployed", "identify", "form", "progress")
+_OF_FILES = ("settings", "weights", "out", "force", "overrule", "allow_deployed", "identify", "form", "progress")
 
 
 @overload
@@ -39,6 +39,7 @@ def fold(
     weights: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
+    overrule: bool | None = None,
     allow_deployed: bool = False,
     identify: str | Path | None = None,
     form: str | Path = "default",
@@ -110,6 +111,7 @@ def fold_file(
     weights: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
+    overrule: bool | None = None,
     allow_deployed: bool = False,
     identify: str | Path | None = None,
     form: str | Path = "default",
@@ -124,6 +126,8 @@ def fold_file(
         weights: Which set of the file; by rule when None.
         out: The run's folder; ``repaconv-out/<stem>`` when None.
         force: Replace another checkpoint's run. What is nobody's run is never replaced.
+        overrule: Take settings that contradict the checkpoint, which every later artefact then says; as ``force`` when
+            None.
         allow_deployed: Take a checkpoint that is in the paper's deploy form and fold what that leaves.
         identify: An .npz with ``input`` and the official output on it, which settles what the file does not tell.
         form: How its graphs will be written: ``default``, the target's own; ``official``, the paper's;
@@ -141,7 +145,7 @@ def fold_file(
     import torch
 
     from repaconv.backbones.cost import cost_of
-    from repaconv.checkpoint import drop_pages, read_checkpoint
+    from repaconv.checkpoint import claimed_accuracy, drop_pages, read_checkpoint
     from repaconv.pipeline.forms import chosen_form, shapes_sha256
     from repaconv.proof.policy import exact_rtols
 
@@ -156,6 +160,7 @@ def fold_file(
     identified = _identified(chosen, found, settings or {}, Path(identify)) if identify else {}
     settings = {**(settings or {}), **identified}
     trained = chosen.read(found, settings)
+    overruled = _overruled(trained.facts, allowed=force if overrule is None else overrule)
     backbone = registry.load(registry.BACKBONES, trained.backbone)
     size = backbone.image_size(trained.config, trained.preprocessing.image_size)
     require_size(backbone, trained.config, *size)
@@ -195,6 +200,7 @@ def fold_file(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
         beside=runs.clear_later_stages(run),
+        unverified=overruled,
         origin=found.origin,
         method=chosen.name,
         applied=(chosen.name, *trained.applied),
@@ -204,6 +210,7 @@ def fold_file(
         form=written.name,
         rewrites=written.rewrites,
         facts=_with_sources(trained.facts, identified, identify),
+        claims=claimed_accuracy(found.record),
         preprocessing=trained.preprocessing,
         image_size=size,
         any_image_size=backbone.any_image_size,
@@ -218,6 +225,22 @@ def fold_file(
     put(run.fold_json, artefact)
     runs.remember(run)
     return with_files(artefact, [Path(checkpoint)], [run.model, run.fold_json])
+
+
+def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
+    """The user's settings that say other than the checkpoint, in words.
+
+    Raises:
+        Refused: If there are any and that was not asked for.
+    """
+    told = contradictions(facts)
+    if told and not allowed:
+        raise Refused(
+            f"{told[0]}.",
+            hint="Leave the setting out; --force takes it, and every later artefact says so.",
+            code="setting.contradicts",
+        )
+    return told
 
 
 def _import_torch() -> None:

@@ -114,6 +114,7 @@ class _Gate:
             weights=recipe.weights,
             out=self.folder,
             force=True,
+            overrule=recipe.force,
             form=recipe.form if recipe.form in NAMED else self._place(recipe.form),
             progress=self.progress,
         )
@@ -122,6 +123,8 @@ class _Gate:
         message = f"{len(steps)} parts of {done.method} folded, each within {largest:.1e} (float64)"
         message += "".join(f"; {step.module}: {step.reason}" for step in steps if step.reason)
         self._note("fold", "certificate", "passed", message, ("checkpoint",))
+        for told in done.unverified:
+            self._note("fold", "settings", "not verified", told, ("set",))
 
     def _export(self, recipe: Recipe, precision: str) -> None:
         section, same = recipe.export, recipe.verify
@@ -160,6 +163,9 @@ class _Gate:
         )
         for link in done.links:
             self._link("verify", link)
+        for claim in done.claims if any(link.accuracy for link in done.links) else ():
+            told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not judged"
+            self._note("verify", "claim", "not verified", told, ("verify",))
 
     def _bench(self, section: BenchSection, target: str) -> None:
         from repaconv.measure.fingerprint import machine_key
@@ -248,6 +254,8 @@ def told_of(link: Link) -> str:
             words.append(f"lossy: cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}")
         if link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
+    if link.accuracy:
+        words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")
     if link.note:
         words.append(link.note)
     return "; ".join(words)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repaconv import registry
 from repaconv.artefact import BlockCost, Inspection
 from repaconv.errors import Refused
-from repaconv.pipeline.common import choose_method, require_size
+from repaconv.pipeline.common import choose_method, contradictions, require_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,7 @@ def inspect(
         Refused: If the file is unsafe, broken or holds no weights.
     """
     from repaconv.backbones.cost import cost_of, costs_by_block
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoint import claimed_accuracy, read_checkpoint
 
     found = read_checkpoint(checkpoint, weights)
     seen = Inspection(
@@ -62,7 +62,8 @@ def inspect(
     return seen.model_copy(
         update={
             "backbone": form.backbone,
-            "facts": form.facts,
+            "facts": (*form.facts, *claimed_accuracy(found.record)),
+            "problems": contradictions(form.facts),
             "applied": (method.name, *form.applied),
             "training": cost_of(training, shape),
             "deploy": cost_of(deploy, shape),

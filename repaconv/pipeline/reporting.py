@@ -148,6 +148,7 @@ def _commands(
 ) -> list[str]:
     """As they would be typed."""
     settings = [word for name, value in folded.settings.items() for word in ("--set", f"{name}={value}")]
+    settings += ["--force"] if folded.unverified else []
     lines = [["fold", Path(folded.origin.path).name, "--method", folded.method, *settings]]
     for exported in exports:
         lines.append(["export", *Variant.of(exported, folded).options.split()])

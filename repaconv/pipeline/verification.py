@@ -123,6 +123,7 @@ def verify(
         required=tuple(require),
         labels=given.labels,
         preprocessing=given.preprocessing,
+        claims=folded.claims,
         links=tuple(links),
         for_scale=scale,
     )

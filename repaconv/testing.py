@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
 
 from repaconv import registry
 from repaconv.artefact import Metrics
@@ -13,15 +15,18 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.files import write_with
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from repaconv.artefact import Link
     from repaconv.methods.contract import Method
 
 
-Runs = Union["nn.Module", Path]
-"""Something with images in and output out."""
+Runs = Union["nn.Module", str, Path]
+"""Something that computes outputs from inputs: a module, or the path of an .onnx."""
+
+Given = Union["NDArray[Any]", tuple[int, ...]]
+"""An input, or its shape for a seeded random one."""
 
 
 def write_example(method: str, arch: str, path: Path, seed: int) -> None:
@@ -105,7 +110,7 @@ def check_method(
 def assert_parity(
     candidate: Runs,
     reference: Runs,
-    images: NDArray[np.float32] | tuple[int, ...],
+    images: Given | Sequence[Given] | Mapping[str, Given],
     *,
     rtol: float = 1e-5,
     atol: float | None = None,
@@ -114,66 +119,218 @@ def assert_parity(
     """Fail unless two forms compute the same, and say where they part; for pytest, or any other test.
 
     Args:
-        candidate: A ``torch.nn.Module`` in eval mode, or an .onnx file.
+        candidate: A ``torch.nn.Module``, of which a copy in eval mode is run, or the path of an .onnx file.
         reference: The same; the one that is right.
-        images: [n, C, H, W], or such a shape for seeded random ones.
-        rtol: Largest allowed max|a - b| / max|b|.
+        images: [n, C, H, W] or any other input, or its shape for seeded random ones; several in the order of the
+            inputs, or by their names.
+        rtol: Largest allowed max|a - b| / max|b| of every output.
         atol: Largest allowed max|a - b|; either suffices.
         lossy: ``fp16``, ``bf16`` or ``int8``: judge by cosine and agreement as the policy has it, not by rtol.
 
     Returns:
-        What was measured.
+        What was measured; of several outputs, on the one that differs most.
 
     Raises:
         AssertionError: With the figures, and the module at which the two part.
+        UsageProblem: If a file is not there, or the inputs are not those that a graph has.
+        Refused: If one of the two does not run on them, or their outputs cannot be held against each other.
     """
-    import numpy as np
-
     from repaconv.artefact import Tolerance
-    from repaconv.proof.data import random_inputs
     from repaconv.proof.locate import locate
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
 
-    if isinstance(images, tuple):
-        images = random_inputs((images[1], images[2], images[3]), count=images[0], seed=0).images
-    sides = [_side(each) for each in (candidate, reference)]
-    outputs = [np.asarray(side.run(images)) for side in sides]
-    logits = outputs[0].ndim == 2
+    feeds = _feeds(images)
+    ends = [_end(each) for each in (candidate, reference)]
     usual = Tolerance(kind="exact", rtol=rtol, atol=atol, noise=2 * rtol)
-    meter = Meter(tolerance(lossy, logits=logits) if lossy else usual, logits=logits)
-    meter.add(outputs[0], outputs[1])
-    link = meter.link("parity", "reference", "candidate")
-    if link.verdict != "passed":
-        graphs = [isinstance(each, Path) for each in (candidate, reference)]
-        traces = [side.trace(by_module=not all(graphs)) for side in sides]
-        where = locate(traces[1], traces[0], images, allowed=None if lossy else rtol)
-        found = f"max rel {meter.metrics().max_rel_error:.1e}, max abs {meter.metrics().max_abs_error:.1e}"
-        raise AssertionError(f"{found}; parts at {where.module or 'no module that can be named'}: {where.reason}")
-    return meter.metrics()
+    links: list[Link] = []
+    pairs = _paired(*(end.run(feeds) for end in ends))
+    for name, (found, expected) in pairs.items():
+        logits = expected.ndim == 2 and expected.dtype.kind == "f"
+        meter = Meter(tolerance(lossy, logits=logits) if lossy else usual, logits=logits)
+        rows = expected.shape if expected.ndim > 1 else (-1, 1)
+        meter.add(found.reshape(rows).astype(np.float64), expected.reshape(rows).astype(np.float64))
+        links.append(meter.link(f"output {name}", "reference", "candidate"))
+    worst = max(links, key=lambda link: (link.verdict == "failed", _error(link)))
+    assert worst.metrics is not None
+    if worst.verdict != "passed":
+        found_there = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
+        of_several = f"{worst.name}: " if len(links) > 1 else ""
+        if len(feeds) > 1 or len(links) > 1:
+            raise AssertionError(f"{of_several}{found_there}")
+        by_module = not all(isinstance(end, _Graph) for end in ends)
+        traces = [end.trace(by_module=by_module) for end in ends]
+        where = locate(traces[1], traces[0], next(iter(feeds.values())), allowed=None if lossy else rtol)
+        raise AssertionError(f"{found_there}; parts at {where.module or 'no module that can be named'}: {where.reason}")
+    return worst.metrics
 
 
-class _Side:
-    """One side of `assert_parity`: what runs, and its values on the way."""
+def _error(link: Link) -> float:
+    """Its largest error; what is not a number is beyond all."""
+    error = link.metrics.max_rel_error if link.metrics else 0.0
+    return error if error == error else float("inf")
 
-    def __init__(self, run: Any, trace: Any) -> None:
-        self.run, self.trace = run, trace
+
+def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | str, NDArray[Any]]:
+    """Inputs by name, or by position where they have none.
+
+    Raises:
+        UsageProblem: If one is neither an array nor a shape, or empty.
+    """
+    if isinstance(given, Mapping):
+        return {name: _array(name, each) for name, each in given.items()}
+    several = isinstance(given, (tuple, list)) and not all(isinstance(size, int) for size in given)
+    return {place: _array(place, each) for place, each in enumerate(given if several else [given])}
 
 
-def _side(given: Runs) -> _Side:
-    from repaconv.pipeline.common import load_onnx
-    from repaconv.proof.runners import TorchRunner
-    from repaconv.proof.traces import OnnxTrace, TorchTrace
+def _array(name: int | str, given: Any) -> NDArray[Any]:
+    from repaconv.proof.data import random_inputs
 
-    if isinstance(given, Path):
+    if isinstance(given, (tuple, list)) and given and all(isinstance(size, int) and size > 0 for size in given):
+        return random_inputs(tuple(given[1:]), count=given[0], seed=0).images
+    if isinstance(given, np.ndarray) and given.size and given.dtype.kind in "fiub":
+        return given
+    told = f"an array {list(given.shape)} of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)[:60]
+    raise UsageProblem(
+        f"input {name} is {told}.",
+        hint="Give a NumPy array of numbers, not empty, or its shape with the batch first.",
+        code="parity.inputs",
+    )
+
+
+def _paired(
+    found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]
+) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Outputs side by side: by name where both have the same, else in their order.
+
+    Raises:
+        Refused: If they are not as many, or two are of other shapes or kinds of number.
+    """
+    if len(found) != len(expected) or not expected:
+        raise Refused(
+            f"the candidate has {len(found)} outputs, the reference {len(expected)}.",
+            hint="Compare forms with the same outputs.",
+            code="parity.outputs",
+        )
+    names = list(expected) if set(found) == set(expected) else list(found)
+    pairs = {name: (found[own], expected[name]) for own, name in zip(names, expected, strict=True)}
+    for name, (a, b) in pairs.items():
+        kinds = {"float" if each.dtype.kind == "f" else each.dtype.kind.replace("u", "i") for each in (a, b)}
+        if a.shape != b.shape or len(kinds) > 1 or not kinds <= {"float", "i", "b"} or not a.size:
+            raise Refused(
+                f"output {name} of the candidate is {list(a.shape)} of {a.dtype}, of the reference {list(b.shape)} of "
+                f"{b.dtype}.",
+                hint="Compare forms with the same outputs, of numbers and not empty.",
+                code="parity.outputs",
+            )
+    return pairs
+
+
+class _Graph:
+    """An .onnx file as one end of `assert_parity`."""
+
+    def __init__(self, path: Path) -> None:
+        from repaconv.pipeline.common import load_onnx
+
+        if not path.is_file():
+            raise UsageProblem(f"there is no file {path}.", hint="Give the path of an .onnx.", code="parity.missing")
+        self.path, self._load = path, load_onnx
+        self.session = load_onnx(path)
+
+    def run(self, feeds: Mapping[int | str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All outputs by name."""
+        kinds: dict[str, str] = self.session.inputs
+        order = list(kinds)
+        named = {
+            order[name] if isinstance(name, int) and name < len(order) else str(name): array
+            for name, array in feeds.items()
+        }
+        if set(named) != set(kinds):
+            raise UsageProblem(
+                f"{self.path} has the inputs {', '.join(order)}, given were {', '.join(named)}.",
+                hint="Give one array for each, in that order or by name.",
+                code="parity.inputs",
+            )
+        for name, array in named.items():
+            if str(array.dtype) != kinds[name]:
+                raise UsageProblem(
+                    f"input {name} of {self.path} is {kinds[name]}, and {array.dtype} was given.",
+                    hint=f"Give array.astype({kinds[name]!r}).",
+                    code="parity.inputs",
+                )
+        try:
+            return dict(self.session.outputs(named))
+        except Exception as error:  # the runtime's own, of many classes
+            raise _does_not_run(str(self.path), named, error) from error
+
+    def trace(self, *, by_module: bool) -> Any:
+        """See `repaconv.proof.traces`."""
         import onnx
 
-        model = onnx.load(given)
-        return _Side(load_onnx(given).run, lambda *, by_module: OnnxTrace(model, load_onnx, by_module=by_module))
-    first = next(iter(given.state_dict().values()), None)
-    double = first is not None and str(first.dtype) == "torch.float64"
-    runner = TorchRunner(copy.deepcopy(given), given.state_dict(), double=double)
-    return _Side(runner.run, lambda *, by_module: TorchTrace(runner))
+        from repaconv.proof.traces import OnnxTrace
+
+        return OnnxTrace(onnx.load(self.path), self._load, by_module=by_module)
+
+
+class _Module:
+    """A torch module as one end of `assert_parity`: a copy in eval mode, in float64 if it is, else in float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        from repaconv.proof.runners import TorchRunner
+
+        self.name = type(module).__name__
+        own = copy.deepcopy(module).cpu().eval()
+        first = next((tensor for tensor in own.state_dict().values() if tensor.is_floating_point()), None)
+        double = first is not None and str(first.dtype) == "torch.float64"
+        self.runner = TorchRunner(own, own.state_dict(), double=double)
+
+    def run(self, feeds: Mapping[int | str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All tensors of its output, by their places in it."""
+        import torch
+
+        from repaconv.methods.certificate import tensors_in
+
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
+        cast = {n: t.to(self.runner.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+        by_place = [tensor for name, tensor in cast.items() if isinstance(name, int)]
+        by_name = {name: tensor for name, tensor in cast.items() if isinstance(name, str)}
+        try:
+            with torch.inference_mode():
+                output = self.runner.module(*by_place, **by_name)
+            return {place or "0": tensor.numpy() for place, tensor in tensors_in(output)}
+        except Exception as error:  # the user's code may raise anything
+            raise _does_not_run(self.name, feeds, error) from error
+
+    def trace(self, *, by_module: bool) -> Any:
+        """See `repaconv.proof.traces`."""
+        from repaconv.proof.traces import TorchTrace
+
+        return TorchTrace(self.runner)
+
+
+def _end(given: Runs) -> _Graph | _Module:
+    """What is run of a module or a path.
+
+    Raises:
+        UsageProblem: If it is neither, or there is no such file.
+    """
+    if isinstance(given, (str, Path)):
+        return _Graph(Path(given))
+    if hasattr(given, "state_dict") and callable(given):
+        return _Module(given)
+    raise UsageProblem(
+        f"{given!r:.60} is neither a torch module nor a path.", hint="Give one of them.", code="parity.inputs"
+    )
+
+
+def _does_not_run(what: str, feeds: Mapping[Any, NDArray[Any]], error: Exception) -> Refused:
+    shapes = ", ".join(f"{list(array.shape)} of {array.dtype}" for array in feeds.values())
+    told = str(error).strip().splitlines()
+    return Refused(
+        f"{what} does not run on {shapes}: {told[0] if told else type(error).__name__}",
+        hint="Give inputs that it takes.",
+        code="parity.inputs",
+    )
 
 
 def _write(weights: Mapping[str, Tensor], path: Path, meta: Mapping[str, object] | None = None) -> None:

@@ -14,6 +14,7 @@ from conftest import TINY
 from onnx import numpy_helper
 
 from repaconv import registry
+from repaconv.errors import Refused, UsageProblem
 from repaconv.methods.nondeep import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.pipeline.common import load_onnx
@@ -195,3 +196,66 @@ def test_assert_parity_takes_graphs(tmp_path):
         with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
             assert_parity(tmp_path / "wrong.onnx", reference, images)
     assert all(torch.equal(value, before[name]) for name, value in runner.module.state_dict().items())
+    right, wrong = (str(tmp_path / f"{name}.onnx") for name in ("right", "wrong"))  # as README writes it
+    assert assert_parity(right, right, images.shape).max_abs_error == 0
+    with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
+        assert_parity(wrong, right, images.shape)
+
+
+class TwoInTwoOut(torch.nn.Module):
+    """Tokens by index and a scale in; features and their norms out."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(7, 3)
+
+    def forward(self, tokens, scale):
+        found = self.table(tokens) * scale
+        return {"features": found, "norm": found.norm()}
+
+
+def test_assert_parity_takes_several_inputs_and_holds_every_output(tmp_path):
+    torch.manual_seed(0)
+    right, path = TwoInTwoOut(), tmp_path / "two.onnx"
+    tokens, scale = np.arange(6).reshape(2, 3) % 7, np.full((2, 1, 1), 0.5, dtype=np.float32)
+    value, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    graph = onnx.helper.make_graph(
+        [
+            node("Gather", ["table", "tokens"], ["found"]),
+            node("Mul", ["found", "scale"], ["features"]),
+            node("ReduceL2", ["features"], ["norm"], keepdims=0),
+        ],
+        "two",
+        [value("tokens", onnx.TensorProto.INT64, (2, 3)), value("scale", onnx.TensorProto.FLOAT, (2, 1, 1))],
+        [value("features", onnx.TensorProto.FLOAT, (2, 3, 3)), value("norm", onnx.TensorProto.FLOAT, ())],
+        [numpy_helper.from_array(right.table.weight.detach().numpy(), "table")],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    assert assert_parity(path, right, [tokens, scale]).max_rel_error <= 1e-6
+    assert assert_parity(str(path), right, {"scale": scale, "tokens": tokens}).max_rel_error <= 1e-6
+    wrong = copy.deepcopy(right)
+    wrong.register_forward_hook(lambda _part, _given, out: {**out, "norm": 1.01 * out["norm"]})
+    with pytest.raises(AssertionError, match=r"output norm: max rel 1\.0e-02"):
+        assert_parity(wrong, path, [tokens, scale])
+    wrong.register_forward_hook(lambda _part, _given, out: {**out, "norm": out["norm"] * torch.nan})
+    with pytest.raises(AssertionError, match="output norm: max rel nan"):
+        assert_parity(wrong, path, [tokens, scale])
+    wrong.register_forward_hook(lambda _part, _given, out: {"features": out["features"]})
+    (tmp_path / "text.onnx").write_text("not a graph")
+    for given, inputs, kind, told in (
+        (path, [tokens], UsageProblem, "has the inputs tokens, scale, given were tokens"),
+        (path, [tokens, scale.astype(np.float64)], UsageProblem, "is float32, and float64 was given"),
+        (path, [tokens, scale[:, :0]], UsageProblem, r"input 1 is an array \[2, 0, 1\]"),
+        (path, [tokens, "scale"], UsageProblem, "input 1 is 'scale'"),
+        (path, [tokens[:, :2], scale], Refused, r"two\.onnx does not run on \[2, 2\] of int64"),
+        (right, [tokens, scale[:, :, [0, 0]]], Refused, r"TwoInTwoOut does not run on .*\[2, 1, 2\] of float32"),
+        (wrong, [tokens, scale], Refused, "the candidate has 1 outputs, the reference 2"),
+        (tmp_path / "none.onnx", [tokens, scale], UsageProblem, r"there is no file .*none\.onnx"),
+        (tmp_path / "text.onnx", [tokens, scale], Refused, r"text\.onnx is not an ONNX file"),
+        (3, [tokens, scale], UsageProblem, "neither a torch module nor a path"),
+    ):
+        with pytest.raises(kind, match=told):
+            assert_parity(given, right, inputs)
+    other = torch.nn.Flatten()
+    with pytest.raises(Refused, match=r"output 0 of the candidate is \[2, 4\] .* of the reference \[2, 1, 2, 2\]"):
+        assert_parity(other, torch.nn.Identity(), (2, 1, 2, 2))

@@ -53,8 +53,19 @@ class OrtSession:
 
     def values(self, images: NDArray[np.float32]) -> dict[str, NDArray[np.floating]]:
         """Images [N, C, H, W] to all outputs by name."""
+        return self.outputs({self.input.name: images})
+
+    def outputs(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All inputs by name to all outputs by name."""
         names = [output.name for output in self._session.get_outputs()]
-        return dict(zip(names, self._session.run(names, {self.input.name: images}), strict=True))
+        return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Types of all inputs by name, in NumPy's words where it has one."""
+        kinds = {"float": "float32", "double": "float64"}
+        found = {given.name: given.type[len("tensor(") : -1] for given in self._session.get_inputs()}
+        return {name: kinds.get(kind, kind) for name, kind in found.items()}
 
     @property
     def input_shape(self) -> tuple[int | str | None, ...]:

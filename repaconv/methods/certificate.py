@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,28 @@ def max_rel_error(candidate: Tensor, reference: Tensor) -> float:
     """max|candidate - reference| / max|reference|; the plain difference where the reference is zero."""
     difference = float((candidate - reference).abs().max()) if reference.numel() else 0.0
     return difference / (float(reference.abs().max()) or 1.0) if reference.numel() else 0.0
+
+
+def tensors_in(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a module's output with its place in it (``0.logits``): containers, dataclasses, plain numbers.
+
+    Raises:
+        TypeError: If something else is in it, of which it could not be said whether two are the same.
+    """
+    if isinstance(output, Tensor):
+        yield place, output.to_dense() if output.is_sparse else output
+        return
+    if isinstance(output, (bool, int, float)):
+        yield place, torch.tensor(output)
+        return
+    if is_dataclass(output) and not isinstance(output, (Mapping, type)):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, (tuple, list)):
+        output = dict(enumerate(output))
+    if output is not None and not isinstance(output, Mapping):
+        raise TypeError(f"{place or 'the output'} is a {type(output).__name__}, which cannot be compared")
+    for name, value in (output or {}).items():
+        yield from tensors_in(value, f"{place}.{name}" if place else str(name))
 
 
 @torch.no_grad()

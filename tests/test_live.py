@@ -78,7 +78,7 @@ def test_parts_of_an_unknown_net():
     keys = set(model.state_dict())
     folded = rc.fold(model)
     assert set(model.state_dict()) == keys  # the user's own is as it was
-    assert {step.module for step in folded.fold_certificate} == {"inside", "outside", "tail"}
+    assert [step.module for step in folded.fold_certificate] == ["inside", "outside", "tail", "."]
     assert not any(isinstance(part, nn.BatchNorm1d) for part in folded.modules())
     assert next(folded.parameters()).dtype == torch.float32
     # stored in float32 again, so float32's rounding is what is left
@@ -173,7 +173,10 @@ def test_lora_on_a_live_vit_whole_or_in_parts():
             return self.box(self.backbone(x))
 
     parts = rc.fold(Detector())
-    assert [step.module for step in parts.fold_certificate] == [f"backbone.blocks.{i}.attn.qkv" for i in range(3)]
+    assert [step.module for step in parts.fold_certificate] == [
+        *(f"backbone.blocks.{i}.attn.qkv" for i in range(3)),
+        ".",
+    ]
     assert not any("lora" in name for name in parts.state_dict())
 
 
@@ -202,7 +205,7 @@ class ScaledBlock(nn.Module):
 def test_layer_scale_in_a_block():
     model = nn.Sequential(ScaledBlock()).double()
     folded = rc.fold(model)
-    assert len(folded.fold_certificate) == 2
+    assert [step.folded[0] for step in folded.fold_certificate[:2]] == ["ls1 -> attn.proj", "ls2 -> mlp.fc2"]
     assert not any("gamma" in name for name in folded.state_dict())
     same(model, folded, torch.randn(2, 5, 8))
 
@@ -221,7 +224,7 @@ def test_a_riformer_block_in_an_unknown_net():
             return self.mine(x)
 
     folded = rc.fold(Net())
-    assert [step.module for step in folded.fold_certificate] == ["mine"]
+    assert [step.module for step in folded.fold_certificate] == ["mine", "."]
     same(Net(), folded, torch.randn(2, 8, 7, 5))
 
 
@@ -250,5 +253,5 @@ def test_a_net_with_known_keys_that_computes_something_else_is_not_replaced():
         block.attn.qkv = PeftLinear(block.attn.qkv)
     model.blocks[1].mlp.act = nn.ReLU()
     folded = rc.fold(model)  # in parts, since the whole is another net
-    assert {step.module for step in folded.fold_certificate} == {f"blocks.{i}.attn.qkv" for i in range(3)}
+    assert {step.module for step in folded.fold_certificate} == {*(f"blocks.{i}.attn.qkv" for i in range(3)), "."}
     same(model, folded, torch.randn(2, 3, 32, 32), limit=1e-5)

@@ -27,7 +27,7 @@ _OF_FILES = ("settings", "weights", "out", "force", "overrule", "allow_deployed"
 
 
 @overload
-def fold(checkpoint: nn.Module, *, method: str = "auto", **hyper: Any) -> nn.Module: ...
+def fold(checkpoint: nn.Module, *, method: str = "auto", example: Any = None, **hyper: Any) -> nn.Module: ...
 
 
 @overload
@@ -58,14 +58,20 @@ def fold(
             ONNX file, for which ``<stem>.folded.onnx`` is (see `repaconv.pipeline.onnx_folding.fold_onnx`); or a
             ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.pipeline.live.fold_live`).
         method: Its method, or ``auto``.
-        arguments: Those of `fold_file`; all others are settings by name, e.g. ``num_heads=3``.
+        arguments: Those of `fold_file`, or ``example``, an input of a live module; all others are settings by name,
+            e.g. ``num_heads=3``.
 
     Raises:
         Refused: If it cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
+    example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
     settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
+    if isinstance(checkpoint, (str, Path)) and example is not None:
+        raise UsageProblem(
+            "example is an input of a live module, and this is a file.", hint="Leave it out.", code="usage.live"
+        )
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)):
@@ -75,10 +81,10 @@ def fold(
     if known:
         raise UsageProblem(
             f"{', '.join(known)} is for checkpoint files, and this is a live module.",
-            hint="fold(module, method=..., name=value) takes settings alone.",
+            hint="fold(module, method=..., example=..., name=value) takes settings alone.",
             code="usage.live",
         )
-    return fold_live(checkpoint, method, settings)
+    return fold_live(checkpoint, method, settings, example)
 
 
 def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> OnnxFoldArtefact:

@@ -20,36 +20,56 @@ WHOLE = 1e-9
 """Up to this difference in float64 a net's deploy form is the net: the user's own code may round elsewhere."""
 
 
-def fold_live(module: nn.Module, method: str, settings: Mapping[str, str]) -> nn.Module:
+def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], example: Any = None) -> nn.Module:
     """A folded copy of the module in eval mode, its certificate in the attribute ``fold_certificate``.
 
     Where a method knows the whole network by its state dict, and its deploy form gives the module's own output, that
-    is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module.
+    is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module. Either way
+    the whole is run, before against after, in float64.
 
     Args:
         module: Not changed; on any device, of any float type, which the result has too.
         method: Its method, or ``auto``.
         settings: What the module does not tell.
+        example: An input of the module: a tensor, a tuple of its arguments, or a dict of named ones. If None, sizes are
+            tried that the module says or its first layers suggest.
+
+    Raises:
+        Refused: If nothing in it folds, or the module as a whole cannot be run.
+    """
+    from repaconv.methods.whole import undisturbed
+
+    with undisturbed():
+        try:
+            return _whole(module, method, settings, example)
+        except RepaconvError as error:
+            return _in_parts(module, method, settings, example, error)
+
+
+def _in_parts(
+    module: nn.Module, method: str, settings: Mapping[str, str], example: Any, why: RepaconvError
+) -> nn.Module:
+    """The module with what folds in it; ``why`` it is not known whole.
 
     Raises:
         Refused: If nothing in it folds.
+        UsageProblem: If a setting is of no use for parts.
     """
     from repaconv.methods.live import fold_parts
 
-    try:
-        return _whole(module, method, settings)
-    except RepaconvError as error:
-        why = error
     ratio = settings.get("idle_ratio")
-    folded, steps = fold_parts(module, method, None if ratio is None else float(ratio))
-    if not steps:
+    try:
+        folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
+    except Refused as nothing:
+        if nothing.code != "live.nothing":
+            raise
         if isinstance(why, Refused) and why.code not in ("method.mismatch", "live.other"):
-            raise why
+            raise why from None
         raise Refused(
-            f"nothing in this {type(module).__name__} folds: {why.message}",
+            f"nothing in this {type(module).__name__} folds: {why.message} In parts: {nothing.message}",
             hint="Known parts: channel-idle FFNs, affine token mixers, LoRA, LayerScale and BatchNorm before a linear.",
             code="live.nothing",
-        ) from why
+        ) from nothing
     unused = [name for name in settings if name != "idle_ratio"]
     if unused:
         raise UsageProblem(
@@ -61,7 +81,7 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str]) -> nn
     return _told(folded, steps)
 
 
-def _whole(module: nn.Module, method: str, settings: Mapping[str, str]) -> nn.Module:
+def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:
     import torch
 
     from repaconv.proof.data import random_inputs
@@ -81,36 +101,30 @@ def _whole(module: nn.Module, method: str, settings: Mapping[str, str]) -> nn.Mo
     deploy.load_state_dict(tensors, strict=True)
     size = backbone.image_size(form.config, form.preprocessing.image_size)
     images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
-    first = next(module.parameters())
-    error = _difference(module, deploy, images)
+    error = _difference(module, deploy, images if example is None else example)
     steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
+    first = next(module.parameters())
+    deploy.requires_grad_(any(weight.requires_grad for weight in module.parameters()))
     return _told(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
 
 
-def _difference(module: nn.Module, deploy: nn.Module, images: Any) -> float:
+def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
     """How far the deploy form is from what the user's own class computes.
 
     Raises:
-        Refused: If it is too far: the keys are the same, the network is another.
+        Refused: If it is too far: the keys are the same, the network is another. Or if the module has hooks, which the
+            deploy form would not have.
     """
-    import copy
+    from repaconv.methods.live import watched
+    from repaconv.methods.whole import Whole, in_float64
 
-    import torch
-
-    from repaconv.methods.certificate import max_rel_error
-
-    own = copy.deepcopy(module).double().cpu().eval()
-    with torch.no_grad():
-        try:
-            expected = own(images)
-        except Exception as error:  # the user's code may raise anything
-            raise Refused(
-                f"the module does not run on images {list(images.shape)}: {error}", code="live.other"
-            ) from error
-        found = deploy(images)
-    if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
-        raise Refused("its output is not that of the network that its keys are of.", code="live.other")
-    difference = max_rel_error(found, expected)
+    if any(watched(part) for part in module.modules()):
+        raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")
+    try:
+        whole = Whole.of(in_float64(module), given, ())
+    except Refused as error:
+        raise Refused(error.message, hint=error.hint, code="live.other") from error
+    difference = whole.error(deploy.eval())
     if not difference <= WHOLE:
         raise Refused(
             f"its keys are those of a known network, but it computes another: the outputs differ by {difference:.1e}.",

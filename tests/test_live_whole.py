@@ -1,0 +1,195 @@
+"""A live module is run whole, before against after: what is read from outside, shared or hooked is not folded."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from test_live import IdleFfn, OwnNet, PeftLinear, ScaledBlock, plain_vit, same, trained
+from torch import nn
+
+import repaconv as rc
+from repaconv.errors import Refused, UsageProblem
+
+
+def rows(folded):
+    return [(step.module, *step.folded) for step in folded.fold_certificate[:-1]]
+
+
+def left(folded):
+    return " ".join(folded.fold_certificate[-1].left)
+
+
+class Reader(nn.Module):
+    """Its forward reads a child's child: the block alone would not show it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.block, self.how = ScaledBlock(), how
+
+    def forward(self, x):
+        y = self.block(x)
+        return y + (self.block.ls1(x) if self.how == "called" else x * self.block.ls1.gamma)
+
+
+@pytest.mark.parametrize("how", ["called", "its weight"])
+def test_what_a_parent_reads_is_not_folded_and_the_rest_is(how):
+    torch.manual_seed(0)
+    model = Reader(how).double()
+    folded = rc.fold(model)
+    assert rows(folded) == [("block", "ls2 -> mlp.fc2")]
+    assert "ls1 -> attn.proj: something outside reads it" in left(folded)
+    assert folded.fold_certificate[-1].max_rel_error <= 1e-12
+    same(model, folded, torch.randn(3, 4, 8))
+
+
+class Tied(nn.Module):
+    """Two tails with one linear layer, or one weight, or weights in the same memory."""
+
+    def __init__(self, how):
+        super().__init__()
+        one, two = nn.Linear(8, 8), nn.Linear(8, 8)
+        if how == "weight":
+            two.weight = one.weight
+        elif how == "memory":
+            two.weight.data = one.weight.data
+        norms = [trained(nn.BatchNorm1d(8)) for _ in range(3)]
+        self.a, self.b = nn.Sequential(norms[0], one), nn.Sequential(norms[1], one if how == "module" else two)
+        self.c = nn.Sequential(norms[2], nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.c(self.a(x) + self.b(x))
+
+
+@pytest.mark.parametrize("how", ["module", "weight", "memory"])
+def test_what_is_shared_is_not_folded_and_stays_shared(how):
+    torch.manual_seed(0)
+    model = Tied(how)
+    folded = rc.fold(model)
+    assert rows(folded) == [("c", "0 -> 1")]
+    assert "shared" in left(folded)
+    if how != "memory":  # which a copy does not keep
+        assert folded.a[1].weight is folded.b[1].weight is not model.a[1].weight
+    same(model, folded, torch.randn(5, 8), limit=1e-5)
+
+
+def test_what_is_hooked_parametrised_or_never_called_is_not_folded():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            names = ("hooked", "parametrised", "own", "idle", "plain")
+            self.tails = nn.ModuleDict({n: nn.Sequential(trained(nn.BatchNorm1d(8)), nn.Linear(8, 8)) for n in names})
+
+        def forward(self, x):
+            for name, tail in self.tails.items():
+                x = tail(x) if name != "idle" else x
+            return x
+
+    model = Net().double()
+    seen = []
+    model.tails["hooked"][0].register_forward_hook(lambda _part, _given, out: seen.append(len(out)))
+    nn.utils.parametrizations.weight_norm(model.tails["parametrised"][1])
+    model.tails["own"][1].forward = lambda x: x * 2
+    folded = rc.fold(model)
+    assert rows(folded) == [("tails.plain", "0 -> 1")]
+    assert "tails.hooked.0 has a hook" in left(folded)
+    assert "tails.idle is not called" in left(folded)
+    x = torch.randn(4, 8)
+    same(model, folded, x)
+    seen.clear()
+    folded(x.double())
+    assert seen == [4]  # the user's hook is there still
+
+
+def test_a_known_net_with_a_hook_is_not_replaced_whole():
+    model = plain_vit()
+    for block in model.blocks:
+        block.attn.qkv = PeftLinear(block.attn.qkv)
+    assert rc.fold(model).fold_certificate[-1].folded == ("the whole network -> its deploy form",)
+    taken = []
+    model.blocks[0].register_forward_hook(lambda _part, _given, out: taken.append(out.shape))
+    folded = rc.fold(model)
+    assert [row[0] for row in rows(folded)] == [f"blocks.{index}.attn.qkv" for index in range(3)]
+    taken.clear()
+    folded(torch.randn(2, 3, 32, 32))
+    assert len(taken) == 1
+
+
+class Branching(nn.Module):
+    """Named arguments, a mask, a dict of several outputs with whole numbers among them, and state that calls change."""
+
+    def __init__(self):
+        super().__init__()
+        self.ffn, self.head = trained(IdleFfn()), nn.Sequential(trained(nn.BatchNorm1d(8)), nn.Linear(8, 3))
+        self.shift, self.calls = torch.randn(8), 0  # no buffer: a plain attribute
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, tokens, mask=None):
+        self.calls += 1
+        x = self.drop(self.ffn(tokens + self.shift))
+        logits = self.head(x.masked_fill(~mask[..., None], 0.0).mean(1))
+        return {"logits": logits, "more": (logits.argmax(-1), x.new_zeros(2) + torch.rand(2))}
+
+
+def test_several_inputs_and_outputs_and_nothing_of_the_users_is_touched():
+    torch.manual_seed(0)
+    model = Branching().train()
+    model.ffn.requires_grad_(False)
+    model.head[1].to(torch.bfloat16)
+    before, flags = copy.deepcopy(model.state_dict()), [part.training for part in model.modules()]
+    with pytest.raises(Refused, match="not known what this Branching takes") as caught:
+        rc.fold(model)  # it takes a mask, too
+    assert (caught.value.code, "example=tensor" in caught.value.hint) == ("live.input", True)
+    example = {"tokens": torch.zeros(2, 5, 8), "mask": torch.rand(2, 5) > 0.3}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_default_dtype()
+    folded = rc.fold(model, example=example)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_default_dtype())
+    assert [row[0] for row in rows(folded)] == ["ffn", "head"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [part.training for part in model.modules()] == flags
+    assert model.calls == folded.calls == 0
+    assert not folded.training
+    assert not any(weight.requires_grad for weight in folded.ffn.parameters())
+    assert all(weight.requires_grad for weight in folded.head.parameters())
+    assert (folded.ffn.fc1.weight.dtype, folded.head[1].weight.dtype) == (torch.float32, torch.bfloat16)
+    assert folded.shift.dtype == torch.float32
+    assert rc.fold(model, example=(example["tokens"], example["mask"])).fold_certificate == folded.fold_certificate
+    for wrong in (torch.zeros(2, 5, 8), (torch.zeros(2, 5, 7), example["mask"])):
+        with pytest.raises(Refused) as caught:
+            rc.fold(model, example=wrong)
+        assert caught.value.code == "live.example"
+    with pytest.raises(UsageProblem, match="live module"):
+        rc.fold("c.pth", example=torch.zeros(1))
+
+
+def test_an_example_of_zeros_hides_nothing():
+    class Blind(nn.Module):
+        """Scales what comes in by ls1, which no zero shows."""
+
+        def __init__(self):
+            super().__init__()
+            self.block = ScaledBlock()
+
+        def forward(self, x):
+            return self.block(x) + self.block.ls1(x)
+
+    torch.manual_seed(0)
+    folded = rc.fold(Blind().double(), example=torch.zeros(2, 4, 8))
+    assert rows(folded) == [("block", "ls2 -> mlp.fc2")]
+
+
+def test_what_answers_otherwise_every_time_is_refused():
+    counted = []  # outside: a copy counts on
+
+    class Counting(OwnNet):
+        def forward(self, x):
+            counted.append(x)
+            return super().forward(x) * len(counted)
+
+    with pytest.raises(Refused) as caught:
+        rc.fold(trained(Counting()))
+    assert caught.value.code == "live.changing"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -163,7 +165,8 @@ def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
     average = {name: value + 1 for name, value in tiny_weights.items()}
     wrapped = OrderedDict((f"module._orig_mod.{name}", value) for name, value in tiny_weights.items())
     ema = {**{f"module.{name}": value for name, value in average.items()}, "steps": torch.tensor(7)}
-    torch.save({"state_dict": wrapped, "ema_state_dict": ema, "optimizer": {"state": {0: torch.ones(2)}}}, "a.pth")
+    said = {"optimizer": {"state": {0: torch.ones(2)}}, "message_hub": {}}
+    torch.save({"state_dict": wrapped, "ema_state_dict": ema, **said}, "a.pth")
     found = read_checkpoint("a.pth")
     assert found.origin.weights == "state_dict"
     assert "moving average already" in found.origin.weights_reason
@@ -176,6 +179,30 @@ def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
     refused("a.pth", "checkpoint.weights", weights="model")
     torch.save({"first": tiny_weights, "second": average}, "b.pth")
     assert "first, second" in refused("b.pth", "checkpoint.ambiguous")
+    for order in ("student", "teacher"), ("teacher", "student"):  # a dict's order is no rule
+        torch.save({"model": dict(zip(order, (tiny_weights, average), strict=True)), "epoch": 3}, "c.pth")
+        assert ", ".join(f"model.{name}" for name in order) in refused("c.pth", "checkpoint.ambiguous")
+    assert torch.equal(read_checkpoint("c.pth", "model.student").tensors["head.fc.bias"], average["head.fc.bias"])
+    torch.save({"state_dict": wrapped, "ema_state_dict": ema}, "d.pth")  # mmengine's rule is mmengine's files'
+    assert "state_dict, ema_state_dict" in refused("d.pth", "checkpoint.ambiguous")
+    torch.save({"state_dict": tiny_weights, "net": average}, "e.pth")
+    assert read_checkpoint("e.pth").origin.weights_reason == "state_dict by rule; beside it: net"
+
+
+def test_what_the_file_says_is_read_wherever_it_stands(tiny_weights):
+    cfg = 'model = dict(backbone=dict(type="RIFormer", norm_cfg=dict(type="LN2d"), act_cfg=dict(type="ReLU")))'
+    meta = {"cfg": cfg}
+    torch.save({"state_dict": tiny_weights, "meta": meta}, "beside.pth")
+    torch.save({**tiny_weights, "meta": meta}, "flat.pth")
+    torch.save({"state_dict": {**tiny_weights, "meta": meta}}, "among.pth")
+    torch.save({"model": {"net": tiny_weights, "meta": meta}, "meta": {}}, "nearer.pth")
+    save_file(tiny_weights, "said.safetensors", metadata={"meta": json.dumps(meta), "epoch": "3"})
+    for path in ("beside.pth", "flat.pth", "among.pth", "nearer.pth", "said.safetensors"):
+        found = read_checkpoint(path)
+        assert found.record["meta"] == meta, path
+        facts = {fact.name: (fact.value, fact.source) for fact in METHOD.read(found, {}).facts}
+        assert (facts["norm"], facts["act"]) == (("LN2d", "meta.cfg"), ("ReLU", "meta.cfg")), path
+    assert found.record["epoch"] == 3
 
 
 def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
@@ -216,7 +243,13 @@ def test_unsound_weights_are_named(tmp_path, tiny_weights):
     assert "bn.running_var" in refused(path, "checkpoint.negative-variance")
     assert "extra.weight" in refused(with_(extra__weight=torch.ones(1)), "checkpoint.unexpected-keys")
     assert "head.fc.bias has shape [9]" in refused(with_(head__fc__bias=torch.ones(9)), "checkpoint.shape")
-    refused(with_(head__fc__bias=torch.ones(5, dtype=torch.int8)), "checkpoint.dtype")
+    for dtype in (torch.int8, torch.float8_e4m3fn, torch.complex64):
+        assert str(dtype) in refused(with_(head__fc__bias=torch.ones(5).to(dtype)), "checkpoint.dtype")
+    assert "complex64" in refused(with_(bn__running_var=torch.ones(1).to(torch.complex64)), "checkpoint.dtype")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is giving them up; their files stay
+        quantised = torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8)
+    assert "_rebuild_qtensor" in refused(with_(head__fc__bias=quantised), "checkpoint.global-in-weights")
     del tiny_weights["backbone.network.2.1.mlp.fc2.bias"]
     assert "network.2.1.mlp.fc2.bias" in refused(with_(), "checkpoint.missing-keys")
 

@@ -9,15 +9,21 @@ from torch import Tensor
 
 from repaconv.errors import Refused
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What weights are trained in; narrower floats are quantised, and mean nothing without the scales beside them."""
+
 
 def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
     """Refuse weights that no training leaves behind on purpose.
 
     Raises:
-        Refused: ``checkpoint.not-finite`` for NaN or infinity; ``checkpoint.negative-variance`` for a
-            BatchNorm variance below zero. Both name the tensor as the file does.
+        Refused: ``checkpoint.dtype`` for complex numbers and floats other than `FLOATS`;
+            ``checkpoint.not-finite`` for NaN or infinity; ``checkpoint.negative-variance`` for a BatchNorm variance
+            below zero. All name the tensor as the file does.
     """
     for name, tensor in tensors.items():
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in FLOATS:
+            raise _dtype(names.get(name, name), tensor, "not float16, bfloat16, float32 or float64")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise Refused(
@@ -56,11 +62,15 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
                 code="checkpoint.shape",
             )
         if wanted.is_floating_point() and not found.is_floating_point():
-            raise Refused(
-                f"{names.get(name, name)} holds {found.dtype}, not floating point numbers.",
-                hint="Fold the float checkpoint and quantise afterwards.",
-                code="checkpoint.dtype",
-            )
+            raise _dtype(names.get(name, name), found, "not floating point numbers")
+
+
+def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:
+    return Refused(
+        f"{name} holds {tensor.dtype}, {wanted}.",
+        hint="Fold the float checkpoint and quantise afterwards.",
+        code="checkpoint.dtype",
+    )
 
 
 def _none_of(code: str, verb: str, keys: Iterable[str], hint: str) -> None:

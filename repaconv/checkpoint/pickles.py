@@ -85,7 +85,15 @@ _DTYPES = {
     "CharStorage": torch.int8,
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
+    # the integers of quantised tensors, whose scales stand in a global that stays inert
+    "QInt8Storage": torch.int8,
+    "QUInt8Storage": torch.uint8,
+    "QInt32Storage": torch.int32,
+    "QUInt4x2Storage": torch.uint8,
+    "QUInt2x4Storage": torch.uint8,
 }
 
 StorageBytes = Callable[[str, torch.dtype, int], Tensor]

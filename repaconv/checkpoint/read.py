@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from repaconv.artefact import Origin, WeightSet
-from repaconv.checkpoint.containers import open_container
+from repaconv.checkpoint.containers import Contents, open_container
 from repaconv.checkpoint.pickles import Placeholder
 from repaconv.errors import Refused
 from repaconv.files import sha256_of
@@ -38,7 +38,8 @@ class Checkpoint:
         placeholders: Globals of the pickle that were not built.
         tensors: Weights by name, wrappers' prefixes stripped; any dtype, as stored.
         names: Those names to the names in the file.
-        record: What else the file says (epoch, args, meta), as plain values.
+        record: What else the file says (epoch, args, meta), as plain values: beside these weights, among them, in
+            safetensors' metadata; the nearest to them counts.
     """
 
     path: Path
@@ -64,7 +65,7 @@ def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | 
     path = Path(path)
     contents = open_container(path)
     sets = dict(_weight_sets(contents.value))
-    place, reason = _choose(path, sets, weights, contents.placeholders)
+    place, reason = _choose(path, sets, weights, contents)
     tensors = _only_tensors(path, place, sets[place])
     names, stripped = _strip_wrappers(list(tensors))
     return Checkpoint(
@@ -82,7 +83,7 @@ def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | 
         placeholders=contents.placeholders,
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
-        record=_record(contents.value, set(sets)),
+        record=_record(contents.value, place, sets),
     )
 
 
@@ -105,7 +106,7 @@ def _weight_sets(value: Any, place: str = ".", depth: int = 4) -> Iterator[tuple
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1)
 
 
-def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, placeholders: tuple[str, ...]) -> tuple[str, str]:
+def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: Contents) -> tuple[str, str]:
     known = ", ".join(sets)
     if wanted is not None:
         if wanted not in sets:
@@ -116,32 +117,49 @@ def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, placeholder
             )
         return wanted, "asked for with --weights"
     if not sets:
-        whole = f"; it holds {', '.join(placeholders[:3])}, which need their code" if placeholders else ""
+        foreign = ", ".join(contents.placeholders[:3])
+        whole = f"; it holds {foreign}, which need their code" if foreign else ""
         raise Refused(
             f"{path} holds no weights{whole}.",
             hint="Save the trained module's state_dict() with torch.save or safetensors.",
             code="checkpoint.no-weights",
         )
-    averages = [place for place in sets if place.partition(".")[0] in AVERAGES]
     for usual in USUAL:
-        for place in sets:
-            if place == usual or place.startswith(f"{usual}."):
-                return place, _why(place, averages)
+        under = [place for place in sets if place == usual or place.startswith(f"{usual}.")]
+        if len(under) > 1:
+            raise _ambiguous(path, f"several sets of weights under the usual name {usual}", under)
+        if under:
+            return under[0], _by_rule(path, under[0], [place for place in sets if place != under[0]], contents.value)
     if len(sets) == 1:
         return known, "the only weights in the file"
-    raise Refused(
-        f"{path} holds several sets of weights and none under a usual name: {known}.",
-        hint="Choose one with --weights NAME.",
+    raise _ambiguous(path, "several sets of weights and none under a usual name", list(sets))
+
+
+def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
+    """Why this set and none of the others; refused where a rule would only be claimed."""
+    if "ema_state_dict" in others:
+        if place != "state_dict" or not _by_mmengine(value):
+            what = "two sets of weights and nothing of mmengine, by whose rule the first would be the moving average"
+            raise _ambiguous(path, what, [place, "ema_state_dict"])
+        return f"{place} is the moving average already: mmengine swaps on saving, ema_state_dict is the raw set"
+    if not others:
+        return "the usual place" if place != "." else "the file is a bare state dict"
+    average = next((other for other in others if other.partition(".")[0] in AVERAGES), None)
+    beside = f"the moving average beside it is --weights {average}" if average else f"beside it: {', '.join(others)}"
+    return f"{place} by rule; {beside}"
+
+
+def _by_mmengine(value: Mapping[str, Any]) -> bool:
+    meta = value.get("meta")
+    return "message_hub" in value or (isinstance(meta, Mapping) and ("mmengine_version" in meta or "cfg" in meta))
+
+
+def _ambiguous(path: Path, what: str, places: list[str]) -> Refused:
+    return Refused(
+        f"{path} holds {what}: {', '.join(places)}.",
+        hint=f"Choose one with --weights NAME, e.g. --weights {places[0]}.",
         code="checkpoint.ambiguous",
     )
-
-
-def _why(place: str, averages: list[str]) -> str:
-    if "ema_state_dict" in averages:
-        return f"{place} is the moving average already: mmengine swaps on saving, ema_state_dict is the raw set"
-    if averages:
-        return f"{place} by rule; the moving average beside it is --weights {averages[0]}"
-    return "the usual place" if place != "." else "the file is a bare state dict"
 
 
 def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -191,12 +209,20 @@ def _strip_holder(names: list[list[str]]) -> tuple[list[list[str]], list[str]]:
     return [name[count:] if name[:count] == stems[0] else name for name in names], [".".join(stems[0])]
 
 
-def _record(value: Any, taken: set[str]) -> dict[str, Any]:
-    """Everything small beside the weights, as plain values; what is neither plain nor a Namespace goes."""
-    if not isinstance(value, Mapping) or "." in taken:
-        return {"__metadata__": plain(value["__metadata__"])} if "__metadata__" in value else {}
-    places = {place.partition(".")[0] for place in taken}
-    return {str(key): plain(entry) for key, entry in value.items() if key not in places and "optim" not in str(key)}
+def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict[str, Any]:
+    """Everything small on the way to the taken weights and among them, the nearest last, as plain values."""
+    said: dict[str, Any] = {}
+    nearer: dict[str, Any] = {}
+    for key, entry in value.items() if isinstance(value, Mapping) else ():
+        place = f"{at}{key}"
+        within = [name for name in sets if name == place or name.startswith(f"{place}.")]
+        if taken in within:
+            nearer = _record(entry, taken, sets, f"{place}.")
+        elif key == "__metadata__" and isinstance(entry, Mapping):
+            said |= plain(entry)
+        elif not within and not isinstance(entry, Tensor) and "optim" not in str(key):
+            said[str(key)] = plain(entry)
+    return {**said, **nearer}
 
 
 def plain(value: Any, depth: int = 6) -> Any:

@@ -294,6 +294,7 @@ def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: 
             hint="LoRA of rank r on a linear layer has A [r, in] and B [out, r].",
             code="lora.shape",
         )
+    require_sound({weight: w}, base.names)
     if not all(tensor.is_floating_point() for tensor in (a, b, w)):
         raise Refused(
             f"{layer} or its adapter does not hold floating point numbers.",

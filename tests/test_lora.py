@@ -11,6 +11,7 @@ import repaconv as rc
 from repaconv.errors import Refused
 from repaconv.methods.pyra import METHOD as PYRA
 from repaconv.methods.repavit import METHOD as REPAVIT
+from repaconv.proof.policy import EXACT
 
 HEADS = {"num_heads": "3"}
 
@@ -88,6 +89,7 @@ def test_every_layout_on_plain_and_on_repavit(layout, base):
     assert folded.applied == (("pyra" if base == "plain" else "repavit"), "lora")
     rows = [step for step in folded.certificate if "lora (rank 3, scale 2)" in " ".join(step.folded)]
     assert [step.module for step in rows] == layers
+    assert folded.tolerances["onnx"] == EXACT["onnx"]  # rows make no net deeper
     # the same as folding the merged weights; a plain net gets one adapter of zeros, to be known for what it is
     whole = merged(weights, adapters, 2.0)
     if base == "plain":

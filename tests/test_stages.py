@@ -16,6 +16,8 @@ import repaconv as rc
 from repaconv.artefact import FoldArtefact
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, write_text
+from repaconv.methods import dwconv
+from repaconv.methods.contract import FoldedPart
 from repaconv.methods.riformer import METHOD
 
 RUN = Path("repaconv-out/tiny")
@@ -108,6 +110,51 @@ def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
     with pytest.raises(GateFailed, match=r"network\.0\.0"):
         rc.fold(tiny)
     assert not RUN.exists()
+
+
+def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
+    weights = dwconv.METHOD.example("tiny", 1)
+    torch.save({"state_dict": weights}, "c.pth")
+    honest_stem, honest_tail = dwconv.fold_stem, dwconv.fold_tail
+
+    def reversed_stem(tensors):
+        part = honest_stem(tensors)
+        return FoldedPart({**part.tensors, "pos_embed": part.tensors["pos_embed"].flip(1)})
+
+    def stem_in_the_tail(config, tensors):
+        tail = honest_tail(config, tensors)
+        stem = {name: 2 * value for name, value in honest_stem(tensors).tensors.items()}
+        return FoldedPart({**tail.tensors, **stem}, tail.step)
+
+    for wrong in {"fold_stem": reversed_stem}, {"fold_stem": lambda _: FoldedPart({}), "fold_tail": stem_in_the_tail}:
+        with monkeypatch.context() as patch:
+            for name, function in wrong.items():
+                patch.setattr(dwconv, name, function)
+            with pytest.raises(GateFailed) as caught:
+                rc.fold("c.pth", num_heads=3)
+        assert (caught.value.code, Path("repaconv-out").exists()) == ("fold.not-proved", False)
+    assert rc.fold("c.pth", num_heads=3).verdict == "passed"
+
+
+def test_what_float32_cannot_hold_is_not_written(tiny_weights):
+    name = "backbone.network.0.0.mlp.fc1.weight"
+    torch.save({**tiny_weights, name: tiny_weights[name].double() * 1e39}, "huge.pth")
+    with pytest.raises(Refused, match="float32 cannot hold") as caught:
+        rc.fold("huge.pth")
+    assert (caught.value.code, Path("repaconv-out").exists()) == ("fold.float32", False)
+
+
+def test_the_policys_depth_is_that_of_the_blocks():
+    from repaconv.pipeline.folding import _blocks
+
+    blocks = [f"blocks.{n}" for n in range(48)]
+    inside = [f"{block}.attn.branches.1.qkv" for block in blocks]
+    assert (
+        _blocks([*inside, *blocks, "head"]) == _blocks([f"{block}.{part}" for block in blocks for part in "ab"]) == 48
+    )
+    swin = [f"layers.{stage}.blocks.{n}" for stage in range(4) for n in range(2)]
+    assert _blocks([*swin, "layers.0.downsample", "head"]) == 8
+    assert _blocks(["one"]) == 0
 
 
 def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):

@@ -54,7 +54,10 @@ class TrainingForm:
 
 @dataclass(frozen=True)
 class FoldedPart:
-    """Some modules of the deploy form: float64 tensors by name, and a row of the certificate if folded."""
+    """Some modules of the deploy form: float64 tensors by name, and a row of the certificate if folded.
+
+    What lies in no module that the row proves must be the training form's own, name and numbers.
+    """
 
     tensors: Mapping[str, Tensor]
     step: FoldStep | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
@@ -185,6 +186,7 @@ def fold_file(
                     raise _not_exact(part.step, allowed, _parting(chosen, trained, size, whole))
                 steps.append(part.step.model_copy(update={"allowed": allowed}))
                 progress("fold", len(steps), 0)
+            _require_proved(part, trained)
             yield part
             drop_pages(trained.tensors.values())
 
@@ -224,7 +226,7 @@ def fold_file(
         tensors=tensors,
         training=costs[0],
         deploy=costs[1],
-        tolerances={**exact_rtols(len(steps)), **trained.tolerances},
+        tolerances={**exact_rtols(_blocks([step.module for step in steps])), **trained.tolerances},
         certificate=tuple(steps),
         payload=Payload(path=run.model.name, sha256=hashes[0], bytes=run.model.stat().st_size),
     )
@@ -253,6 +255,32 @@ def _import_torch() -> None:
     import torch
 
     torch.empty(1, device="meta").mul(2)  # the first operation on meta imports much
+
+
+def _require_proved(part: FoldedPart, trained: TrainingForm) -> None:
+    """A tensor of no module that the part's row of the certificate proves is the training form's own, to the bit.
+
+    Raises:
+        GateFailed: If it is not.
+    """
+    for name, value in part.tensors.items():
+        if part.step and name.startswith(f"{part.step.module}."):
+            continue
+        own = trained.tensors.get(name)
+        if own is None or own.shape != value.shape or not bool((own.double() == value.double()).all()):
+            raise GateFailed(
+                f"the folded {name} is not as trained, and no row of the certificate proves it; nothing was written.",
+                hint="This is a defect of the method; please report it with `repaconv inspect`.",
+                code="fold.not-proved",
+                module=name.rpartition(".")[0],
+            )
+
+
+def _blocks(modules: Sequence[str]) -> int:
+    """How many numbered modules the certificate's rows are of: rows within another's module are of that block."""
+    outermost = [name for name in modules if not any(name.startswith(f"{other}.") for other in modules)]
+    numbered = {match[0] for name in outermost if (match := re.match(r".*\.\d+", name))}
+    return sum(not any(other.startswith(f"{name}.") for other in numbered) for name in numbered)
 
 
 def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:

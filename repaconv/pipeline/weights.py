@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.artefact import TensorInfo
-from repaconv.errors import GateFailed
+from repaconv.errors import GateFailed, Refused
 from repaconv.files import write_with
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def write_weights(
 
     Raises:
         GateFailed: If the parts are not the deploy form's.
+        Refused: If a value is beyond float32.
     """
     infos = tuple(
         TensorInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
@@ -62,8 +63,11 @@ def write_weights(
                 if name not in left or value.shape != expected[name].shape:
                     raise _not_the_deploy_form(f"{name} {list(value.shape)}")
                 left.remove(name)
+                stored = value.detach().to(expected[name].dtype).contiguous()
+                if not bool(stored.isfinite().all()):
+                    raise _beyond(name)
                 file.seek(8 + len(text) + offsets[name])
-                file.write(value.detach().to(expected[name].dtype).contiguous().numpy().data)
+                file.write(stored.numpy().data)
 
         # one part is written while the next is computed
         with temporary.open("wb") as file, ThreadPoolExecutor(1) as pool:
@@ -89,4 +93,12 @@ def _not_the_deploy_form(what: str) -> GateFailed:
         f"the fold gives {what}, which is not the deploy form's; nothing was written.",
         hint="This is a defect of the method; please report it with `repaconv inspect`.",
         code="fold.not-whole",
+    )
+
+
+def _beyond(name: str) -> Refused:
+    return Refused(
+        f"the folded {name} has values that float32 cannot hold; nothing was written.",
+        hint="The deploy form is stored and run in float32, up to 3.4e38: scale these weights, or train them again.",
+        code="fold.float32",
     )

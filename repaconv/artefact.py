@@ -78,13 +78,18 @@ class Origin(Record):
 
 
 class Preprocessing(Record):
-    """What happens to an image before the network; mean and std on the 0..255 scale, per channel."""
+    """What happens to an image before the network; mean and std on the 0..255 scale, per channel.
+
+    ``resize_edge`` is the shorter edge's length, the image size's longer side where None; with ``keep_ratio`` False,
+    both edges', the image size itself where None.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     channel_order: Literal["RGB", "BGR"] = "RGB"
     image_size: ImageSize
     resize_edge: int | None = None
+    keep_ratio: bool = True
     interpolation: str = "bicubic"
     source: str
 

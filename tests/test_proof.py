@@ -16,6 +16,8 @@ from PIL import Image
 import repaconv as rc
 from repaconv.artefact import Preprocessing
 from repaconv.errors import Refused, UsageProblem
+from repaconv.methods.preprocessing import preprocessing_of
+from repaconv.methods.reading import Knobs
 from repaconv.proof.accuracy import Counts, mcnemar
 from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
 from repaconv.proof.images import prepared, read_image
@@ -204,6 +206,97 @@ def test_preprocessing_by_hand(tmp_path):
     assert read_image(tmp_path / "wide.png", PLAIN, (8, 8), 1).shape == (8, 8, 1)
 
 
+def test_images_are_resized_as_the_evaluation_does_or_refused(tmp_path):
+    def of(path, **changes):
+        wanted = PLAIN.model_copy(update={"image_size": (8, 6), "interpolation": "nearest", **changes})
+        return read_image(path, wanted, (8, 6), 3)
+
+    half = np.zeros((40, 80, 3), dtype=np.uint8)
+    half[:, 40:] = 200
+    Image.fromarray(half).save(tmp_path / "half.png")
+    assert (of(tmp_path / "half.png", keep_ratio=False).mean((0, 2)) == [0, 0, 0, 200, 200, 200]).all()
+    whole = of(tmp_path / "half.png", keep_ratio=False, resize_edge=10)
+    assert (whole.mean((0, 2)) == [0, 0, 0, 200, 200, 200]).all()
+    tall = np.arange(6 * 12, dtype=np.uint8).repeat(3).reshape(12, 6, 3)
+    Image.fromarray(tall).save(tmp_path / "tall.png")
+    assert (of(tmp_path / "tall.png", resize_edge=6) == tall[2:10]).all()
+    Image.fromarray(tall[:6]).save(tmp_path / "square.png")
+    with pytest.raises(Refused, match="6 x 6, less than the crop 8 x 6"):  # never stretched
+        of(tmp_path / "square.png", resize_edge=6)
+    deep = np.linspace(0, 65535, 64).reshape(8, 8)
+    for name, pixels in (("a.png", deep.astype(np.uint16)), ("b.tif", deep.astype(np.int32)), ("c.tif", deep)):
+        Image.fromarray(pixels if pixels.dtype != float else pixels.astype(np.float32)).save(tmp_path / name)
+        with pytest.raises(Refused, match="more than 8 bits"):
+            of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("folders", "classes", "code"),
+    [
+        (["train/cat", "train/dog", "val/cat", "val/dog"], 2, "images.nested"),
+        ([str(n) for n in range(12)], 12, "classes"),  # ImageFolder's third class is 10
+        (["7"], 1000, "classes"),
+        (["²", "³"], 2, [0, 1]),
+        ([f"{n:02}" for n in range(12)], 12, [*range(12)]),
+        ([str(n) for n in range(1, 6)], 5, [*range(5)]),
+    ],
+)
+def test_folders_that_are_not_surely_classes(folders, classes, code, tmp_path):
+    for name in folders:
+        save_image(tmp_path / "data" / name / "a.png")
+    kinds = {"wanted": PLAIN, "size": (8, 8), "channels": 3, "classes": classes}
+    if isinstance(code, list):
+        assert image_inputs(tmp_path / "data", **kinds).piece(0, len(folders)).labels.tolist() == code
+        return
+    with pytest.raises((Refused, UsageProblem)) as caught:
+        image_inputs(tmp_path / "data", **kinds)
+    assert caught.value.code == code
+    if code == "classes":
+        (tmp_path / "names").write_text("\n".join(map(str, range(classes))))
+        named = image_inputs(tmp_path / "data", **kinds, class_names=tmp_path / "names")
+        files = sorted(folders)
+        assert named.piece(0, len(folders)).labels.tolist() == [int(name) for name in files]
+
+
+def told(args=None, steps=None, **settings):
+    config = {"test_pipeline": steps, "data_preprocessor": {"mean": [1.0], "std": [2.0]}} if steps else {}
+    found = preprocessing_of({"args": args or {}}, config, Knobs(settings))
+    return found.image_size, found.resize_edge, found.keep_ratio, found.interpolation, found.source
+
+
+def test_what_the_file_says_of_its_evaluation_is_taken_or_named():
+    usual, crop = "ImageNet's, as in the official configuration", {"type": "CenterCrop", "crop_size": 224}
+    rest, config = f"else {usual}", "meta.cfg: mean, std, channel_order"
+    assert told() == ((224, 224), 256, True, "bicubic", f"{usual}; the file does not tell")
+    assert told({"input_size": 224, "eval_crop_ratio": 1.0})[1:] == (224, True, "bicubic", f"args: resize_edge; {rest}")
+    assert told({"input_size": 32, "eval_crop_ratio": 0.5})[:2] == ((32, 32), None)  # DeiT resizes no small images
+    assert told({"input_size": [3, 256, 128]})[0] == told({"img_size": [256, 128]})[0] == (256, 128)
+    assert told({"img_size": "big", "interpolation": "random"})[-1] == (
+        f"{usual}; not taken from args: img_size=big, interpolation=random"
+    )
+    pyra = {"input_size": 64, "direct_resize": True, "inception": True}
+    assert told(pyra)[1:] == (64, False, "bicubic", "args: mean, std, resize_edge, keep_ratio")
+    assert told({"img_size": 64, "crop_mode": "squash", "crop_pct": 0.5})[1:3] == (128, False)
+    edge = {"type": "ResizeEdge", "scale": 248, "edge": "short", "backend": "pillow", "interpolation": "bicubic"}
+    whole = ((224, 224), 248, True, "bicubic", f"{config}, resize_edge, interpolation")
+    assert told(steps=[{"type": "LoadImageFromFile"}, edge, crop, {"type": "PackInputs"}]) == whole
+    exact = {"type": "Resize", "scale": [256, 256], "backend": "pillow"}  # both edges, as mmcv does
+    assert told(steps=[exact, crop])[:4] == ((224, 224), 256, False, "bilinear")
+    assert told(steps=[{**exact, "scale": [128, 256]}])[:4] == ((256, 128), None, False, "bilinear")
+    assert told(steps=[exact, crop], keep_ratio="yes")[2] is True
+    assert told(steps=[crop, {"type": "Normalize", "mean": [0], "std": [1]}])[-1] == (
+        f"{config}; {rest}; not taken from meta.cfg: Normalize(mean=[0], std=[1])"
+    )
+    for step in (
+        {"type": "Pad", "size": 256},
+        {**exact, "keep_ratio": True},
+        {**edge, "edge": "long"},
+        {**crop, "auto_pad": True},
+    ):
+        assert f"not taken from meta.cfg: {step['type']}(" in told(steps=[step])[-1]
+    assert "not taken from meta.cfg: backend=cv2" in told(steps=[{"type": "ResizeEdge", "scale": 256}, crop])[-1]
+
+
 def test_images_and_their_labels(tmp_path):
     for place, name in enumerate(("cat", "cat", "dog", "eel")):
         save_image(tmp_path / "by_name" / name / f"{place}.png", place)
@@ -255,6 +348,24 @@ def test_labels_of_an_npz(tmp_path):
     np.savez(tmp_path / "b.npz", input=images, labels=np.array([0, 2]))
     with pytest.raises(Refused, match="labels"):
         npz_inputs(tmp_path / "b.npz")
+    for classes, match in ((2, "0 to 2 are not of 2 classes"), (0, "no classes")):
+        with pytest.raises(Refused, match=match):
+            npz_inputs(tmp_path / "a.npz", 3, classes)
+    np.savez(tmp_path / "c.npz", input=images, labels=np.array([0, -1, 1]))  # -1 is unknown
+    assert npz_inputs(tmp_path / "c.npz", 3, 2).labels
+
+
+def test_what_an_npz_holds_is_used_named_or_refused(tmp_path):
+    images, output = np.zeros((3, 3, 8, 8), dtype=np.float32), np.zeros((3, 5))
+    np.savez(tmp_path / "a.npz", input=images, output=output, output_fp64=output, output_float64=output)
+    found = npz_inputs(tmp_path / "a.npz")
+    assert (found.recorded, found.name) == ("output_fp64", "a.npz (3 images; not used: output, output_float64)")
+    np.savez(tmp_path / "b.npz", input=images, output_fp64=output, output=output[:2])
+    with pytest.raises(Refused, match=r"output \[2, 5\] is not an output for each of the 3 images"):
+        npz_inputs(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", input=images.astype(np.uint8))
+    with pytest.raises(Refused, match="holds uint8, not normalised images"):
+        npz_inputs(tmp_path / "c.npz")
 
 
 def test_random_images_do_not_depend_on_the_batch():

@@ -100,6 +100,8 @@ def test_none_at_all_is_not_the_usual_number(tiny):
     for stage, name in ((rc.verify, "count"), (rc.export, "batch"), (rc.bench, "threads"), (rc.bench, "rounds")):
         with pytest.raises(UsageProblem, match=f"{name} is 0"):
             stage(**{name: 0})
+    with pytest.raises(UsageProblem, match="count is -1"):
+        rc.verify(images=".", count=-1)
 
 
 def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):

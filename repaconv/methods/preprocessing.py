@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from repaconv.artefact import ImageSize, Preprocessing, parse_image_size
-from repaconv.checkpoint import find_typed
 from repaconv.errors import Refused
+from repaconv.methods.pipelines import are_numbers, as_size, of_pipeline
 from repaconv.methods.reading import Knobs, one_of, positive
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+INCEPTION = (127.5, 127.5, 127.5)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 # Evaluations on ImageNet resize to 256 and cut 224 out; on small images they take them whole.
 CROP_RATIO, SMALL = 0.875, 160
+# DeiT's main.py resizes no images of up to this size, whatever its eval_crop_ratio.
+DEIT_WHOLE = 32
+USUAL = "ImageNet's, as in the official configuration"
+
+
+class Told(NamedTuple):
+    """What one part of the file says: fields of `Preprocessing`, and what else it says."""
+
+    where: str
+    values: dict[str, Any]
+    odd: list[str]
 
 
 def preprocessing_of(
@@ -21,36 +33,64 @@ def preprocessing_of(
 ) -> Preprocessing:
     """Sizes, interpolation, mean and std: of --set, of mmengine's configuration or a trainer's args, else ImageNet's.
 
-    Takes the knobs ``image_size``, ``mean``, ``std``, ``resize_edge``, ``interpolation`` and ``channel_order``; with
-    ``fixed``, the size that the network is for, no other is taken.
+    Takes the knobs ``image_size``, ``mean``, ``std``, ``resize_edge``, ``keep_ratio``, ``interpolation`` and
+    ``channel_order``; with ``fixed``, the size that the network is for, no other is taken. ``source`` says of each part
+    where it is from, and names what the file says and is not taken.
 
     Raises:
         Refused: If another size than ``fixed`` is asked for.
     """
     args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
     assert isinstance(args, Mapping)
-    image_size = _image_size(args, config, knobs, fixed)
-    found, source = _of_file(args, config, image_size)
-    told = found if source in ("args", "meta.cfg") else {}
+    of_config = Told("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
+    sizes = _sizes(args)
+    image_size = _image_size(sizes, of_config, knobs, fixed)
+    of_args = _of_args(args, image_size)
+    told = [Told("args", of_args.values, [*sizes.odd, *of_args.odd]), of_config]
+    said = {name: (value, part.where) for part in told for name, value in part.values.items()}
+    edge = _edge(CROP_RATIO, image_size) if max(image_size) >= SMALL else None
+    found = {"mean": MEAN, "std": STD, "resize_edge": edge, **{name: value for name, (value, _) in said.items()}}
     asked = {
-        "mean": knobs.asked("mean", _numbers, told.get("mean"), source),
-        "std": knobs.asked("std", _numbers, told.get("std"), source),
+        "mean": knobs.asked("mean", _numbers, *said.get("mean", ())),
+        "std": knobs.asked("std", _numbers, *said.get("std", ())),
         "resize_edge": knobs.asked("resize_edge", positive),
+        "keep_ratio": knobs.asked("keep_ratio", _yes_or_no),
         "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
-        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), told.get("channel_order"), source),
+        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), *said.get("channel_order", ())),
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    source = f"--set {', '.join(given)}; else {source}" if given else source
+    source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
     return Preprocessing(**{**found, **given, "image_size": image_size, "source": source})
 
 
-def _image_size(args: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs, fixed: ImageSize | None) -> ImageSize:
-    size, source = _number(args.get("img_size") or args.get("input_size")), "args"
-    if size is None:
-        pipeline = config.get("test_pipeline")
-        size, source = _number((find_typed(pipeline, "CenterCrop") or {}).get("crop_size")), "meta.cfg"
+def _source(told: list[Told]) -> str:
+    """Where what is taken is from: the file's parts by name, ImageNet's for the rest, and what is not understood."""
+    taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
+    said = [f"{where}: {', '.join(names)}" for where, names in taken if names]
+    odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
+    if not said:
+        return "; ".join([USUAL, *(odd or ["the file does not tell"])])
+    whole = {"mean", "std", "resize_edge"} <= {name for _, names in taken for name in names}
+    return "; ".join([*said, *([] if whole else [f"else {USUAL}"]), *odd])
+
+
+def _sizes(args: Mapping[str, Any]) -> Told:
+    """A trainer's image size; timm takes input_size [C, H, W] before img_size."""
+    found: dict[str, Any] = {}
+    odd = []
+    for name in ("input_size", "img_size"):
+        if (value := args.get(name)) is not None:
+            size = as_size(value)
+            if size is None or found.setdefault("image_size", size) != size:
+                odd.append(f"{name}={value}")
+    return Told("args", found, odd)
+
+
+def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | None) -> ImageSize:
     if fixed is None:
-        return knobs.take("image_size", parse_image_size, (224, 224), (size, size) if size else None, source, free=True)
+        said = sizes if sizes.values else of_config
+        found: ImageSize | None = said.values.get("image_size")
+        return knobs.take("image_size", parse_image_size, (224, 224), found, said.where, free=True)
     if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
         return fixed
     raise Refused(
@@ -60,28 +100,32 @@ def _image_size(args: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs
     )
 
 
-def _of_file(args: Mapping[str, Any], config: Mapping[str, Any], size: ImageSize) -> tuple[dict[str, Any], str]:
-    """What the file says, and where."""
-    resize = find_typed(config.get("test_pipeline"), "ResizeEdge") or {}
-    data = config.get("data_preprocessor")
-    if isinstance(data, Mapping) and _are_numbers(data.get("mean")) and _are_numbers(data.get("std")):
-        return {
-            "mean": tuple(data["mean"]),
-            "std": tuple(data["std"]),
-            "channel_order": "RGB" if data.get("to_rgb") else "BGR",
-            "resize_edge": _number(resize.get("scale")),
-            "interpolation": str(resize.get("interpolation", "bilinear")),
-        }, "meta.cfg"
-    usual = {"mean": MEAN, "std": STD, "resize_edge": _edge(CROP_RATIO, size) if max(size) >= SMALL else None}
-    if _are_numbers(args.get("mean")) and _are_numbers(args.get("std")):  # timm's train.py: on the 0..1 scale
-        for name in ("mean", "std"):
-            usual[name] = tuple(255 * value for value in args[name])
-        if isinstance(ratio := args.get("crop_pct"), (int, float)) and 0 < ratio <= 1:
-            usual["resize_edge"] = _edge(ratio, size)
-        if args.get("interpolation") in INTERPOLATIONS:
-            usual["interpolation"] = args["interpolation"]
-        return usual, "args"
-    return usual, "ImageNet's, as in the official configuration; the file does not tell"
+def _of_args(args: Mapping[str, Any], size: ImageSize) -> Told:
+    """What timm's, DeiT's and PYRA's trainers say of their evaluation, in the names of their own options."""
+    found: dict[str, Any] = {}
+    odd = []
+    if are_numbers(args.get("mean")) and are_numbers(args.get("std")):  # timm's: on the 0..1 scale
+        found |= {name: tuple(255 * value for value in args[name]) for name in ("mean", "std")}
+    else:
+        odd += [f"{name}={args[name]}" for name in ("mean", "std") if args.get(name) is not None]
+    if isinstance(args.get("inception"), bool) and isinstance(args.get("direct_resize"), bool):  # PYRA's datasets.py
+        found |= {"mean": INCEPTION, "std": INCEPTION} if args["inception"] else {"mean": MEAN, "std": STD}
+        found |= {"resize_edge": int((1 if args["direct_resize"] else 256 / 224) * max(size)), "keep_ratio": False}
+    for name, whole in (("crop_pct", 0), ("eval_crop_ratio", DEIT_WHOLE)):
+        if (ratio := args.get(name)) is not None:
+            known = isinstance(ratio, (int, float)) and 0 < ratio <= 1
+            edge = _edge(ratio, size) if known and max(size) > whole else None
+            if not known or found.setdefault("resize_edge", edge) != edge:
+                odd.append(f"{name}={ratio}")
+    if (mode := args.get("crop_mode")) == "squash" and size[0] == size[1]:
+        found["keep_ratio"] = False
+    elif mode not in (None, "center"):
+        odd.append(f"crop_mode={mode}")
+    if (interpolation := args.get("interpolation")) in INTERPOLATIONS:
+        found["interpolation"] = interpolation
+    elif interpolation is not None:
+        odd.append(f"interpolation={interpolation}")
+    return Told("args", found, odd)
 
 
 def _edge(ratio: float, size: ImageSize) -> int:
@@ -93,13 +137,5 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(word) for word in text.split(","))
 
 
-def _are_numbers(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple)) and len(value) > 0 and all(isinstance(entry, (int, float)) for entry in value)
-    )
-
-
-def _number(value: Any) -> int | None:
-    if isinstance(value, list):  # timm's input_size is [C, H, W]
-        value = value[-1] if value else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+def _yes_or_no(text: str) -> bool:
+    return one_of("yes", "no")(text) == "yes"

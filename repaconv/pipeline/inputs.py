@@ -39,7 +39,7 @@ def choose_inputs(
         pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
 
     Raises:
-        UsageProblem: If both are given, or the preprocessing is for another number of channels.
+        UsageProblem: If both are given, fewer images than one, or the preprocessing is for another number of channels.
     """
     from repaconv.proof import data
 
@@ -49,7 +49,7 @@ def choose_inputs(
     number = at_least_one("count", count, data.RANDOM_IMAGES)
     wanted = folded.preprocessing
     if inputs:
-        return data.npz_inputs(Path(inputs), config.in_channels)
+        return data.npz_inputs(Path(inputs), config.in_channels, config.classes)
     fits = config.in_channels in (1, 3) and len(wanted.mean) in (1, config.in_channels)
     if (images or pixels) and not fits:
         raise UsageProblem(

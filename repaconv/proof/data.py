@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,11 +102,17 @@ def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: 
     return Inputs(f"{count} images of random pixels, seed {seed}", (count, *shape), piece)
 
 
-def npz_inputs(path: Path, channels: int | None = None) -> Inputs:
+def npz_inputs(path: Path, channels: int | None = None, classes: int | None = None) -> Inputs:
     """``input`` (or the only array of four dimensions) of an .npz, an official output and ``labels`` if they are there.
 
+    Args:
+        path: The file; what of it is not used stands in the result's name.
+        channels: Of the network, where it is known.
+        classes: Of the network, where it is known; 0 without a head.
+
     Raises:
-        Refused: If the file is no .npz of numbers or holds no images with ``channels`` channels, where that is given.
+        Refused: If the file is no .npz of numbers, holds no normalised images with so many channels, an output that is
+            not one for each of them, or labels that are not of these classes (-1 is unknown).
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -127,14 +134,21 @@ def npz_inputs(path: Path, channels: int | None = None) -> Inputs:
             code="inputs.shape",
         )
     given = arrays[name]
-    recorded = next((key for key in RECORDED if key in arrays and len(arrays[key]) == len(given)), "")
+    _require(
+        given.dtype.kind == "f",
+        f"{path}: {name} holds {given.dtype}, not normalised images.",
+        "Give them as the network takes them, in floats: less the mean, over std.",
+    )
+    outputs = [key for key in RECORDED if key in arrays]
+    for key in outputs:
+        of_each = arrays[key].shape[:1] == given.shape[:1] and arrays[key].dtype.kind == "f"
+        what = f"{path}: {key} {list(arrays[key].shape)} is not an output for each of the {len(given)} images."
+        _require(of_each, what, f"Give {key} of shape [{len(given)}, ...], in floats, or leave it out.")
+    recorded = outputs[0] if outputs else ""
     labels = arrays.get("labels")
-    if labels is not None and (labels.shape != given.shape[:1] or labels.dtype.kind not in "iu"):
-        raise Refused(
-            f"{path}: labels {list(labels.shape)} are not one whole number for each of the {len(given)} images.",
-            hint="Give 'labels' of shape [N], or leave them out.",
-            code="inputs.shape",
-        )
+    if labels is not None:
+        _require_labels(path, labels, len(given), classes)
+    unused = ", ".join(sorted(arrays.keys() - {name, recorded, "labels"}))
 
     def piece(start: int, stop: int) -> Batch:
         return Batch(
@@ -144,12 +158,26 @@ def npz_inputs(path: Path, channels: int | None = None) -> Inputs:
         )
 
     return Inputs(
-        f"{path.name} ({len(given)} images)",
+        f"{path.name} ({len(given)} images{'; not used: ' if unused else ''}{unused})",
         given.shape,
         piece,
         recorded,
         "" if labels is None else f"labels of {path.name}",
     )
+
+
+def _require(fits: bool, what: str, hint: str) -> None:
+    if not fits:
+        raise Refused(what, hint=hint, code="inputs.shape")
+
+
+def _require_labels(path: Path, labels: NDArray[Any], images: int, classes: int | None) -> None:
+    hint = "Give 'labels' of shape [N], the numbers of the classes, or leave them out."
+    whole = labels.shape == (images,) and labels.dtype.kind in "iu"
+    _require(whole, f"{path}: labels {list(labels.shape)} are not one whole number for each of {images} images.", hint)
+    _require(classes != 0, f"{path} has labels, and the network has no classes.", hint)
+    known = labels.min() >= -1 and (classes is None or labels.max() < classes)
+    _require(bool(known), f"{path}: labels {labels.min()} to {labels.max()} are not of {classes} classes.", hint)
 
 
 def image_inputs(

@@ -42,12 +42,18 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
     The arithmetic is torchvision's Resize and CenterCrop on Pillow images, which the papers' evaluations use.
 
     Raises:
-        Refused: If it is not a readable image.
+        Refused: If it is not a readable image, has more than 8 bits a channel, or is resized to less than the crop.
     """
     from PIL import Image
 
     try:
         with Image.open(path) as image:
+            if image.mode[0] in "IF":  # Pillow would clip them, not scale them
+                raise Refused(
+                    f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
+                    hint="Save the images with 8 bits, as the network was trained on them.",
+                    code="images.depth",
+                )
             pixels = np.asarray(_cropped(image.convert("RGB" if channels == 3 else "L"), wanted, size))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise Refused(
@@ -60,25 +66,34 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     from PIL.Image import Resampling
 
     height, width = size
-    edge = wanted.resize_edge or max(height, width)
-    short, long = min(image.size), max(image.size)
-    other = max(int(edge * long / short), max(height, width))
-    target = (edge, other) if image.width <= image.height else (other, edge)
-    resized = image.resize(target, Resampling[wanted.interpolation.upper()])
-    if resized.width < width or resized.height < height:
+    across, down = _resized(image.size, wanted, size)
+    if across < width or down < height:
         raise Refused(
-            f"resize_edge {edge} is smaller than the crop {height} x {width}.",
+            f"an image of {image.height} x {image.width} is resized to {down} x {across}, less than the crop "
+            f"{height} x {width}.",
             hint="Give fold --set resize_edge=, or another image size.",
             code="images.crop",
         )
-    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
+    resized = image.resize((across, down), Resampling[wanted.interpolation.upper()])
+    left, top = round((across - width) / 2), round((down - height) / 2)
     return resized.crop((left, top, left + width, top + height))
+
+
+def _resized(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) before the crop, of an image of such a (width, height)."""
+    edge = wanted.resize_edge or max(size)
+    if not wanted.keep_ratio:
+        return (edge, edge) if wanted.resize_edge else (size[1], size[0])
+    longer = int(edge * max(given) / min(given))
+    return (edge, longer) if given[0] <= given[1] else (longer, edge)
 
 
 def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
     """The preprocessing in words, with its source."""
+    edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
     return (
-        f"shorter edge to {wanted.resize_edge or max(size)} ({wanted.interpolation}), middle {size[0]} x {size[1]}, "
+        f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
+        f"middle {size[0]} x {size[1]}, "
         f"{wanted.channel_order}, mean {_short(wanted.mean)}, std {_short(wanted.std)}; from {wanted.source}"
     )
 
@@ -111,17 +126,26 @@ class Labels:
         taken in alphabetical order, as ImageFolder does.
 
         Raises:
-            UsageProblem: If the list of names cannot be read or has another length.
+            Refused: If images lie deeper, where the folders may be splits as well as classes.
+            UsageProblem: If the list of names cannot be read or has another length, or is wanted, as the folders are
+                numbers whose order as text, which is ImageFolder's, may be another.
         """
-        names = sorted({path.relative_to(folder).parts[0] for path in image_files(folder) if path.parent != folder})
+        places = [path.relative_to(folder).parts for path in image_files(folder)]
+        names = sorted({parts[0] for parts in places if len(parts) > 1})
         if not names:
             return cls(None, "no labels: the images lie in no folders named by class")
         if not classes:
             return cls(None, "no labels: the network has no classes")
+        if deep := next((parts for parts in places if len(parts) > 2), None):
+            raise Refused(
+                f"{folder} holds images two folders deep ({'/'.join(deep)}): which of them are the classes?",
+                hint=f"Give one folder that holds the classes' folders, e.g. {folder / deep[0]}.",
+                code="images.nested",
+            )
         if class_names is not None:
             index = _listed(class_names, classes)
             source = f"folder names, in the order of {class_names.name}"
-        elif all(name.isdigit() and int(name) < classes for name in names):
+        elif _are_numbers(names, classes) and all(int(name) < classes for name in names):
             index, source = {name: int(name) for name in names}, "folder names, which are class numbers"
         elif len(names) == classes:
             index, source = {name: place for place, name in enumerate(names)}, "folder names, in alphabetical order"
@@ -131,6 +155,25 @@ class Labels:
         if all(label < 0 for label in known):
             return cls(None, f"no labels: {class_names} names none of the folders")
         return cls(np.asarray(known, dtype=np.int64), source)
+
+
+def _are_numbers(names: list[str], classes: int) -> bool:
+    """Whether the folders are numbers; such as have one order, as numbers and as text, for all the classes.
+
+    Raises:
+        UsageProblem: If they have two.
+    """
+    if not all(name.isdecimal() for name in names):
+        return False
+    widths = {len(name) for name in names}
+    if len(widths) > 1 or min(widths) < len(str(classes - 1)):
+        raise UsageProblem(
+            f"the folders {', '.join(names[:3])} ... are numbers of {classes} classes, and ImageFolder, which sorts "
+            "them as text, has them in another order.",
+            hint="Give --classes FILE: one folder's name a line, in the order of the network's classes.",
+            code="classes",
+        )
+    return True
 
 
 def _listed(path: Path, classes: int) -> dict[str, int]:

@@ -363,6 +363,11 @@ def test_what_an_npz_holds_is_used_named_or_refused(tmp_path):
     np.savez(tmp_path / "b.npz", input=images, output_fp64=output, output=output[:2])
     with pytest.raises(Refused, match=r"output \[2, 5\] is not an output for each of the 3 images"):
         npz_inputs(tmp_path / "b.npz")
+    (tmp_path / "broken.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-60])
+    np.save(tmp_path / "lone.npy", images)
+    for name in ("broken.npz", "lone.npy"):
+        with pytest.raises(Refused, match="not a readable"):
+            npz_inputs(tmp_path / name)
     np.savez(tmp_path / "c.npz", input=images.astype(np.uint8))
     with pytest.raises(Refused, match="holds uint8, not normalised images"):
         npz_inputs(tmp_path / "c.npz")

@@ -5,11 +5,13 @@ Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no la
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +119,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:  # TypeError: a lone .npy
         raise Refused(
             f"{path} is not a readable .npz: {error}.",
             hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",

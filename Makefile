@@ -4,7 +4,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 
 .PHONY: demo test test-slow lint arm docker-steps train clean
-.PHONY: bench-deploy bench-export bench-fold bench-forms bench-gate bench-power bench-precision bench-profile bench-tuner
+.PHONY: bench-deploy bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -53,6 +53,9 @@ bench-gate: .venv/installed
 
 bench-precision: .venv/installed-dev
 	$(BIN)/python benchmarks/lower_precision.py -o benchmarks/results/lower_precision.json
+
+bench-noise: .venv/installed-dev
+	$(BIN)/python benchmarks/precision_noise.py -o benchmarks/results/precision_noise.json
 
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py

@@ -140,10 +140,12 @@ class Metrics(Record):
 
     ``max_rel_error`` is max|a - b| / max|b|, ``mean_abs_error`` over all numbers, ``cosine`` the smallest over the
     images. For logits: ``kl_divergence`` KL(softmax b || softmax a) in nats, its mean over the images;
-    ``top1_agreement``; ``top1_flips`` counts other first classes, ``top1_flips_that_matter`` those where the
-    reference's lead over the class chosen instead is more than the noise, and ``examples`` lists the first of them,
-    by image and lead. Leads and margins are relative to max|b|. ``undecided`` counts images left out, where rounding
-    decides which tokens merge; of a graph of any origin, numbers left out that hang on a rounding.
+    ``top1_agreement`` is 1 - ``top1_flips`` / images, where ``top1_flips`` counts other first classes: those in which
+    the reference's lead over the class chosen instead is more than the noise matter (``top1_flips_that_matter``), the
+    others are ``top1_flips_within_noise``, of the ``top1_close`` images whose first class leads by no more than that at
+    all. ``examples`` lists some flips, by image and lead. Leads and margins are relative to max|b|. ``undecided``
+    counts images left out, where rounding decides which tokens merge; of a graph of any origin, numbers left out that
+    hang on a rounding.
     """
 
     images: int
@@ -156,6 +158,8 @@ class Metrics(Record):
     top1_smallest_margin: float | None = None
     top1_flips: int = 0
     top1_flips_that_matter: int = 0
+    top1_flips_within_noise: int = 0
+    top1_close: int = 0
     examples: tuple[tuple[int, float], ...] = ()
     undecided: int = 0
 
@@ -164,17 +168,30 @@ class Tolerance(Record):
     """What a link allows; None is not judged.
 
     An ``exact`` link passes where max_rel_error <= rtol or max_abs_error <= atol. A ``lossy`` one is never held to
-    those: it passes by cosine, by the share of images whose first class did not change by more than ``noise``, and
-    by the loss of accuracy where there are labels.
+    those: it passes by cosine, by the flips of first classes, and by the loss of accuracy where there are labels.
+    ``flips`` is the share of all images that may lose a lead of more than ``noise``, ``flips_within_noise`` the share
+    of those with a smaller lead that may lose it; more of these is no fault where chance explains it.
     """
 
     kind: Literal["exact", "lossy"]
     rtol: float | None = None
     atol: float | None = None
     cosine: float | None = None
-    agreement: float | None = None
+    flips: float | None = None
+    flips_within_noise: float | None = None
     accuracy_loss: float | None = None
     noise: float = 0.0
+
+    @property
+    def told(self) -> str:
+        """What is allowed, in words."""
+        if self.kind == "exact":
+            limits = ((self.rtol, "relative"), (self.atol, "absolute"))
+            return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
+        if self.flips is None or self.flips_within_noise is None:
+            return f"lossy: cosine {self.cosine}"
+        beyond, within = f"{self.flips:.0%} flips beyond {self.noise:.0%}", f"{self.flips_within_noise:.0%} within"
+        return f"lossy: cosine {self.cosine}, {beyond}, {within}"
 
 
 class Accuracy(Record):
@@ -472,12 +489,14 @@ class Candidate(Record):
 class LoweredCandidate(Record):
     """The winner in a lower precision, which is lossy.
 
-    ``disagreement`` is the share of images whose first class is another than in float32, ``ratio`` against float32.
+    ``disagreement`` is the share of images whose first class is another than in float32, ``link`` how it was judged,
+    ``ratio`` against float32.
     """
 
     precision: str
     images: int
     disagreement: float | None = None
+    link: Link | None = None
     ratio: Ratio | None = None
     told: str
 

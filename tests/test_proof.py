@@ -87,6 +87,37 @@ def test_a_flip_inside_the_noise_is_told_from_one_that_matters():
     assert lossy.verdict == "failed"
 
 
+def test_flips_within_the_noise_are_a_figure_of_their_own_with_a_limit():
+    """Of 100 images 40 lead by 5% of the largest logit, within int8's noise, the rest by 50%."""
+    reference = np.tile([10.0, 5.0, 0.0], (100, 1))
+    reference[:40, 1] = 9.5
+
+    def judged(within, beyond=0, images=100):
+        candidate = reference[:images].copy()
+        candidate[:within, 1] = 10.1
+        candidate[40 : 40 + beyond, 1] = 10.1
+        return judge("int8", ("a", reference[:images]), ("b", candidate), logits=True, tolerance=tolerance("int8"))
+
+    sound = judged(6)
+    assert (sound.verdict, sound.metrics.top1_agreement, sound.metrics.top1_close) == ("passed", 0.94, 40)
+    assert (sound.metrics.top1_flips_that_matter, sound.metrics.top1_flips_within_noise) == (0, 6)
+    assert "94.0% of 100 first classes agree" in sound.note
+    assert "no class that led by more than 10% of the largest logit changed" in sound.note
+    assert "6 of 40 with a smaller lead did; accuracy was not looked at" in sound.note
+    assert "1% flips beyond 10%, 25% within" in sound.tolerance.told
+    many = judged(24)
+    assert (many.verdict, many.metrics.top1_flips_that_matter) == ("failed", 0)
+    assert "24 of 40 with a smaller lead did, 25% is allowed" in many.note
+    assert judged(2, images=2).verdict == "passed"  # of two, chance has both
+    assert "2 classes that led by more than 10% of the largest logit changed, 1% of all" in judged(0, beyond=2).note
+    labelled = Meter(tolerance("int8"), logits=True)
+    labelled.add(reference, reference, labels=np.zeros(100, dtype=np.int64))
+    assert "accuracy was not looked at" not in labelled.link("int8", "a", "b").note
+    large = Meter(tolerance("int8"), logits=True)
+    large.add(np.tile(reference, (50, 1)), np.tile(reference, (50, 1)))
+    assert large.link("int8", "a", "b").verdict == "passed"  # 2000 close ones: no number overflows
+
+
 def test_lossy_is_never_held_to_an_exact_tolerance():
     random = np.random.default_rng(0)
     reference = random.standard_normal((200, 10))
@@ -110,7 +141,7 @@ def test_the_policy_by_precision_and_depth():
     assert (zero.rtol, zero.atol, zero.noise) == (0.0, 0.0, 0.0)
     assert tolerance("onnx", rtol={"onnx": 0.0}).rtol == 0.0
     assert all(tolerance(name, decides=True).cosine == 0.9 for name in LOSSY)
-    assert tolerance("int8", logits=False).agreement is None
+    assert tolerance("int8", logits=False).flips is None
     with pytest.raises(UsageProblem, match="no link 'onx'"):
         tolerance("onnx", rtol={"onx": 1})
 

@@ -250,7 +250,8 @@ def tuning(done: TuneArtefact) -> None:
     for low in done.lowered:
         gain = f", {low.ratio.median:.3f} times as fast as float32" if low.ratio else ""
         other = "" if low.disagreement is None else f"{low.disagreement:.2%} of {low.images} images differ"
-        out().print(f"[yellow]lossy[/]: {low.precision}: {other}{gain}: {low.told}")
+        words = f" ({_plain(low.link.note)})" if low.link else ""
+        out().print(f"[yellow]lossy[/]: {low.precision}: {other}{gain}: {low.told}{words}")
     seconds = f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
     out().print(f"the fastest form on {_plain(done.target)}: [bold]{_form(done.rewrites)}[/] ({seconds})")
     if done.precision != "fp32":
@@ -436,13 +437,7 @@ def _links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Ta
 
 
 def _allowed(tolerance: Tolerance | None) -> str:
-    if tolerance is None:
-        return ""
-    if tolerance.kind == "exact":
-        limits = ((tolerance.rtol, "rel"), (tolerance.atol, "abs"))
-        return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
-    agreement = "" if tolerance.agreement is None else f", agreement {tolerance.agreement:.0%}"
-    return f"lossy: cosine {tolerance.cosine}{agreement}"
+    return "" if tolerance is None else tolerance.told
 
 
 def _print_accuracies(links: Iterable[Link]) -> None:
@@ -467,7 +462,7 @@ def _numbers(metrics: Any) -> tuple[str, str, str, str]:
         return "", "", "", ""
     top1 = "" if metrics.top1_agreement is None else f"{metrics.top1_agreement:.1%}"
     if metrics.top1_flips:
-        top1 += f" ({metrics.top1_flips} flips, {metrics.top1_flips_that_matter} beyond noise)"
+        top1 += f" ({metrics.top1_flips_that_matter} flips beyond noise, {metrics.top1_flips_within_noise} within)"
     elif metrics.top1_smallest_margin is not None:
         top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
     if metrics.undecided:

@@ -78,14 +78,7 @@ def size(value: Any) -> str:
 
 def allowed(link: Link) -> str:
     """What a link allows, in words."""
-    tolerance = link.tolerance
-    if tolerance is None:
-        return ""
-    if tolerance.kind == "exact":
-        limits = ((tolerance.rtol, "relative"), (tolerance.atol, "absolute"))
-        return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
-    agreement = "" if tolerance.agreement is None else f", agreement {tolerance.agreement:.0%}"
-    return f"lossy: cosine {tolerance.cosine}{agreement}"
+    return "" if link.tolerance is None else link.tolerance.told
 
 
 def plain(value: Any) -> str:

@@ -247,12 +247,13 @@ def told_of(link: Link) -> str:
     words = [f"{link.candidate} against {link.reference}"]
     if link.metrics and link.tolerance:
         words.append(f"max rel {link.metrics.max_rel_error:.1e}")
-        if link.tolerance.kind == "exact":
-            limits = ((link.tolerance.rtol, "relative"), (link.tolerance.atol, "absolute"))
-            words += [f"{value:.0e} {kind} is allowed" for value, kind in limits if value is not None]
-        else:
-            words.append(f"lossy: cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}")
-        if link.metrics.top1_agreement is not None:
+        exact = link.tolerance.kind == "exact"
+        words.append(
+            f"{link.tolerance.told} is allowed"
+            if exact
+            else f"lossy: cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}"
+        )
+        if exact and link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
     if link.accuracy:
         words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")

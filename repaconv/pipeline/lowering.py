@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from repaconv import registry
 from repaconv.artefact import FoldArtefact, LoweredCandidate, Ratio
 from repaconv.files import write_bytes
@@ -17,6 +15,7 @@ from repaconv.pipeline.graphs import runnable
 from repaconv.pipeline.inputs import choose_inputs
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
     from numpy.typing import NDArray
 
@@ -46,7 +45,7 @@ def lowered(
 ) -> Lowered:
     """Type the winning graph lower, and keep what disagrees with float32 on no more images than that.
 
-    The first images calibrate, the others judge.
+    The first images calibrate, the others judge; what fails as a link of its precision is out, whatever is allowed.
 
     Args:
         folded: The network.
@@ -61,6 +60,9 @@ def lowered(
         progress: See `Progress`.
     """
     from repaconv.exporters.precision import INT8_OPSET
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.runners import decides
 
     if not precisions:
         return Lowered("fp32", (), "")
@@ -71,17 +73,23 @@ def lowered(
     calibrating, judging = pieces[:split], pieces[split:] or pieces
     newest = device.newest_opset or device.opset
     reference = graph("fp32", newest)
-    right = _classes(reference, judging)
+    right = _outputs(reference, judging)
+    choosing = decides(registry.load(registry.BACKBONES, folded.backbone).deploy(config))
     write_bytes(first := scratch / "fp32.onnx", reference.SerializeToString())
     rows, paths = [], {}
     for precision in precisions:
         progress(f"tune: {precision}", 0, 0)
         model = graph(precision, min(device.opset, INT8_OPSET) if precision == "int8" else newest)
         typed, _ = in_precision(model, precision, calibrating, symmetric="zero-points" in device.forbids)
-        other = float((_classes(runnable(typed, precision), judging) != right).mean())
-        row = LoweredCandidate(precision=precision, images=len(right), disagreement=other, told="")
-        if other > allowed:
-            rows.append(row.model_copy(update={"told": "disagrees with float32 more than allowed"}))
+        meter = Meter(tolerance(precision, decides=choosing), logits=True)
+        for output, expected in zip(_outputs(runnable(typed, precision), judging), right, strict=True):
+            meter.add(output, expected)
+        link, found = meter.link(precision, "ONNX, float32", f"ONNX, {precision}"), meter.metrics()
+        other = found.top1_flips / found.images
+        row = LoweredCandidate(precision=precision, images=found.images, disagreement=other, link=link, told="")
+        if other > allowed or link.verdict == "failed":
+            why = "disagrees with float32 more than allowed" if other > allowed else "fails as a link"
+            rows.append(row.model_copy(update={"told": why}))
             continue
         rows.append(row)
         write_bytes(path := scratch / f"{precision}.onnx", typed.SerializeToString())
@@ -96,6 +104,6 @@ def lowered(
     return Lowered(best.precision if best else "fp32", tuple(rows), given.name)
 
 
-def _classes(model: onnx.ModelProto, pieces: list[NDArray[np.float32]]) -> NDArray[np.int64]:
+def _outputs(model: onnx.ModelProto, pieces: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:
     session = load_onnx(model.SerializeToString())
-    return np.concatenate([session.run(piece).argmax(1) for piece in pieces])
+    return [session.run(piece) for piece in pieces]

@@ -118,6 +118,12 @@ def tune(
         )
     run = _run_of(source, settings, progress)
     folded = read_artefact(run.fold_json, FoldArtefact)
+    if max_disagreement is not None and folded.output != "logits":
+        raise UsageProblem(
+            "lower precision is judged by first classes, and this network gives features.",
+            hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
+            code="tune.features",
+        )
     overridden = runs.require_sound(run, folded, unverified=unverified)
     device = load_target(target)
     threads = at_least_one("threads", threads, device.bench.threads)

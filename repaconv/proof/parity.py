@@ -6,6 +6,7 @@ is here runs over any number of images in constant memory.
 
 from __future__ import annotations
 
+from math import exp, lgamma, log
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from repaconv.artefact import Accuracy, Link, Metrics, Tolerance, Verdict
 from repaconv.proof.accuracy import Counts
+from repaconv.proof.policy import LUCK
 
 Array = NDArray[np.floating]
 EXAMPLES = 10
@@ -33,7 +35,8 @@ class Meter:
         """The image with the largest error so far."""
         self._images = self._numbers = self._undecided = 0
         self._largest = self._scale = self._sum = self._kl = 0.0
-        self._cosine, self._margin = 1.0, np.inf
+        self._cosine = 1.0
+        self._leads: list[float] = []
         self._flips: list[tuple[int, float]] = []
 
     def add(
@@ -94,7 +97,7 @@ class Meter:
         each = np.arange(len(b))
         chosen, wanted = a.argmax(1), b.argmax(1)
         top = np.partition(b, -2, axis=1)
-        self._margin = min(self._margin, float((top[:, -1] - top[:, -2]).min()))
+        self._leads += (top[:, -1] - top[:, -2]).tolist()
         leads = b[each, wanted] - b[each, chosen]
         for place in np.flatnonzero(chosen != wanted):
             self._flips.append((int(rows[place]), float(leads[place])))
@@ -109,14 +112,17 @@ class Meter:
             raise ValueError("no image was compared")
         scale = self._scale or 1.0
         found: dict[str, Any] = {}
-        if np.isfinite(self._margin):
+        if np.isfinite(margin := min(self._leads, default=np.inf)):
             flips = sorted(((row, lead / scale) for row, lead in self._flips), key=lambda flip: -flip[1])
+            matter = sum(lead > self.tolerance.noise for _, lead in flips)
             found = {
                 "kl_divergence": self._kl / self._images,
                 "top1_agreement": 1 - len(flips) / self._images,
-                "top1_smallest_margin": self._margin / scale,
+                "top1_smallest_margin": margin / scale,
                 "top1_flips": len(flips),
-                "top1_flips_that_matter": sum(lead > self.tolerance.noise for _, lead in flips),
+                "top1_flips_that_matter": matter,
+                "top1_flips_within_noise": len(flips) - matter,
+                "top1_close": sum(lead / scale <= self.tolerance.noise for lead in self._leads),
                 "examples": tuple(flips[:EXAMPLES]),
             }
         return Metrics(
@@ -135,6 +141,7 @@ class Meter:
             why = f"in all {self._undecided} images rounding decides which tokens merge"
             return not_verified(name, reference, candidate, why)
         metrics, accuracy = self.metrics(), self.counts.accuracy()
+        words = lossy_words(metrics, self.tolerance, accuracy) if self.tolerance.kind == "lossy" else ""
         return Link(
             name=name,
             reference=reference,
@@ -142,7 +149,7 @@ class Meter:
             tolerance=self.tolerance,
             metrics=metrics,
             verdict=_verdict(metrics, self.tolerance, accuracy),
-            note=note,
+            note="; ".join(filter(None, [note, words])),
             accuracy=accuracy,
         )
 
@@ -153,11 +160,41 @@ def _verdict(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) ->
         relative = allowed.rtol is not None and metrics.max_rel_error <= allowed.rtol
         absolute = allowed.atol is not None and metrics.max_abs_error <= allowed.atol
         return "passed" if relative or absolute else "failed"
-    kept = 1 - metrics.top1_flips_that_matter / metrics.images
     sound = np.isfinite(metrics.max_abs_error) and metrics.cosine >= (allowed.cosine or -1.0)
-    agrees = allowed.agreement is None or kept >= allowed.agreement
     lost = accuracy is not None and allowed.accuracy_loss is not None and accuracy.high < -allowed.accuracy_loss
-    return "passed" if sound and agrees and not lost else "failed"
+    return "passed" if sound and not lost and not any(_too_many(metrics, allowed)) else "failed"
+
+
+def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
+    """Whether there are more flips than allowed: beyond the noise, and within it."""
+    if allowed.flips is None or allowed.flips_within_noise is None:
+        return False, False
+    beyond = metrics.top1_flips_that_matter > allowed.flips * metrics.images
+    chance = _at_least(metrics.top1_flips_within_noise, metrics.top1_close, allowed.flips_within_noise)
+    return beyond, chance < LUCK
+
+
+def _at_least(count: int, n: int, share: float) -> float:
+    """How likely so many of n are, or more, where each is with this probability."""
+    ways = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for k in range(count, n + 1))
+    odds = (k * log(share) + (n - k) * log(1 - share) for k in range(count, n + 1))
+    return sum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))
+
+
+def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> str:
+    """What a lossy link's verdict says of first classes, and what was not looked at."""
+    if metrics.top1_agreement is None or allowed.flips is None or allowed.flips_within_noise is None:
+        return "no first classes to compare: judged by cosine alone"
+    many = _too_many(metrics, allowed)
+    lead, flips = f"{allowed.noise:.0%} of the largest logit", metrics.top1_flips_that_matter
+    beyond = f"{flips or 'no'} class{'es' if flips > 1 else ''} that led by more than {lead} changed"
+    within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead did"
+    words = [
+        f"{metrics.top1_agreement:.1%} of {metrics.images} first classes agree",
+        beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
+        within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
+    ]
+    return "; ".join([*words, *([] if accuracy else ["accuracy was not looked at"])])
 
 
 def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:

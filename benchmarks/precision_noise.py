@@ -1,0 +1,160 @@
+"""What lower precision does to first classes: errors and flips of sound graphs, and of graphs that are broken.
+
+    python benchmarks/precision_noise.py [-o result.json]
+
+The noise and the limits of repaconv/proof/policy.py rest on this. Nets: the five that benchmarks/train made, on the
+images that they never saw, and nets with seeded random weights, on random images, whose leads are small everywhere.
+Each is typed in every precision, int8 both ways, and judged against its float32 graph as export does. int8 is also
+broken: half the bits of the weights cut off, or one layer's scale twice what it was written with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+import repaconv
+from repaconv import registry
+from repaconv.artefact import FoldArtefact
+from repaconv.exporters.precision import QUANTIZED
+from repaconv.files import canonical_json
+from repaconv.methods.nondeep import example_meta
+from repaconv.pipeline.common import load_onnx
+from repaconv.pipeline.exporting import in_precision
+from repaconv.pipeline.graphs import runnable
+from repaconv.proof.data import Inputs, npz_inputs, random_inputs
+from repaconv.proof.parity import Meter
+from repaconv.proof.policy import POLICY, tolerance
+
+TRAINED = Path(__file__).resolve().parent / "train" / "models"
+HEADS = {"num_heads": "3"}
+RANDOM: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("repavit", "tiny", HEADS),
+    ("repavit", "tiny-swin", {}),
+    ("repavit", "tiny-mixer", {}),
+    ("nondeep", "tiny", {}),
+    ("dwconv", "tiny", HEADS),
+    ("pyra", "tiny", HEADS),
+)
+SEEDS = (1, 2, 3)
+BATCH = 8
+
+
+class Net(NamedTuple):
+    """A float32 graph, the images that calibrate and those that judge, in batches."""
+
+    name: str
+    model: onnx.ModelProto
+    calibrating: list[Any]
+    judging: list[Any]
+
+
+def nets() -> Iterator[Net]:
+    """Those that are trained, then those that are not."""
+    for path in sorted(TRAINED.glob("*.pth")):
+        calibrating, judging = (npz_inputs(TRAINED / name) for name in ("calibration.npz", "digits.npz"))
+        yield _net(f"{path.stem}, trained", path, {}, calibrating, judging)
+    for method, arch, settings in RANDOM:
+        for seed in SEEDS:
+            weights = registry.load(registry.METHODS, method).example(arch, seed)
+            meta = example_meta() if method == "nondeep" else {}
+            torch.save({"state_dict": weights, "meta": meta}, path := Path("c.pth"))
+            yield _net(f"{method} {arch}, random weights {seed}", path, settings, None, None)
+
+
+def _net(name: str, path: Path, settings: dict[str, str], calibrating: Inputs | None, judging: Inputs | None) -> Net:
+    folded = repaconv.fold(path, settings=settings, form="official", out="run", force=True)
+    assert isinstance(folded, FoldArtefact)
+    repaconv.export("run", batch=BATCH)
+    model = onnx.load("run/model.onnx")
+    shape = (model.graph.input[0].type.tensor_type.shape.dim[1].dim_value, *folded.image_size)
+    given = [calibrating or random_inputs(shape, count=32, seed=1), judging or random_inputs(shape, count=256, seed=2)]
+    whole = [[piece.images for piece in each.batches(BATCH) if len(piece.images) == BATCH] for each in given]
+    return Net(name, model, whole[0], whole[1])
+
+
+def half_the_bits(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The weights of an int8 graph, of 4 bits."""
+    for weight in model.graph.initializer:
+        values = numpy_helper.to_array(weight)
+        if values.dtype == np.int8 and values.ndim >= 2:
+            low = (16 * np.round(values / 16).clip(-8, 7)).astype(np.int8)
+            weight.CopyFrom(numpy_helper.from_array(low, weight.name))
+    return model
+
+
+def scale_off_by_2(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The input of the middle layer, read back by twice the scale that it was written by."""
+    made = {name: node for node in model.graph.node for name in node.output}
+    layers = [made.get(node.input[0]) for node in model.graph.node if node.op_type in QUANTIZED]
+    backs = [node for node in layers if node is not None and node.op_type == "DequantizeLinear"]
+    back = backs[len(backs) // 2]
+    scale = next(weight for weight in model.graph.initializer if weight.name == back.input[1])
+    doubled = numpy_helper.from_array(2 * numpy_helper.to_array(scale), f"{scale.name}_doubled")
+    model.graph.initializer.append(doubled)
+    back.input[1] = doubled.name
+    return model
+
+
+def rows_of(net: Net) -> Iterator[dict[str, Any]]:
+    """One row a precision, and a way of being broken."""
+    reference = load_onnx(net.model.SerializeToString())
+    expected = [reference.run(images) for images in net.judging]
+    for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
+        kind = precision.partition(",")[0]
+        typed, _ = in_precision(net.model, kind, net.calibrating, symmetric=kind != precision)
+        ways = {"sound": typed}
+        if kind == "int8":
+            for break_it in (half_the_bits, scale_off_by_2):
+                (broken := onnx.ModelProto()).CopyFrom(typed)
+                ways[break_it.__name__.replace("_", " ")] = break_it(broken)
+        for way, model in ways.items():
+            session = load_onnx(runnable(model, kind).SerializeToString())
+            meter = Meter(tolerance(kind, decides="pyra" in net.name), logits=True)
+            for images, right in zip(net.judging, expected, strict=True):
+                meter.add(session.run(images), right)
+            link, found = meter.link(kind, "float32", precision), meter.metrics()
+            yield {
+                "net": net.name,
+                "precision": precision,
+                "way": way,
+                "images": found.images,
+                "max_rel_error": found.max_rel_error,
+                "cosine": found.cosine,
+                "flips_beyond_noise": found.top1_flips_that_matter,
+                "flips_within_noise": found.top1_flips_within_noise,
+                "leads_within_noise": found.top1_close,
+                "verdict": link.verdict,
+            }
+
+
+def main() -> None:
+    """Measure and print; write the result where asked."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("-o", "--out", type=Path)
+    given = options.parse_args()
+    out = given.out.resolve() if given.out else None
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for net in nets():
+            for row in rows_of(net):
+                rows.append(row)
+                print(row, flush=True)
+        os.chdir("/")
+    if out:
+        out.write_text(canonical_json({"policy": POLICY, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -669,11 +669,15 @@ class GateReport(Record):
 
 
 class Baseline(Record):
-    """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick."""
+    """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick.
+
+    ``yardstick_ms`` is empty where nothing ran beside it.
+    """
 
     sha256: str
     p50_ms: float
     subject_ms: tuple[float, ...]
+    yardstick_sha256: str = ""
     yardstick_ms: tuple[float, ...]
     machine: dict[str, Any]
 
@@ -686,7 +690,11 @@ class Baselines(Record):
 
 
 class Regression(Record):
-    """How many times as long as the baseline it takes, both relative to the yardstick, with a bootstrap interval."""
+    """How many times as long as the baseline it takes, with a bootstrap interval.
+
+    Both are relative to the ``yardstick`` that ran beside each; in milliseconds where there was none. ``machine`` is
+    where the baseline is from.
+    """
 
     ratio: float
     low: float
@@ -694,14 +702,33 @@ class Regression(Record):
     confidence: float
     allowed: float
     verdict: Literal["passed", "failed", "inconclusive"]
+    yardstick: str = ""
+    machine: str = ""
+    same_machine: bool = True
+
+    @property
+    def told(self) -> str:
+        """What is compared, and how it came out, in words."""
+        whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
+        beside = f"each relative to the {self.yardstick} beside it" if self.yardstick else "in milliseconds"
+        rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
+        return (
+            f"takes {self.ratio:.3f} times as long as {whose}, {beside}{rough} ({self.confidence:.0%} interval "
+            f"{self.low:.3f} to {self.high:.3f}), {1 + self.allowed:.3f} is allowed"
+        )
 
 
 class Latency(Record):
-    """Wall time of one inference call, in milliseconds, over all measured rounds."""
+    """Wall time of one inference call, in milliseconds, over all measured rounds.
+
+    ``engine`` is what ran it, name and version, ``precision`` what it says that it computes in.
+    """
 
     name: str
     model: str
     sha256: str
+    engine: str = ""
+    precision: str = ""
     p50_ms: float
     p90_ms: float
     p95_ms: float
@@ -798,14 +825,16 @@ class HistoryEntry(Record):
 class BenchArtefact(Artefact):
     """Latencies measured interleaved in one run, on the machine that ``machine`` describes.
 
-    ``regression`` compares with a baseline, where one was asked for and is there. ``variant`` is that of the run's
-    export; of a bare graph or engine there is none.
+    ``runtime`` and ``precision`` are those of the first model; each latency has its own. ``regression`` compares with a
+    baseline, where one was asked for and is there. ``variant`` is that of the run's export; of a bare graph or engine
+    there is none.
     """
 
     stage: str = "bench"
     variant: str = ""
     target: str
     runtime: str
+    precision: str = "fp32"
     batch: int
     image_size: ImageSize
     threads: int

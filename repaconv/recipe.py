@@ -19,6 +19,7 @@ max_regression = 0.05
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from repaconv.artefact import Record
 from repaconv.errors import UsageProblem
-from repaconv.toml import first_problem, read_toml
+from repaconv.toml import first_problem, line_of, read_toml
 
 
 class _Section(Record):
@@ -63,14 +64,18 @@ class ExportSection(_Section):
 class BenchSection(_Section):
     """What is measured, and how much slower than the baseline it may be; see `repaconv.bench`.
 
-    ``target`` is that of the export where it is left out.
+    ``target`` is that of the export where it is left out. ``against`` is a model that runs beside it, the training form
+    if left out; ``require`` fails where there is no baseline to judge by.
     """
 
     target: str | None = None
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    against: str | None = None
     threads: int | None = Field(default=None, ge=1)
     batch: int | None = Field(default=None, ge=1)
     rounds: int | None = Field(default=None, ge=10)
     baseline: str | None = None
+    require: bool = False
     max_regression: float = Field(default=0.05, gt=0)
 
 
@@ -100,6 +105,16 @@ class Recipe(_Section):
         }
 
 
+IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
+    ("verify", ("count",), lambda verify: verify.inputs, "an .npz is taken whole"),
+    ("verify", ("seed",), lambda verify: verify.inputs or verify.images, "it is of random images"),
+    ("verify", ("classes",), lambda verify: not verify.images, "it names the classes of images"),
+    ("export", ("inputs", "images"), lambda export: set(export.precisions) <= {"fp32"}, "float32 has no ranges"),
+    ("bench", ("require", "max_regression"), lambda bench: not bench.baseline, "there is no baseline"),
+)
+"""Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
+
+
 def read_recipe(path: Path) -> tuple[Recipe, dict[tuple[str, ...], int]]:
     """A recipe, and the line of each of its keys.
 
@@ -108,12 +123,22 @@ def read_recipe(path: Path) -> tuple[Recipe, dict[tuple[str, ...], int]]:
     """
     plain, lines = read_toml(path, "recipe")
     try:
-        return Recipe.model_validate(plain), lines
+        recipe = Recipe.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
         keys = tuple(str(key) for key in first["loc"])
         known = f"Known here: {', '.join(_known(keys))}." if first["type"] == "extra_forbidden" else "See README.md."
         raise UsageProblem(first_problem(error, str(path), lines), hint=known, code="recipe.invalid") from error
+    for section, keys, where, why in IDLE:
+        given = getattr(recipe, section)
+        idle = [key for key in keys if given is not None and key in given.model_fields_set]
+        if idle and where(given):
+            raise UsageProblem(
+                f"{path}:{line_of(lines, (section, idle[0]))}: {section}.{idle[0]} would do nothing here: {why}.",
+                hint="Leave it out.",
+                code="recipe.idle",
+            )
+    return recipe, lines
 
 
 def _known(keys: tuple[str, ...]) -> list[str]:

@@ -4,27 +4,114 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import repaconv as rc
 from repaconv.artefact import Baselines
 from repaconv.files import read_artefact, write_artefact
-from repaconv.pipeline.baselines import history_of
+from repaconv.pipeline.baselines import by_baseline, history_of
 
 RUN = Path("repaconv-out/tiny")
 
 
-def test_a_baseline_is_written_and_judged_by(tiny, repaconv):
+HERE, THERE = {"cpu": "this", "cores": 2, "system": "Linux x"}, {"cpu": "that", "cores": 8, "system": "Linux x"}
+
+
+@pytest.fixture
+def measured(tiny):
+    """A measurement of any figures: that of a real run, with others in their place."""
     rc.fold(tiny)
     rc.export()
-    first = rc.bench(rounds=30, baseline="b.json")
+    real = rc.bench(rounds=2)
+
+    def of(slower=1.0, *, machine=HERE, quality="trusted", beside="training form", sha256="a", seed=0):
+        random = np.random.default_rng(seed)
+        own = [tuple(time * (1 + 0.002 * np.abs(random.standard_normal(60)))) for time in (2.0 * slower, 3.0)]
+        names = [("deploy form", "b"), *([(beside, sha256)] if beside else [])]
+        latencies = [
+            real.latencies[0].model_copy(update={"name": name, "sha256": digest, "samples_ms": samples})
+            for (name, digest), samples in zip(names, own, strict=False)
+        ]
+        doubt = real.quality.model_copy(update={"verdict": quality})
+        return real.model_copy(update={"latencies": tuple(latencies), "machine": machine, "quality": doubt})
+
+    return of
+
+
+def test_a_baseline_is_judged_by_where_it_compares(measured):
+    path = Path("b.json")
+
+    def judged(done, name="m", **settings):
+        found = by_baseline(path, name, done, 0.05, **settings)
+        return found.verdict, f"{found.told}; {found.hint}"
+
+    verdict, told = judged(measured())
+    assert verdict == "not verified"
+    assert "no file b.json of baselines yet" in told
+    assert judged(measured(), require=True)[0] == "failed"
+    noisy = measured(quality="inconclusive")
+    verdict, told = judged(noisy, update=True)
+    assert (verdict, path.exists()) == ("inconclusive", False)
+    assert "--accept-inconclusive" in told
+    assert judged(noisy, update=True, accept_inconclusive=True)[0] == "passed"
+    path.unlink()
+    assert judged(measured(), update=True)[0] == "passed"
+    verdict, told = judged(measured(seed=1, sha256="exported anew"), require=True)
+    assert verdict == "passed"
+    assert "the baseline, each relative to the training form beside it" in told
+    assert judged(measured(1.2))[0] == "failed"
+    assert judged(measured(quality="inconclusive", seed=1))[0] == "inconclusive"  # no pass on noise
+    assert judged(measured(1.2, quality="inconclusive"))[0] == "failed"
+
+    verdict, told = judged(measured(machine=THERE, seed=1), require=True)
+    assert verdict == "passed"
+    assert "another machine (this, 2 cores" in told
+    assert "compares only roughly" in told
+    verdict, told = judged(measured(1.2, machine=THERE), require=True)
+    assert verdict == "inconclusive"
+    assert "--update-baseline" in told
+    verdict, told = judged(measured(), name="other")
+    assert verdict == "not verified"
+    assert "none for this model on any machine" in told
+
+
+def test_without_a_yardstick_milliseconds_are_held_against_milliseconds_of_the_same_machine(measured):
+    path = Path("b.json")
+    by_baseline(path, "m", measured(beside=""), 0.05, update=True)
+    slower = by_baseline(path, "m", measured(1.2, beside=""), 0.05)
+    assert slower.verdict == "failed"
+    assert "in milliseconds" in slower.told
+    elsewhere = by_baseline(path, "m", measured(machine=THERE, beside=""), 0.05)
+    assert elsewhere.verdict == "not verified"
+    assert "no baseline for this machine (that, 8 cores" in elsewhere.told
+    assert "b.json has some of this, 2 cores" in elsewhere.told
+
+
+def test_a_model_that_was_named_must_be_the_same_file(measured):
+    path = Path("b.json")
+    by_baseline(path, "m", measured(beside="other.onnx"), 0.05, update=True)
+    assert by_baseline(path, "m", measured(beside="other.onnx"), 0.05).verdict == "passed"
+    changed = by_baseline(path, "m", measured(beside="other.onnx", sha256="c"), 0.05)
+    assert changed.verdict == "not verified"
+    assert "another other.onnx" in changed.told
+    assert by_baseline(path, "m", measured(), 0.05).verdict == "not verified"
+
+
+def test_bench_writes_and_judges(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export()
+    first = rc.bench(rounds=3, baseline="b.json")
     assert first.regression is None
-    assert "write one with --update-baseline" in first.note
-    rc.bench(rounds=30, baseline="b.json", update_baseline=True)
+    assert "no file b.json of baselines" in first.note
+    told = rc.bench(rounds=3, baseline="b.json", update_baseline=True)
+    assert "an inconclusive measurement is not written" in told.note  # three rounds are too few
+    assert not Path("b.json").exists()
+    rc.bench(rounds=30, baseline="b.json", update_baseline=True, accept_inconclusive=True)
     known = read_artefact(Path("b.json"), Baselines)
     (machine,) = known.machines
     (key,) = known.machines[machine]
-    assert key == "tiny, x86-64, 1 threads, batch 1"
-    again = rc.bench(rounds=30, baseline="b.json", max_regression=10)
-    assert again.regression.verdict == "passed"
+    assert key == "tiny, x86-64 (onnxruntime), fp32, 1 threads, batch 1, 32x32 px, beside training form"
     # as if it had taken a third of the time: now it takes three times as long
     kept = known.machines[machine][key]
     faster = kept.model_copy(update={"subject_ms": tuple(value / 3 for value in kept.subject_ms)})

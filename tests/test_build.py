@@ -223,14 +223,11 @@ def test_openvino_compiles_in_the_precision_that_is_asked_for(tiny):
     assert (int8.verdict, int8.links[0].tolerance.kind) == ("passed", "lossy")
     engine = BUILD / "x86-64-openvino.32x32.blob"
     assert rc.verify(engine=engine).links[-1].verdict == "passed"
-    found = rc.bench(
-        engine,
-        target="x86-64-openvino",
-        against="repaconv-out/tiny/model.x86-64-openvino.32x32.onnx",
-        image_size=32,
-        rounds=2,
-    )
+    plain = "repaconv-out/tiny/model.x86-64-openvino.32x32.onnx"
+    found = rc.bench(engine, against=plain, image_size=32, rounds=2)
     assert found.agreement.verdict == "passed"
+    assert [row.engine.split(" ")[0] for row in found.latencies] == ["openvino", "onnxruntime"]
+    assert found.runtime == found.latencies[0].engine
     engine.write_bytes(engine.read_bytes()[: 2**10])
     with pytest.raises(Refused, match="hash is another"):
         rc.bench(engine, target="x86-64-openvino", image_size=32, rounds=2)

@@ -175,3 +175,49 @@ def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, ti
     assert repaconv("fold", "both.pth", "--weights", "model_ema")[0] == 0
     assert repaconv("verify")[0] == 0
     assert json.loads(Path("repaconv-out/both/fold.json").read_text())["origin"]["weights"] == "model_ema"
+
+
+@pytest.mark.parametrize(
+    ("typed", "idle"),
+    [
+        ("inspect a.onnx --set a=b", "--set"),
+        ("verify --inputs x.npz --count 3", "--count"),
+        ("verify --images d --seed 1", "--seed"),
+        ("verify --classes c.txt", "--classes"),
+        ("bundle --inputs x.npz --count 3", "--count"),
+        ("export --onnx a.onnx -o b.onnx", "-o"),
+        ("export --onnx --no-simplify --simplifier onnxsim", "--simplifier"),
+        ("export --onnx --images d", "--images"),
+        ("build --target x86-64 --replay", "--replay"),
+        ("bench --host h --rounds 30", "--rounds"),
+        ("bench --scheduler tcp://h:1 --baseline b.json", "--baseline"),
+        ("bench --tls-ca c", "--tls-ca"),
+        ("bench --max-regression 5%", "--max-regression"),
+        ("bench --baseline b.json --update-baseline --max-regression 5%", "--max-regression"),
+        ("bench --baseline b.json --accept-inconclusive", "--accept-inconclusive"),
+        ("gate r.toml --accept-inconclusive", "--accept-inconclusive"),
+        ("bench here.onnx --precision int8", "--precision"),
+        ("tune c.pth --inputs x.npz", "--inputs"),
+        ("tune c.pth --exhaustive --budget 5", "--budget"),
+        ("tune . --set a=b", "--set"),
+        ("sweep m.toml --wait 3", "--wait"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(typed, idle, repaconv):
+    Path("here.onnx").write_bytes(b"")
+    code, out, err = repaconv(*typed.split())
+    assert (code, out) == (2, "")
+    assert f"{idle} would do nothing" in err
+    assert {path.name for path in Path().iterdir()} == {"here.onnx"}
+
+
+def test_every_row_of_idle_options_is_of_a_command_that_has_them():
+    from typer.main import get_command
+
+    from repaconv.cli.idle import IDLE
+    from repaconv.cli.main import app
+
+    commands = get_command(app).commands
+    for rule in IDLE:
+        for command in rule.commands:
+            assert set(rule.options) <= {option.name for option in commands[command].params}, (command, rule.options)

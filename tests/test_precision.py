@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +15,7 @@ from test_locate import graph, net
 
 import repaconv as rc
 from repaconv import registry
+from repaconv.errors import UsageProblem
 from repaconv.exporters import precision as precision_module
 from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
 from repaconv.exporters.precision import in_float, islands, to_fp16, to_int8
@@ -25,6 +28,7 @@ from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
 from repaconv.proof.runners import decides
 
+RUN = Path("repaconv-out/tiny")
 NETS = (
     "repavit-tiny",
     "repavit-tiny-swin",
@@ -173,3 +177,22 @@ def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
     link = next(link for link in rc.verify().links if link.name == "bf16")
     assert link.verdict == "passed"
     assert "rounded to bfloat16" in link.note
+
+
+def test_bench_of_a_lower_precision_is_of_that_graph_and_judged_by_its_rule(tiny):
+    rc.fold(tiny)
+    rc.export()
+    rc.export(precision="int8")
+    plain, low = (RUN / name for name in ("model.onnx", "model.int8.onnx"))
+    done = rc.bench(precision="int8", rounds=2)
+    assert (done.latencies[0].model, done.precision, done.latencies[1].precision) == (low.name, "int8", "fp32")
+    assert (done.agreement.verdict, done.agreement.tolerance.kind) == ("passed", "lossy")
+    for subject, against in ((low, plain), (plain, low)):
+        link = rc.bench(subject, against=against, image_size=32, rounds=2).agreement
+        assert (link.verdict, link.tolerance, link.reference) == ("passed", tolerance("int8"), plain.name)
+        assert link.metrics.images == 8
+        assert "first classes agree" in link.note
+    with pytest.raises(UsageProblem, match="one file"):
+        rc.bench(low, precision="int8", rounds=2)
+    with pytest.raises(UsageProblem, match="no ONNX model in fp16"):
+        rc.bench(precision="fp16", rounds=2)

@@ -5,14 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from repaconv.artefact import Record
 
-app = typer.Typer(
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Strict(TyperCommand):
+    """A command that refuses options which do nothing where they stand."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, with what was typed looked at first."""
+        from repaconv.cli.idle import refuse_idle
+
+        typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+        flags = {str(option.name): option.opts[0] for option in self.params if option.name in typed}
+        refuse_idle(str(ctx.info_name), ctx.params, flags)
+        return super().invoke(ctx)
+
+
+class _Commands(typer.Typer):
+    def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
+        return super().command(*names, cls=Strict, **settings)
+
+
+app = _Commands(
     name="repaconv",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -50,6 +73,9 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the file does not tell.")
 ]
 Unverified = Annotated[bool, typer.Option("--unverified", help="Go on behind a failed verdict, and record it.")]
+AcceptInconclusive = Annotated[
+    bool, typer.Option("--accept-inconclusive", help="Write a baseline even of an inconclusive measurement.")
+]
 Images = Annotated[Path | None, typer.Option("--images", help="A folder of images, or of one folder a class.")]
 Scheduler = Annotated[
     str | None,

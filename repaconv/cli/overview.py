@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from repaconv.cli.options import (
+    AcceptInconclusive,
     Format,
     FormatOption,
     Quiet,
@@ -40,6 +41,7 @@ def gate(
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write the latencies as the new baseline instead of judging them.")
     ] = False,
+    accept_inconclusive: AcceptInconclusive = False,
     also: Annotated[
         list[str] | None, typer.Option("--also", metavar="FORMAT:PATH", help="Write them there, too: junit:gate.xml.")
     ] = None,
@@ -62,7 +64,9 @@ def gate(
                 code="usage.also",
             )
     with render.progress(quiet=quiet or format is not GateFormat.text) as progress:
-        done = stage(recipes, update_baseline=update_baseline, progress=progress)
+        done = stage(
+            recipes, update_baseline=update_baseline, accept_inconclusive=accept_inconclusive, progress=progress
+        )
     for name, path in written.items():
         write_text(path, reports.FORMATS[name](done))
     if format is GateFormat.json:

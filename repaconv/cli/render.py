@@ -306,9 +306,10 @@ def collecting(done: CollectArtefact) -> None:
 
 def measuring(done: BenchArtefact) -> None:
     """Latencies and their ratio."""
-    table = _table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms")
+    table = _table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "engine")
     for row in done.latencies:
-        table.add_row(row.name, *(f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms)))
+        times = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms))
+        table.add_row(_plain(row.name), *times, _plain(f"{row.engine}, {row.precision}"))
     out().print(table)
     if found := done.ratio:
         out().print(
@@ -317,14 +318,12 @@ def measuring(done: BenchArtefact) -> None:
             f"rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}): {found.verdict}"
         )
     if done.agreement and done.agreement.metrics:
-        out().print(
-            f"their outputs differ by {done.agreement.metrics.max_rel_error:.1e}: {_verdict(done.agreement.verdict)}"
-        )
+        link, seen = done.agreement, done.agreement.metrics
+        words = f" ({_plain(link.note)})" if link.note else ""
+        allowed = f", {_allowed(link.tolerance)} is allowed" if link.tolerance else ""
+        out().print(f"their outputs differ by {seen.max_rel_error:.1e}{allowed}: {_verdict(link.verdict)}{words}")
     if kept := done.regression:
-        out().print(
-            f"takes {kept.ratio:.3f} times as long as the baseline ({kept.confidence:.0%} interval {kept.low:.3f} to "
-            f"{kept.high:.3f}), {1 + kept.allowed:.3f} is allowed: {_verdict(kept.verdict)}"
-        )
+        out().print(f"{_plain(kept.told)}: {_verdict(kept.verdict)}")
     told = "; ".join(done.quality.reasons) or "nothing speaks against it"
     out().print(f"measurement {_verdict(done.quality.verdict)}: {_plain(told)}")
     if done.profile:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repaconv.cli.options import (
+    AcceptInconclusive,
     FoldArgument,
     Format,
     FormatOption,
@@ -310,6 +311,7 @@ def bench(
         str, typer.Option("--max-regression", help="How much longer than the baseline it may take, e.g. 5%.")
     ] = "5%",
     update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
+    accept_inconclusive: AcceptInconclusive = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of images, order and bootstrap.")] = 0,
     unverified: Unverified = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The result; bench/<target>.json of the run.")] = None,
@@ -321,7 +323,9 @@ def bench(
     host: Annotated[
         str | None, typer.Option("--host", help="Send the bundle to this board by ssh, and bring its result back.")
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="Of the model, with --host.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option("--precision", help="Which of the run's ONNX models: fp32, fp16, bf16 or int8.")
+    ] = "fp32",
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -356,6 +360,7 @@ def bench(
                 scheduler,
                 model,
                 target=target,
+                precision=precision,
                 against=against,
                 threads=threads,
                 batch=batch,
@@ -378,6 +383,7 @@ def bench(
         lambda progress: stage(
             model,
             target=target,
+            precision=precision,
             against=against,
             threads=threads,
             batch=batch,
@@ -388,6 +394,7 @@ def bench(
             baseline=baseline,
             max_regression=share(max_regression, "--max-regression"),
             update_baseline=update_baseline,
+            accept_inconclusive=accept_inconclusive,
             seed=seed,
             unverified=unverified,
             out=out,

@@ -67,6 +67,7 @@ class TensorRt:
     name = "tensorrt"
     suffix = ".engine"
     runs = True
+    takes = ("workspace", "timing_cache", "replay")
 
     def version(self) -> str:
         """Of the installed package.

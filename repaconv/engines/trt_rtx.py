@@ -22,6 +22,7 @@ class TensorRtRtx:
     name = "tensorrt-rtx"
     suffix = ".engine"
     runs = False
+    takes = ("workspace",)
 
     def version(self) -> str:
         """Of the installed package.

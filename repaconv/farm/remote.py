@@ -27,6 +27,7 @@ def bench_on(
     run: str | Path | None = None,
     *,
     target: str,
+    precision: str = "fp32",
     against: str | Path | None = None,
     threads: int | None = None,
     batch: int | None = None,
@@ -50,7 +51,17 @@ def bench_on(
         UsageProblem: If there is no ONNX model.
     """
     taken = runs.find_run(Path(run) if run else None)
-    known = subjects_of(taken, None, against, unverified, progress, target=target, batch=batch, image_size=image_size)
+    known = subjects_of(
+        taken,
+        None,
+        against,
+        unverified,
+        progress,
+        target=target,
+        precision=precision,
+        batch=batch,
+        image_size=image_size,
+    )
     assert known.export is not None
     if known.export.artefact.data is not None:
         raise UsageProblem(

@@ -13,13 +13,17 @@ MATTERS = 0.005
 """Two sessions of one and the same model may differ by so much, by where their memory came to lie."""
 
 
-def latency(name: str, model: str, sha256: str, samples_ms: NDArray[np.float64]) -> Latency:
-    """Percentiles of one subject's samples, in milliseconds."""
+def latency(
+    name: str, model: str, sha256: str, samples_ms: NDArray[np.float64], *, engine: str = "", precision: str = ""
+) -> Latency:
+    """Percentiles of one subject's samples, in milliseconds; ``engine`` is what ran it, and in what precision."""
     p50, p90, p95, p99 = np.percentile(samples_ms, [50, 90, 95, 99])
     return Latency(
         name=name,
         model=model,
         sha256=sha256,
+        engine=engine,
+        precision=precision,
         p50_ms=_rounded(p50),
         p90_ms=_rounded(p90),
         p95_ms=_rounded(p95),

@@ -6,27 +6,94 @@ import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from repaconv.artefact import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
 from repaconv.files import read_artefact, write_artefact
 from repaconv.measure.fingerprint import machine_key
+from repaconv.pipeline.common import TRAINING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Judged(NamedTuple):
+    """What a baseline says of a measurement, in words, and whether one was written."""
+
+    verdict: Literal["passed", "failed", "inconclusive", "not verified"]
+    told: str
+    hint: str = ""
+    regression: Regression | None = None
+    written: bool = False
+
+
+def by_baseline(
+    path: Path,
+    name: str,
+    done: BenchArtefact,
+    allowed: float,
+    *,
+    update: bool = False,
+    accept_inconclusive: bool = False,
+    require: bool = False,
+) -> Judged:
+    """Judge a measurement by the file's baseline, or write it there.
+
+    On the machine of the baseline it is passed or failed. Where that is another, the figures relative to what ran
+    beside the model are held against those of every machine that has some; since they compare only roughly, that passes
+    or is inconclusive. A measurement that is inconclusive itself passes nothing and is not written.
+
+    Args:
+        path: The file; it need not be there.
+        name: Of the model.
+        done: The measurement.
+        allowed: 0.05 lets it take 5% longer.
+        update: Write, in place of judging.
+        accept_inconclusive: Write it whatever it is.
+        require: Fail where there is nothing to judge by.
+    """
+    doubted = done.quality.verdict == "inconclusive"
+    if update and doubted and not accept_inconclusive:
+        hint = "Measure again, with more rounds or on a quieter machine; --accept-inconclusive writes it all the same."
+        return Judged("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
+    if update:
+        keep_baseline(path, name, done)
+        return Judged("passed", "written as the baseline", written=True)
+    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    found = _compared(known, name, done, allowed)
+    if found is None:
+        hint = "Run with --update-baseline here, and commit the file."
+        return Judged("failed" if require else "not verified", _why_none(known, path, name, done), hint)
+    noisy = "More rounds, or a quieter machine."
+    if not found.same_machine:
+        passed = found.verdict == "passed" and not doubted
+        elsewhere = "Write a baseline of this machine with --update-baseline."
+        return Judged("passed" if passed else "inconclusive", found.told, "" if passed else elsewhere, found)
+    verdict = "inconclusive" if doubted and found.verdict == "passed" else found.verdict
+    return Judged(verdict, found.told, noisy if verdict == "inconclusive" else "", found)
 
 
 def key_of(name: str, done: BenchArtefact) -> str:
     """Under which a measurement stands in a file of baselines, for one machine."""
-    return f"{name}, {done.target}, {done.threads} threads, batch {done.batch}"
+    size = "x".join(map(str, done.image_size))
+    what = f"{name}, {done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
+    return f"{what}, {done.threads} threads, batch {done.batch}, {size} px, beside {_yardstick(done) or 'nothing'}"
+
+
+def _yardstick(done: BenchArtefact) -> str:
+    return done.latencies[1].name if len(done.latencies) > 1 else ""
 
 
 def baseline_of(done: BenchArtefact) -> Baseline:
     """A measurement as a baseline keeps it; the model beside it is its yardstick."""
-    subject = done.latencies[0]
-    beside = done.latencies[1] if len(done.latencies) > 1 else subject
+    subject, *beside = done.latencies
     return Baseline(
         sha256=subject.sha256,
         p50_ms=subject.p50_ms,
         subject_ms=subject.samples_ms,
-        yardstick_ms=beside.samples_ms,
+        yardstick_sha256=beside[0].sha256 if beside else "",
+        yardstick_ms=beside[0].samples_ms if beside else (),
         machine=dict(done.machine),
     )
 
@@ -39,21 +106,48 @@ def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
     write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))
 
 
-def against_baseline(path: Path, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
-    """How it compares with the baseline of this machine; None if there is none."""
-    import numpy as np
-
+def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
+    """With the baseline of this machine, else with that of another by which it does worst; None if there is none."""
     from repaconv.measure.statistics import regression
 
-    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
-    then = known.machines.get(machine_key(done.machine), {}).get(key_of(name, done))
-    if then is None:
-        return None
+    here, now, yardstick = machine_key(done.machine), baseline_of(done), _yardstick(done)
+    fitting = _fitting(known, name, done)
+    machines = [here] if here in fitting else list(fitting) if yardstick else []
+    rows = [
+        regression(_pair(now), _pair(fitting[machine]), allowed).model_copy(
+            update={"yardstick": yardstick, "machine": machine, "same_machine": machine == here}
+        )
+        for machine in machines
+    ]
+    return max(rows, key=lambda row: row.ratio, default=None)
 
-    def pair(kept: Baseline) -> tuple[Any, Any]:
-        return np.asarray(kept.subject_ms), np.asarray(kept.yardstick_ms)
 
-    return regression(pair(baseline_of(done)), pair(then), allowed)
+def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
+    """Baselines of the same, by machine; a yardstick that was named must still be the same file."""
+    key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
+    found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
+    return {m: then for m, then in found.items() if not named or then.yardstick_sha256 == now.yardstick_sha256}
+
+
+def _pair(kept: Baseline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Milliseconds of the model and of its yardstick; of a second where there is none."""
+    import numpy as np
+
+    subject = np.asarray(kept.subject_ms)
+    return subject, np.asarray(kept.yardstick_ms) if kept.yardstick_ms else np.full_like(subject, 1000.0)
+
+
+def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:
+    """Whether it is the machine or the model that the file does not have."""
+    key, here = key_of(name, done), machine_key(done.machine)
+    others = [machine for machine, entries in known.machines.items() if key in entries]
+    if not path.is_file():
+        return f"there is no file {path} of baselines yet"
+    if not others:
+        return f"{path} has none for this model on any machine ({key})"
+    other = f"measured beside another {_yardstick(done)}" if _yardstick(done) else "with nothing beside to compare by"
+    which = "no baseline that compares" if here in others else "no baseline for this machine"
+    return f"{which} ({here}); {path} has some of {', '.join(others)}, {other}"
 
 
 def remember_measurement(path: Path, done: BenchArtefact) -> None:

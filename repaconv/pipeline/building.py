@@ -53,7 +53,8 @@ def build(
     Raises:
         EnvironmentProblem: If the target's runtime is not here, or another version than the target's.
         Refused: If it does not take the graph.
-        UsageProblem: If there is no such ONNX model, or a file is there already that is somebody else's.
+        UsageProblem: If there is no such ONNX model, the runtime takes no such option, or a file that is there already is
+            somebody else's.
     """
     import onnx
 
@@ -61,6 +62,7 @@ def build(
 
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
+    _require_taken(engine, workspace=workspace_mib, timing_cache=timing_cache, replay=replay)
     version = _version_for(device, engine)
     taken, model = runs.run_and_model(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
@@ -120,6 +122,25 @@ def build(
     )
     put(slot, artefact)
     return with_files(artefact, [source], [file, *logs, slot])
+
+
+def _require_taken(engine: Any, **options: Any) -> None:
+    """Refuse what this runtime's builder does not take.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    idle = [
+        f"--{name.replace('_', '-')}"
+        for name, given in options.items()
+        if given and name not in getattr(engine, "takes", ())
+    ]
+    if idle:
+        raise UsageProblem(
+            f"{', '.join(idle)} would do nothing: {engine.name} builds without.",
+            hint="Leave it out; it is for TensorRT.",
+            code="usage.idle",
+        )
 
 
 def _version_for(device: Target, engine: Any) -> str:

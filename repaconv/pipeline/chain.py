@@ -231,11 +231,17 @@ def load_engine(path: Path, built: BuildArtefact | None, **settings: Any) -> Any
     Raises:
         EnvironmentProblem: If that runtime, or the device it needs, is not here.
     """
+    engine = engine_of(path, built)
+    if built and engine.name == "openvino":
+        settings["precision"] = built.precision
+    return engine.session(path, **settings)
+
+
+def engine_of(path: Path, built: BuildArtefact | None) -> Any:
+    """The runtime that an engine file is for, by what the file beside it says, else by its name."""
     kinds = {".onnx": "onnxruntime", ".ort": "onnxruntime", ".blob": "openvino"}
     name = built.runtime.split(" ")[0] if built else kinds.get(path.suffix, "tensorrt")
-    if built and name == "openvino":
-        settings["precision"] = built.precision
-    return registry.load(registry.ENGINES, name).session(path, **settings)
+    return registry.load(registry.ENGINES, name)
 
 
 # --- where a link fails -------------------------------------------------------------------------------

@@ -7,15 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefact import Check, GatedRecipe, GateReport, Link
+from repaconv.artefact import BenchArtefact, Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, RepaconvError, UsageProblem
 from repaconv.forms.choice import NAMED
-from repaconv.pipeline.baselines import against_baseline, keep_baseline
+from repaconv.pipeline.baselines import by_baseline
 from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.exporting import export
 from repaconv.pipeline.folding import fold_file
 from repaconv.pipeline.measuring import bench
 from repaconv.pipeline.verification import verify
+from repaconv.proof.policy import LOSSY
 from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
 from repaconv.runs import OUT
 from repaconv.toml import Lines, line_of
@@ -24,13 +25,14 @@ from repaconv.toml import Lines, line_of
 WORST = (1, 4, 3, 2, 5, 0)
 _CODES = {"failed": 1, "inconclusive": 5}
 # Where in a recipe a link is asked for.
-_EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", "fp16", "int8")
+_EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOSSY)
 
 
 def gate(
     recipes: Sequence[str | Path],
     *,
     update_baseline: bool = False,
+    accept_inconclusive: bool = False,
     progress: Progress = silent,
 ) -> GateReport:
     """Fold, export, verify and, where asked, bench what the recipes name, and judge all of it.
@@ -40,12 +42,29 @@ def gate(
     Args:
         recipes: Paths of TOML files.
         update_baseline: Write what was measured as the new baseline, in place of judging it.
+        accept_inconclusive: Write it even where the measurement is inconclusive.
         progress: See `Progress`.
     """
     if not recipes:
         raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")
-    done = tuple(_Gate(Path(path), update_baseline=update_baseline, progress=progress).run() for path in recipes)
+    if update_baseline and not any(map(_keeps_baseline, recipes)):
+        raise UsageProblem(
+            "--update-baseline would do nothing here: no recipe names a file of baselines.",
+            hint='Give one in the recipe: [bench] baseline = "baselines.json".',
+            code="usage.idle",
+        )
+    gates = [_Gate(Path(path), update_baseline, accept_inconclusive, progress) for path in recipes]
+    done = tuple(each.run() for each in gates)
     return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
+
+
+def _keeps_baseline(path: str | Path) -> bool:
+    """Whether a recipe names a file of baselines; one that cannot be read says so itself, later."""
+    try:
+        section = read_recipe(Path(path))[0].bench
+    except UsageProblem:
+        return True
+    return section is not None and section.baseline is not None
 
 
 def worst(codes: Any) -> int:
@@ -56,8 +75,8 @@ def worst(codes: Any) -> int:
 class _Gate:
     """One recipe's way through the stages; what fails is noted, and what does not need it goes on."""
 
-    def __init__(self, path: Path, *, update_baseline: bool, progress: Progress) -> None:
-        self.path, self.update, self.progress = path, update_baseline, progress
+    def __init__(self, path: Path, update: bool, accept: bool, progress: Progress) -> None:
+        self.path, self.update, self.accept, self.progress = path, update, accept, progress
         self.checks: list[Check] = []
         self.codes: list[int] = []
         self.lines: Lines = {}
@@ -168,46 +187,38 @@ class _Gate:
             self._note("verify", "claim", "not verified", told, ("verify",))
 
     def _bench(self, section: BenchSection, target: str) -> None:
-        from repaconv.measure.fingerprint import machine_key
-
         done = bench(
             self.folder,
             target=self._target(target),
+            precision=section.precision,
+            against=self._maybe(section.against),
             threads=section.threads,
             batch=section.batch,
             rounds=section.rounds,
             progress=self.progress,
         )
-        first = done.latencies[0]
-        told = f"{first.p50_ms:.3f} ms at the median"
-        if done.ratio:
-            told += f", {done.ratio.median:.3f} times as fast as the training form"
-            told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
-        if done.quality.verdict != "trusted":
-            told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
+        if done.agreement and not section.against:  # a model that was named may be another altogether
+            self._link("bench", done.agreement)
+        told = _measured(done)
         if not section.baseline:
-            self._note("bench", "latency", "passed", f"{told}; no baseline was asked for", ("bench",))
+            verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
+            self._note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
             return
-        path = self._place(section.baseline)
-        if self.update:
-            keep_baseline(path, self.path.stem, done)
-            self._note("bench", "latency", "passed", f"{told}; written as the baseline", ("bench", "baseline"))
-            return
-        found = against_baseline(path, self.path.stem, done, section.max_regression)
-        if found is None:
-            message = f"{told}; no baseline for this machine ({machine_key(done.machine)})"
-            hint = "Run the gate with --update-baseline here, and commit the file."
-            self._note("bench", "latency", "not verified", message, ("bench", "baseline"), hint=hint)
-            return
-        message = (
-            f"{told}; takes {found.ratio:.3f} times as long as the baseline ({found.confidence:.0%} interval "
-            f"{found.low:.3f} to {found.high:.3f}), {1 + found.allowed:.3f} is allowed"
+        judged = by_baseline(
+            self._place(section.baseline),
+            self.path.stem,
+            done,
+            section.max_regression,
+            update=self.update,
+            accept_inconclusive=self.accept,
+            require=section.require,
         )
-        hint = "More rounds, or a quieter machine." if found.verdict == "inconclusive" else ""
-        self._note("bench", "latency", found.verdict, message, ("bench", "max_regression"), hint=hint)
+        key = "max_regression" if judged.regression else "baseline"
+        self._note("bench", "latency", judged.verdict, f"{told}; {judged.told}", ("bench", key), hint=judged.hint)
 
     def _link(self, stage: str, link: Link) -> None:
-        keys: tuple[str, ...] = ("export",) if link.name in _EXPORT_LINKS else ("verify",)
+        keys: tuple[str, ...] = ("bench",) if stage == "bench" else ("verify",)
+        keys = ("export",) if link.name in _EXPORT_LINKS else keys
         if link.verdict == "failed":
             for table in ("rtol", "atol"):
                 keys = next((key for key in [("verify", table, link.name)] if key in self.lines), keys)
@@ -240,6 +251,17 @@ class _Gate:
 
     def _target(self, name: str) -> str:
         return str(self._place(name)) if name.endswith(".toml") else name
+
+
+def _measured(done: BenchArtefact) -> str:
+    """A measurement in one sentence."""
+    told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
+    if done.ratio:
+        told += f", {done.ratio.median:.3f} times as fast as the {done.ratio.other}"
+        told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
+    if done.quality.verdict != "trusted":
+        told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
+    return told
 
 
 def told_of(link: Link) -> str:

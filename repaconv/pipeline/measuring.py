@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import (
-    BenchArtefact,
-    ImageSize,
-    Link,
-    Profile,
-    Regression,
-)
+from repaconv.artefact import BenchArtefact, ImageSize, Profile
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
-from repaconv.pipeline.baselines import against_baseline, keep_baseline, remember_measurement
-from repaconv.pipeline.chain import built_as, load_engine
+from repaconv.pipeline.baselines import Judged, by_baseline, remember_measurement
+from repaconv.pipeline.chain import built_as
 from repaconv.pipeline.common import (
     Progress,
     as_image_size,
@@ -28,6 +22,7 @@ from repaconv.pipeline.common import (
     silent,
     with_files,
 )
+from repaconv.pipeline.comparing import COMPARED, Opened, agreement, opened
 from repaconv.pipeline.subjects import Subject, any_preprocessing, image_shape, memory_an_image, subjects_of
 from repaconv.replacing import put, require_ours
 
@@ -35,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from repaconv.engines.ort import OrtSession
+    from repaconv.proof.data import Batch
     from repaconv.targets import Target
 
 
@@ -46,6 +41,7 @@ def bench(
     model: str | Path | None = None,
     *,
     target: str | Target = "x86-64",
+    precision: str = "fp32",
     against: str | Path | None = None,
     threads: int | None = None,
     batch: int | None = None,
@@ -56,6 +52,7 @@ def bench(
     baseline: str | Path | None = None,
     max_regression: float = 0.05,
     update_baseline: bool = False,
+    accept_inconclusive: bool = False,
     seed: int = 0,
     unverified: bool = False,
     out: str | Path | None = None,
@@ -66,6 +63,7 @@ def bench(
     Args:
         model: A run's folder, an .onnx file or an engine that `build` made; the newest run when None.
         target: Whose protocol is used, and whose runtime for .onnx files.
+        precision: Which of a run's ONNX models; where the runtime itself lowers precision, what it is to compute in.
         against: Another .onnx file or engine. Without it a run is compared to its own training form, exported alike.
         threads: Of one inference; the target's when None.
         batch: Images a call; the target's when None.
@@ -77,6 +75,7 @@ def bench(
         baseline: A file of baselines; the artefact then says how the model compares with that of this machine.
         max_regression: 0.05 lets it take 5% longer.
         update_baseline: Write the baseline instead of judging by it.
+        accept_inconclusive: Write it even of a measurement that is inconclusive.
         seed: Of the images, the order and the bootstrap.
         unverified: Go on behind a failed verdict, and record it.
         out: Where the result goes; ``bench/<target>.json`` of the run, nowhere for a bare .onnx.
@@ -94,39 +93,50 @@ def bench(
     from repaconv.proof.data import random_pixels
 
     device = load_target(target)
-    engine = registry.load(registry.ENGINES, device.runtime)
     named = paper(protocol)
     threads = at_least_one("threads", threads, named.threads or device.bench.threads)
     rounds = at_least_one("rounds", rounds, named.rounds or device.bench.rounds)
     warmup_rounds = device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds
     bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
+    if bare and precision != "fp32":
+        raise UsageProblem(
+            f"{model} is one file, which has its precision already.",
+            hint="--precision chooses among the ONNX models of a run.",
+            code="usage.idle",
+        )
+    lowering = precision if precision == "bf16" and device.typed_by == "runtime" else None
+    typed = "fp32" if lowering else precision
     asked = as_image_size(image_size)
-    known = subjects_of(run, model, against, unverified, progress, target=target, batch=batch, image_size=asked)
+    known = subjects_of(
+        run, model, against, unverified, progress, target=target, precision=typed, batch=batch, image_size=asked
+    )
     subjects, overridden, logits, size, note, wanted, export = known
     size = asked or size
-    variant = export.variant.full if export else ""
+    variant = export.variant.model_copy(update={"precision": precision}).full if export else ""
     target_path = Path(out) if out else run.bench_json(variant) if run else None
     if target_path:
         require_ours(target_path, "bench", *([target_path.with_suffix(".profile.svg")] if profile else []))
+
+    def load(path: Path, **settings: Any) -> Opened:
+        lower = lowering if path == subjects[0].path else None
+        return opened(path, device, lower, threads=threads, **settings)
+
     if batch is None:
-        batch = named.images(device.bench.batch, lambda: memory_an_image(subjects, engine, threads, size))
+        batch = named.images(device.bench.batch, lambda: memory_an_image(subjects, load, size))
     batch = at_least_one("batch", batch, 1)
 
     with pinned(threads) as cores:
-        sessions: dict[str, OrtSession] = {}
-        for subject in subjects:
-            dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
-            built = built_as(subject.path)
-            load = engine.session if built is None else partial(load_engine, built=built)
-            sessions[subject.name] = load(subject.path, threads=threads, dims=dims)
+        dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
+        models = {subject.name: load(subject.path, dims=dims) for subject in subjects}
+        sessions = {name: each.session for name, each in models.items()}
         first = sessions[subjects[0].name]
         shape = image_shape(first.input_shape, batch, size, subjects[0].path)
-        given = random_pixels(shape, wanted or any_preprocessing(shape), count=batch, seed=seed).piece(0, batch)
-        feeds: dict[str, Any] = {
-            name: given.pixels if session.takes_pixels else given.images for name, session in sessions.items()
-        }
-        outputs = {name: _first_run(session, feeds[name]) for name, session in sessions.items()}
+        calls = max(1, COMPARED // batch)
+        given = random_pixels(shape, wanted or any_preprocessing(shape), count=calls * batch, seed=seed)
+        fed = [_feeds(piece, sessions) for piece in given.batches(batch)]
+        outputs = [{name: _first_run(session, each[name]) for name, session in sessions.items()} for each in fed]
+        feeds = fed[0]
         with first_in_line(named.first_in_line) as why_not:
             measured = measure(
                 {name: partial(session.run, feeds[name]) for name, session in sessions.items()},
@@ -138,21 +148,22 @@ def bench(
             )
         machine = fingerprint(tuple(cores))
         samples = measured.samples_ms
-        where = _profile(engine, subjects[0], first, feeds, samples, threads, batch, size) if profile else None
+        where = _profile(device, subjects[0], feeds, samples, threads, dims) if profile else None
 
     names = [subject.name for subject in subjects]
-    agreement, compared = None, None
+    agreed, compared = None, None
     if len(subjects) == 2:
         compared = ratio(names[0], samples[names[0]], names[1], samples[names[1]], seed)
         comparable = wanted is not None or len({session.takes_pixels for session in sessions.values()}) == 1
-        agreement = _agreement(names, outputs, logits) if comparable else None
+        agreed = agreement(run, models, outputs, logits=logits) if comparable else None
     artefact = BenchArtefact(
         made_by=made_by(),
-        verdict="failed" if agreement and agreement.verdict == "failed" and not against else "passed",
+        verdict="failed" if agreed and agreed.verdict == "failed" and not against else "passed",
         unverified=overridden,
         variant=variant,
         target=device.name,
-        runtime=f"{engine.name} {engine.version()}",
+        runtime=models[names[0]].engine,
+        precision=models[names[0]].precision,
         batch=batch,
         image_size=shape[1:],
         threads=threads,
@@ -163,23 +174,35 @@ def bench(
         machine=machine,
         protocol=named.told(batch),
         latencies=tuple(
-            latency(subject.name, subject.path.name, sha256_of(subject.path), samples[subject.name])
-            for subject in subjects
+            latency(
+                name,
+                path.name,
+                sha256_of(path),
+                samples[name],
+                engine=models[name].engine,
+                precision=models[name].precision,
+            )
+            for name, path in subjects
         ),
         ratio=compared,
         quality=quality(samples, measured.watched, compared=compared, stable=measured.stable),
         profile=where,
-        agreement=agreement,
+        agreement=agreed,
         note="; ".join(part for part in (note, why_not and f"chrt -f 99: {why_not}") if part),
     )
     wrote = []
     name = run.folder.name if run else subjects[0].path.stem
-    if baseline and update_baseline:
-        keep_baseline(Path(baseline), name, artefact)
-        wrote.append(Path(baseline))
-    elif baseline:
-        found = against_baseline(Path(baseline), name, artefact, max_regression)
-        artefact = artefact.model_copy(update={"regression": found, **_judged_by(found, artefact)})
+    if baseline:
+        judged = by_baseline(
+            Path(baseline),
+            name,
+            artefact,
+            max_regression,
+            update=update_baseline,
+            accept_inconclusive=accept_inconclusive,
+        )
+        artefact = artefact.model_copy(update=_judged_by(judged, artefact))
+        wrote += [Path(baseline)] if judged.written else []
     if run:
         remember_measurement(run.history(variant), artefact)
     if target_path and where is not None:
@@ -192,32 +215,38 @@ def bench(
     return with_files(artefact, [subject.path for subject in subjects], wrote)
 
 
-def _judged_by(found: Regression | None, artefact: BenchArtefact) -> dict[str, Any]:
-    """What a baseline changes in the artefact: its verdict, its quality, or that there is none."""
-    if found is None:
-        told = "no baseline for this machine: write one with --update-baseline"
-        return {"note": "; ".join(part for part in (artefact.note, told) if part)}
-    if found.verdict == "failed":
-        return {"verdict": "failed"}
-    if found.verdict == "inconclusive":
+def _feeds(piece: Batch, sessions: Mapping[str, Any]) -> dict[str, Any]:
+    """The same images for each, as it takes them."""
+    return {name: piece.pixels if session.takes_pixels else piece.images for name, session in sessions.items()}
+
+
+def _judged_by(judged: Judged, artefact: BenchArtefact) -> dict[str, Any]:
+    """What a baseline changes in the artefact: its regression, its verdict, its quality, what is noted."""
+    told = judged.told if judged.regression is None else ""
+    changed: dict[str, Any] = {
+        "regression": judged.regression,
+        "note": "; ".join(part for part in (artefact.note, told, judged.hint if told else "") if part),
+    }
+    if judged.verdict == "failed":
+        changed["verdict"] = "failed"
+    if judged.verdict == "inconclusive" and judged.regression and artefact.quality.verdict != "inconclusive":
+        found = judged.regression
         reason = f"the change from the baseline is known to {found.low:.3f}..{found.high:.3f} only"
-        reasons = (*artefact.quality.reasons, reason)
-        return {"quality": artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})}
-    return {}
+        reasons = (*artefact.quality.reasons, reason if found.same_machine else judged.hint)
+        changed["quality"] = artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})
+    return changed
 
 
 PROFILED = 20
 
 
 def _profile(
-    engine: Any,
+    device: Target,
     subject: Subject,
-    session: Any,
     feeds: Mapping[str, Any],
     samples: Mapping[str, NDArray[np.float64]],
     threads: int,
-    batch: int,
-    size: ImageSize | None,
+    dims: Mapping[str, int],
 ) -> Profile:
     """The first model's, beside the latency that was measured of it.
 
@@ -228,13 +257,13 @@ def _profile(
 
     from repaconv.measure.profile import events_of, profile_of
 
+    engine = registry.load(registry.ENGINES, device.runtime)
     if subject.path.suffix != ".onnx" or not hasattr(engine, "profile") or built_as(subject.path):
         raise EnvironmentProblem(
             f"there is no profile of {subject.path.name} by {engine.name}.",
             hint="Profile the ONNX model of a target that runs ONNX Runtime.",
             code="bench.profile",
         )
-    dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
     name = subject.name
     kernels, nodes = engine.profile(
         subject.path, feeds[name], threads=threads, dims=dims, runs=PROFILED, warmup_runs=PROFILED // 4
@@ -248,24 +277,13 @@ def _profile(
     )
 
 
-def _first_run(session: OrtSession, images: NDArray[Any]) -> NDArray[np.floating]:
+def _first_run(session: Any, images: NDArray[Any]) -> NDArray[np.floating]:
     try:
-        return session.run(images)
+        found: NDArray[np.floating] = session.run(images)
     except Exception as error:
         raise UsageProblem(
             f"the model does not run on images {list(images.shape)}: {str(error).splitlines()[0]}.",
             hint="Both models must take the same images.",
             code="bench.shape",
         ) from error
-
-
-def _agreement(names: list[str], outputs: Mapping[str, NDArray[np.floating]], logits: bool) -> Link | None:
-    """Whether both compute the same, so that it makes sense to compare their times."""
-    from repaconv.proof.parity import judge
-    from repaconv.proof.policy import tolerance
-
-    subject, other = names
-    if outputs[subject].shape != outputs[other].shape or outputs[subject].ndim != 2:
-        return None
-    allowed = tolerance("agreement", logits=logits)
-    return judge("agreement", (other, outputs[other]), (subject, outputs[subject]), logits=logits, tolerance=allowed)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from repaconv import runs
 from repaconv.artefact import FoldArtefact, ImageSize, Preprocessing, TrainingArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
+from repaconv.onnxfile import read_graph
 from repaconv.pipeline.chain import built_as
 from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, made_by, training_form
 from repaconv.pipeline.exports import Export, export_for
@@ -64,7 +66,7 @@ def subjects_of(
         beside = [path, *(subject.path for subject in other)]
         overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
         name = path.name if not other or other[0].name != path.name else str(path)
-        return Subjects([Subject(name, path), *other], overridden, False, None, "", None)
+        return Subjects([Subject(name, path), *other], overridden, _says_logits(path), None, "", None)
     folded = read_artefact(run.fold_json, FoldArtefact)
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
     exported = export.artefact
@@ -145,6 +147,11 @@ def _existing(path: Path) -> Path:
     return path
 
 
+def _says_logits(path: Path) -> bool:
+    """Whether a bare graph is one of ours whose output are logits; of others nothing is known."""
+    return path.suffix == ".onnx" and [output.name for output in read_graph(path).graph.output] == ["logits"]
+
+
 def image_shape(
     model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
 ) -> tuple[int, int, int]:
@@ -177,14 +184,14 @@ def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
     return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
 
 
-def memory_an_image(subjects: list[Subject], engine: Any, threads: int, size: ImageSize | None) -> float:
+def memory_an_image(subjects: list[Subject], load: Callable[..., Any], size: ImageSize | None) -> float:
     """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included."""
     import numpy as np
 
     grown = []
     for subject in subjects:
         dims = {"height": size[0], "width": size[1]} if size else {}
-        session = engine.session(subject.path, threads=threads, dims=dims)
+        session = load(subject.path, dims=dims).session
         channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
         if session.input_shape[0] not in (None, "batch"):
             return float("inf")

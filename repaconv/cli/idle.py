@@ -1,0 +1,115 @@
+"""Options that would do nothing where they stand. They are refused: who types one means something by it.
+
+An option whose wish holds anyway, as ``--quiet`` with ``--format json``, is no such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv.errors import UsageProblem
+
+Values = Mapping[str, Any]
+"""All of a command's parameters, by the names that they have in Python."""
+
+
+class Idle(NamedTuple):
+    """Options of some commands, where they do nothing, and why."""
+
+    commands: tuple[str, ...]
+    options: tuple[str, ...]
+    where: Callable[[Values], Any]
+    why: str
+
+
+def _no_checkpoint(given: Values) -> bool:
+    from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS
+
+    return Path(given["checkpoint"]).suffix in NOT_CHECKPOINTS
+
+
+CLUSTER = ("tls_ca", "tls_cert", "tls_key", "wait")
+BASELINE = ("baseline", "max_regression", "update_baseline", "accept_inconclusive")
+PROTOCOL = ("against", "threads", "image_size", "rounds", "protocol", "profile", "seed", "out", "scheduler", *CLUSTER)
+
+IDLE = (
+    Idle(("inspect",), ("weights", "set_"), _no_checkpoint, "the file is no checkpoint"),
+    Idle(("verify", "bundle"), ("count",), lambda given: given["inputs"], "an .npz is taken whole"),
+    Idle(
+        ("verify", "bundle"),
+        ("seed",),
+        lambda given: given["inputs"] or given["images"],
+        "it is of random images, and others are given",
+    ),
+    Idle(("verify",), ("classes",), lambda given: not given["images"], "it names the classes of --images"),
+    Idle(("export",), ("out",), lambda given: given["onnx"], "--onnx names the file already"),
+    Idle(("export",), ("simplifier",), lambda given: not given["simplify"], "--no-simplify runs none"),
+    Idle(
+        ("export",),
+        ("inputs", "images"),
+        lambda given: given["precision"] == "fp32",
+        "float32 is not measured on images; give a lower --precision",
+    ),
+    Idle(
+        ("bench",),
+        (*PROTOCOL, *BASELINE),
+        lambda given: given["host"],
+        "the board measures what is in the bundle, by its own trtexec",
+    ),
+    Idle(("bench",), ("out", *BASELINE), lambda given: given["scheduler"], "a worker's figures go to the run alone"),
+    Idle(
+        ("bench", "tune", "sweep"), CLUSTER, lambda given: not given["scheduler"], "it is for a cluster (--scheduler)"
+    ),
+    Idle(("bench",), BASELINE[1:], lambda given: not given["baseline"], "there is no --baseline"),
+    Idle(
+        ("bench",), ("max_regression",), lambda given: given["update_baseline"], "a baseline is written, not judged by"
+    ),
+    Idle(
+        ("bench", "gate"),
+        ("accept_inconclusive",),
+        lambda given: not given["update_baseline"],
+        "it is for writing a baseline (--update-baseline)",
+    ),
+    Idle(
+        ("bench",),
+        ("precision",),
+        lambda given: given["model"] and Path(given["model"]).is_file(),
+        "a file has its precision; it chooses among the models of a run",
+    ),
+    Idle(
+        ("tune",),
+        ("inputs", "images"),
+        lambda given: given["max_disagreement"] is None,
+        "they judge lower precision, which --max-disagreement asks for",
+    ),
+    Idle(("tune",), ("budget",), lambda given: given["exhaustive"], "--exhaustive measures everything"),
+    Idle(
+        ("tune",),
+        ("set_",),
+        lambda given: given["source"] is None or Path(given["source"]).is_dir(),
+        "a run is folded already",
+    ),
+)
+
+
+def refuse_idle(command: str, given: Values, typed: Mapping[str, str]) -> None:
+    """Look at what was typed.
+
+    Args:
+        command: Its name.
+        given: See `Values`.
+        typed: The options that were given on the command line, by those names, as they were spelt.
+
+    Raises:
+        UsageProblem: If one of them does nothing there.
+    """
+    for rule in IDLE:
+        idle = [typed[name] for name in rule.options if name in typed] if command in rule.commands else []
+        if idle and rule.where(given):
+            raise UsageProblem(
+                f"{', '.join(idle)} would do nothing here: {rule.why}.",
+                hint=f"Leave it out; see `repaconv {command} --help`.",
+                code="usage.idle",
+            )

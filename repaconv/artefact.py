@@ -506,7 +506,8 @@ class TuneArtefact(Artefact):
 
     ``rewrites`` are the winner's; ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints
     of which it holds. ``precision`` is another than fp32 only where a loss was allowed, ``allowed_disagreement`` what
-    that was. ``default`` is the target's own form, against which every ratio is.
+    that was. ``default`` is the target's own form, against which every ratio is. ``complete`` says whether nothing was
+    left because ``budget_s`` was spent.
     """
 
     stage: str = "tune"
@@ -527,6 +528,8 @@ class TuneArtefact(Artefact):
     lowered: tuple[LoweredCandidate, ...] = ()
     images: str = ""
     seconds: float
+    budget_s: float = 0.0
+    complete: bool = True
     machine: dict[str, Any]
     note: str = ""
 

@@ -165,6 +165,63 @@ def test_a_search_that_is_broken_off_goes_on_where_it_was():
     assert [rounds for rounds, _ in seen] == [SCREENING, MIDDLE, 50]
 
 
+def test_a_search_that_was_broken_off_is_no_form():
+    def breaks(*_, **__):
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(1)
+        return all_equal(*_)
+
+    seen: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        package.tune(saved("first.pth", 1), settings=SET, measurer=breaks, rewrites=THREE)
+    with pytest.raises(UsageProblem, match="nothing is known"):
+        package.fold("first.pth", num_heads=3, form="fastest-known")
+
+
+def test_an_answer_is_of_its_question(monkeypatch):
+    """Of the time that it had, of this repaconv; with lower precision of the weights, the images and the budget."""
+    from repaconv.pipeline import common
+
+    calls: list[set[str]] = []
+
+    def measurer(_reference, others, _rounds, **_):
+        calls.append(set(others))
+        return {name: ratio_of(1.5 if name in ("fp16", "int8") else 1.0) for name in others}
+
+    def asked(name="first.pth", **more):
+        calls.clear()
+        return package.tune(Path(name), settings=SET, measurer=measurer, rewrites=THREE, **more), list(calls)
+
+    saved("first.pth", 1)
+    saved("second.pth", 2)
+    short, measured = asked(budget_s=0)
+    assert (short.complete, measured) == (False, [])
+    assert asked(budget_s=0)[0].note  # no more time than it had
+    long, measured = asked()
+    assert (long.complete, long.note) == (True, "")
+    assert measured
+    assert asked(budget_s=5)[0].note
+    size = long.image_size
+    for name in ("a", "b"):
+        images = np.random.default_rng(ord(name)).standard_normal((16, 3, *size)).astype(np.float32)
+        np.savez(f"{name}.npz", input=images)
+    low = {"max_disagreement": 1.0, "inputs": "a.npz"}
+    first, measured = asked(**low)
+    assert (first.note, measured) == ("", [{"fp16", "int8"}])  # the forms are known, what is lossy is not
+    assert first.lowered[0].link.tolerance.kind == "lossy"
+    assert asked(**low)[0].lowered == first.lowered
+    assert asked(**low)[1] == []
+    for other in ({**low, "inputs": "b.npz"}, {**low, "max_disagreement": 0.5}, {**low, "name": "second.pth"}):
+        found, measured = asked(**other)
+        assert (found.note, measured) == ("", [{"fp16", "int8"}]), other
+    assert asked(name="second.pth")[0].note
+    with pytest.raises(Refused, match=r"gone\.npz"):
+        asked(**{**low, "inputs": "gone.npz"})
+    monkeypatch.setattr(common, "version", lambda _package: "9")
+    assert asked()[1]
+
+
 def test_what_the_budget_does_not_allow_is_left():
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE, budget_s=0)
     assert done.rewrites == done.default

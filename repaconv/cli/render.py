@@ -253,6 +253,7 @@ def tuning(done: TuneArtefact) -> None:
         words = f" ({_plain(low.link.note)})" if low.link else ""
         out().print(f"[yellow]lossy[/]: {low.precision}: {other}{gain}: {low.told}{words}")
     seconds = f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
+    seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget goes on"
     out().print(f"the fastest form on {_plain(done.target)}: [bold]{_form(done.rewrites)}[/] ({seconds})")
     if done.precision != "fp32":
         out().print(f"and in {done.precision}: repaconv export --onnx --precision {done.precision}")

@@ -53,8 +53,8 @@ def build(
     Raises:
         EnvironmentProblem: If the target's runtime is not here, or another version than the target's.
         Refused: If it does not take the graph.
-        UsageProblem: If there is no such ONNX model, the runtime takes no such option, or a file that is there already is
-            somebody else's.
+        UsageProblem: If there is no such ONNX model, the runtime takes no such option, or a file is there already that
+            is somebody else's.
     """
     import onnx
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repaconv import registry
 from repaconv.artefact import ImageSize, TuneArtefact
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
 from repaconv.forms.choice import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.methods.contract import Method
+from repaconv.pipeline.common import made_by
 
 TUNED = "tuned"
 """Folder of the tuner's results, in a run and in the cache."""
@@ -64,17 +66,40 @@ def chosen_form(form: str | Path, method: Method, shapes: str) -> Written:
     return Written(path.name, tuned.rewrites)
 
 
+def remembered(path: Path) -> TuneArtefact | None:
+    """An answer of `tune` in the cache; None if there is none, or of another version that is not read any more."""
+    try:
+        return read_artefact(path, TuneArtefact)
+    except Refused:
+        return None
+
+
 def _known(shapes: str) -> TuneArtefact:
-    """What was tuned for these shapes on this machine; on the processor, one image, one thread, before all others."""
+    """What was tuned for these shapes on this machine, by what is installed.
+
+    On the processor, one image, one thread, before all others; then what was searched longest.
+    """
     from repaconv.measure.fingerprint import fingerprint, machine_key
 
     here = machine_key(fingerprint(()))
-    found = [read_artefact(path, TuneArtefact) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
-    found = [tuned for tuned in found if tuned.shapes_sha256 == shapes and machine_key(tuned.machine) == here]
+    every = [remembered(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
+    found = [tuned for tuned in every if tuned is not None and tuned.shapes_sha256 == shapes]
+    found = [tuned for tuned in found if machine_key(tuned.machine) == here and _still_holds(tuned)]
     if not found:
         raise UsageProblem(
             "nothing is known of these shapes on this machine.",
             hint="Run `repaconv tune CHECKPOINT` once, or give --form default.",
             code="form.unknown",
         )
-    return min(found, key=lambda tuned: (tuned.target != "x86-64", tuned.batch, tuned.threads))
+    searched = {id(tuned): sum(row.ratio is not None for row in tuned.candidates) for tuned in found}
+    return min(found, key=lambda tuned: (tuned.target != "x86-64", tuned.batch, tuned.threads, -searched[id(tuned)]))
+
+
+def _still_holds(tuned: TuneArtefact) -> bool:
+    """Whether it is of this repaconv and of the runtime that is here."""
+    name, _, version = tuned.runtime.partition(" ")
+    try:
+        same = registry.load(registry.ENGINES, name).version() == version
+    except RepaconvError:
+        return False
+    return bool(same) and tuned.made_by["repaconv"] == made_by()["repaconv"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,9 +37,11 @@ from repaconv.pipeline.common import (
     with_files,
 )
 from repaconv.pipeline.folding import fold
-from repaconv.pipeline.forms import TUNED, shapes_sha256
+from repaconv.pipeline.forms import TUNED, remembered, shapes_sha256
 from repaconv.pipeline.graphs import proved_graph
+from repaconv.pipeline.inputs import choose_inputs
 from repaconv.pipeline.lowering import lowered
+from repaconv.proof.policy import POLICY
 from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
@@ -79,8 +82,9 @@ def tune(
 ) -> TuneArtefact:
     """Search the fastest exact form, and say what was measured on the way.
 
-    What is known of these shapes on this machine is taken from before. A search that is broken off goes on where it
-    was.
+    What is known of these shapes on this machine is taken from before, where nothing has changed that it depends on;
+    with lower precision that includes the weights and the images. A search that was broken off, or had less time than
+    now, goes on where it was.
 
     Args:
         source: A checkpoint, which is folded if it was not yet, or a run's folder; the newest run when None.
@@ -134,20 +138,24 @@ def tune(
     require_ours(path, "tune")
     names = sorted(registry.registered(registry.REWRITES) if rewrites is None else rewrites)
     asked = {
+        "method": folded.method,
         "batch": batch,
         "threads": threads,
         "rounds": rounds,
-        "loss": max_disagreement,
+        "seed": seed,
         "elsewhere": bool(measurer),
-        "rewrites": names,
+        "rewrites": _brought_by(names),
         "exhaustive": exhaustive,
     }
     known = _cached(shapes, device, asked)
-    if known.is_file() and not again:
-        found = read_artefact(known, TuneArtefact).model_copy(update={"note": "known from an earlier search"})
-        found = found.model_copy(update={"unverified": overridden})
+    lossy = None
+    if max_disagreement is not None:
+        lossy = _cached(shapes, device, {**asked, **_loss(folded, inputs, images), "loss": max_disagreement})
+    answer = None if again else _answer(lossy or known, budget_s)
+    if answer is not None:
+        found = answer.model_copy(update={"note": "known from an earlier search", "unverified": overridden})
         put(path, found)
-        return with_files(found, [known], [path])
+        return with_files(found, [lossy or known], [path])
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=run.folder) as scratch:
         graphs = _Graphs.of(run, folded, device, names, Path(scratch), progress)
@@ -156,8 +164,11 @@ def tune(
         shape = (batch, graphs.channels, *folded.image_size)
         here = partial(_measured_here, engine=engine, threads=threads, dims=dims, shape=shape, seed=seed)
         measuring = here if measurer is None else partial(measurer, image_size=folded.image_size)
-        journal = _Journal(known.with_suffix(".journal.json"), begin + budget_s, rounds, measuring, graphs, progress)
-        rows = _searched(graphs, journal, exhaustive=exhaustive)
+        journal = _Journal(known.with_suffix(".journal"), begin + budget_s, rounds, measuring, graphs, progress)
+        if again:
+            journal.forget()
+        before = None if again else _answer(known, budget_s)
+        rows = _searched(graphs, journal, exhaustive=exhaustive) if before is None else list(before.candidates)
         best, wanted = rows[0], device.precisions
         low = lowered(
             folded,
@@ -171,7 +182,7 @@ def tune(
             scratch=Path(scratch),
             progress=progress,
         )
-    found = TuneArtefact(
+    exact = TuneArtefact(
         made_by=made_by("torch", "onnx", "onnxruntime"),
         verdict="passed",
         target=device.name,
@@ -185,18 +196,25 @@ def tune(
         default=graphs.default,
         rewrites=best.rewrites,
         ratio=best.ratio,
-        precision=low.precision,
-        allowed_disagreement=max_disagreement,
         candidates=tuple(rows),
-        lowered=low.rows,
-        images=low.images,
         seconds=round(time.monotonic() - begin, 1),
+        budget_s=budget_s,
+        complete=not journal.cut,
         machine=fingerprint(()) if measurer is None else {"cpu": f"a worker of {device.name}"},
     )
-    write_artefact(known, found)
+    if before is None:
+        write_artefact(known, exact)
+    else:
+        exact = before
+    found = exact
+    if lossy is not None:
+        changed = {"precision": low.precision, "allowed_disagreement": max_disagreement}
+        found = exact.model_copy(update={**changed, "lowered": low.rows, "images": low.images})
+        write_artefact(lossy, found)
     found = found.model_copy(update={"unverified": overridden})
     put(path, found)
-    journal.path.unlink(missing_ok=True)
+    if exact.complete:
+        journal.forget()
     return with_files(found, [run.model], [path])
 
 
@@ -218,17 +236,52 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
 
 
 def _cached(shapes: str, device: Target, asked: Mapping[str, Any]) -> Path:
-    """Where the answer is kept: by shapes, machine, target, its runtime, the rewrites there are, and what was asked."""
+    """Where the answer is kept: by shapes, machine, target, all that measures and writes graphs, and what was asked.
+
+    The budget is in the answer: see `_answer`.
+    """
     from repaconv.measure.fingerprint import fingerprint, machine_key
 
     question = {
         "machine": machine_key(fingerprint(())),
         "target": device.model_dump(mode="json"),
         "runtime": _runtime(device, here=not asked["elsewhere"]),
+        "made_by": made_by("torch", "onnx", "onnxscript", "onnxruntime"),
         **asked,
     }
     digest = sha256_of_bytes(canonical_json(question).encode())
     return cache_folder(TUNED) / f"{shapes[:16]}-{digest[:16]}.json"
+
+
+def _answer(path: Path, budget_s: float) -> TuneArtefact | None:
+    """What is known, unless it is of a search that was cut short and had less time than there is now."""
+    found = remembered(path)
+    return found if found is not None and (found.complete or budget_s <= found.budget_s) else None
+
+
+def _brought_by(names: Sequence[str]) -> dict[str, str]:
+    """Rewrites, with the package that each is from, and its version."""
+    points = registry.registered(registry.REWRITES)
+    packages = {name: points[name].dist for name in names if name in points}
+    return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
+
+
+def _loss(folded: FoldArtefact, inputs: str | Path | None, images: str | Path | None) -> dict[str, Any]:
+    """What an answer with lower precision depends on besides: weights and images, by their hashes."""
+    from repaconv.proof.images import image_files
+
+    choose_inputs(folded, _config(folded), inputs=inputs, images=images)  # refuses what is none, before any work
+    files = [Path(inputs)] if inputs else image_files(Path(images or ""), None)
+    return {
+        "weights": folded.payload.sha256,
+        "images": {str(file.relative_to(images) if images else file.name): sha256_of(file) for file in files},
+        "preprocessing": folded.preprocessing.model_dump(mode="json"),
+        "policy": POLICY,
+    }
+
+
+def _config(folded: FoldArtefact) -> Any:
+    return registry.load(registry.BACKBONES, folded.backbone).from_json(folded.config)
 
 
 def _runtime(device: Target, *, here: bool) -> str:
@@ -313,8 +366,8 @@ class _Graphs:
         return self.counted[form]
 
     def fitting(self, form: Form, newest: int) -> Form:
-        """As much of a form as that opset can say."""
-        return tuple(name for name in form if self.rewrites[name].opset <= newest)
+        """As much of a form as that opset can say, and as changes this graph: the form may be another checkpoint's."""
+        return tuple(name for name in form if name in self.rewrites and self.rewrites[name].opset <= newest)
 
     def path(self, form: Form) -> Path:
         """The same as a file; equal graphs are one file."""
@@ -339,12 +392,19 @@ class _Journal:
     rows: dict[str, Ratio] = field(default_factory=dict)
     expected: Any = None
     judged: dict[Path, bool] = field(default_factory=dict)
+    cut: bool = False
+    """Whether something was left because the time was over."""
 
     def __post_init__(self) -> None:
-        if self.path.is_file():
-            import json
+        import json
 
+        with suppress(OSError, ValueError):  # none, or of another version
             self.rows = {key: Ratio.model_validate(row) for key, row in json.loads(self.path.read_text()).items()}
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.rows = {}
+        self.path.unlink(missing_ok=True)
 
     def measure(self, forms: Sequence[Form], rounds: int) -> dict[Form, Ratio]:
         """Ratios against the default form; forms that the budget does not allow, or that are wrong, are left out."""
@@ -355,6 +415,7 @@ class _Journal:
         missing = {stem: path for stem, path in missing.items() if self._same(path, reference)}
         for group in _groups(missing):
             if time.monotonic() > self.deadline and rounds < self.rounds:
+                self.cut = True
                 break
             self.progress(f"tune: {rounds} rounds of {len(group)} forms", 0, 0)
             for stem, ratio in self.measurer(reference, group, rounds).items():

@@ -35,11 +35,11 @@ EXACT = {
 LOSSY = {"fp16": (0.999, 0.01), "bf16": (0.99, 0.05), "int8": (0.95, 0.1)}
 # Where lower precision decides otherwise which tokens merge, outputs differ and neither is wrong.
 DECIDING_COSINE = 0.9
-# Flips beyond the noise, of all images: sound trained nets show none in 500.
+# Flips beyond the noise, of all images: sound trained nets show one in 500 at most.
 FLIPS = 0.01
 # Flips within the noise, of the images that lead by no more. A sound net's errors are well below the noise, so it keeps
 # most of these, too: trained ones have next to none, nets with random weights, whose leads are small everywhere, lose
-# up to 19% of them; half the bits of the weights, or one scale off by 2, cost 25% to 60% (the same benchmark).
+# up to 20% of them; with half the bits of the weights, or one scale off by 2, most of them lose 25% to 70% (as above).
 FLIPS_WITHIN_NOISE = 0.25
 LUCK = 0.01
 """More of them than allowed is a fault where chance has less than this to do with it: of two, both may flip."""

@@ -287,7 +287,9 @@ def test_the_gate_takes_benchs_verdict_and_baselines_by_machine(tmp_path, repaco
     written = json.loads((tmp_path / "b.json").read_text())
     ((machine, entries),) = written["machines"].items()
     (entry,) = entries.values()
-    entry["subject_ms"] = [value / 5 for value in entry["subject_ms"]]  # it was five times as fast
+    entry["subject_ms"] = [
+        value / 1000 for value in entry["subject_ms"]
+    ]  # as if it had been that fast: no noise explains it
     (tmp_path / "b.json").write_text(json.dumps(written))
     code, out, _ = repaconv("gate", path, "--format", "json")
     assert code == 1

@@ -50,6 +50,7 @@ def test_a_baseline_is_judged_by_where_it_compares(measured):
     assert verdict == "not verified"
     assert "no file b.json of baselines yet" in told
     assert judged(measured(), require=True)[0] == "failed"
+    assert judged(measured(quality="inconclusive"))[0] == "inconclusive"
     noisy = measured(quality="inconclusive")
     verdict, told = judged(noisy, update=True)
     assert (verdict, path.exists()) == ("inconclusive", False)

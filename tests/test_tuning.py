@@ -233,6 +233,11 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     code, _, err = repaconv("tune", ckpt, *HEADS, "--max-disagreement", "0.5%")
     assert code == 2
     assert "--inputs" in err
+    weights = torch.load(ckpt, weights_only=False)
+    headless = {name: value for name, value in weights["model"].items() if not name.startswith("head.")}
+    torch.save({**weights, "model": headless}, "headless.pth")
+    with pytest.raises(UsageProblem, match="features"):
+        package.tune("headless.pth", settings=SET, max_disagreement=0.1, inputs="images.npz", rewrites=THREE)
     folded = package.fold(ckpt, num_heads=3)
     images = np.random.default_rng(0).standard_normal((64, 3, *folded.image_size)).astype(np.float32)
     np.savez("images.npz", input=images)

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
+
+
 class Judged(NamedTuple):
     """What a baseline says of a measurement, in words, and whether one was written."""
 
-    verdict: Literal["passed", "failed", "inconclusive", "not verified"]
+    verdict: Verdict
     told: str
     hint: str = ""
     regression: Regression | None = None
@@ -64,7 +67,8 @@ def by_baseline(
     found = _compared(known, name, done, allowed)
     if found is None:
         hint = "Run with --update-baseline here, and commit the file."
-        return Judged("failed" if require else "not verified", _why_none(known, path, name, done), hint)
+        none: Verdict = "failed" if require else "inconclusive" if doubted else "not verified"
+        return Judged(none, _why_none(known, path, name, done), hint)
     noisy = "More rounds, or a quieter machine."
     if not found.same_machine:
         passed = found.verdict == "passed" and not doubted

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from repaconv.artefact import Change
+from repaconv.forms.chains import chain_of
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, dims, made_by, only_reader, scalar
-from repaconv.forms.layout import chain_of, layout, move
+from repaconv.forms.graph import Writer, attribute, dims, made_by, nodes_of, only_reader, scalar
+from repaconv.forms.selections import one_run
+from repaconv.forms.shapes import sizes
+from repaconv.forms.views import OPERATORS, seen, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -66,7 +67,7 @@ class Attention:
 
 def attentions(model: ir.Model) -> list[Attention]:
     """All of a graph whose shapes say what is a head and what a token."""
-    found = [_around(node) for node in model.graph if node.op_type == "Softmax"]
+    found = [_around(node) for node in nodes_of(model, "Softmax")]
     return [attention for attention in found if attention is not None]
 
 
@@ -82,7 +83,7 @@ def _around(softmax: ir.Node) -> Attention | None:
     v, out = _heads(mixed.inputs[1]), _joined(mixed.outputs[0])
     if q is None or k is None or v is None or out is None:
         return None
-    if v.factor != 1 or not _alone(product, softmax):
+    if v.factor != 1 or not _alone(product, softmax) or sizes(softmax.outputs[0]) != sizes(product.outputs[0]):
         return None
     return Attention(q, k, v, scale * q.factor * k.factor, mask, out, product, mixed)
 
@@ -134,43 +135,34 @@ def _heads(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
 
 
 def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
-    read = layout(chain)
-    if read is None or read.positions.ndim != 4:
+    view = seen(chain)
+    if view is None or len(view.of) != 3 or len(view.axes) != 4 or set(view.places) - {2}:
         return None
-    at = read.positions.swapaxes(2, 3) if transposed else read.positions
-    shape = dims(read.source)
-    assert shape is not None
-    batch, count, tokens, width = at.shape
-    channels = shape[2] or 0
-    offset = int(at.flat[0])
-    wanted = (
-        offset
-        + channels * (tokens * np.arange(batch)[:, None, None, None] + np.arange(tokens)[:, None])
-        + width * np.arange(count)[:, None, None]
-        + np.arange(width)
-    )
-    if shape[1] != tokens or offset + count * width > channels or not np.array_equal(at, wanted):
+    tokens, width = (3, 2) if transposed else (2, 3)
+    columns = view.columns(1, width)
+    shape = [view.shape[axis] for axis in (1, tokens, width)]
+    if view.axes[0] != view.of[0] or view.axes[tokens] != view.of[1] or columns is None or not one_run(columns):
         return None
-    return Heads(read.source, offset, count, width, tokens, read.factor)
+    if not all(isinstance(size, int) for size in shape):
+        return None
+    count, rows, each = (int(size) for size in shape)
+    return Heads(view.source, int(columns[0]), count, each, rows, view.scale)
 
 
 def _joined(value: ir.Value) -> ir.Value | None:
     """[B, H, N, e], moved to [B, N, H e] or [B N, H e]: what is so, if nothing else reads what lies between."""
-    shape = dims(value)
-    if shape is None or any(dim is None for dim in shape[1:]):
-        return None
-    batch, heads, tokens, width = (dim or 1 for dim in shape)
-    at: Array | None = np.arange(batch * heads * tokens * width).reshape(batch, heads, tokens, width)
-    assert at is not None
-    wanted = at.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * width)
-    while at is not None and at.ndim > 3:
-        node = only_reader(value, "Transpose", "Reshape", "Flatten")
+    end, shape = value, sizes(value)
+    while shape is not None and len(shape) > 3:
+        node = only_reader(end, *OPERATORS)
         if node is None:
             return None
-        value = node.outputs[0]
-        at = move(node, value, at)
-    same = at is not None and at.shape[-1] == heads * width and np.array_equal(at.reshape(wanted.shape), wanted)
-    return value if same else None
+        end, shape = node.outputs[0], sizes(node.outputs[0])
+    view = view_of(end)
+    if view is None or view.source is not value or len(view.of) != 4:
+        return None
+    batch, heads, tokens, width = view.of
+    known = all(isinstance(size, int) for size in (sizes(value) or ())[1:])
+    return end if known and view.axes in ((batch, tokens, heads + width), (batch + tokens, heads + width)) else None
 
 
 def take(write: Writer, heads: Heads) -> ir.Value:
@@ -183,7 +175,8 @@ def take(write: Writer, heads: Heads) -> ir.Value:
 
 def _as_one_operator(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
-        if found.k.count != found.v.count or found.q.count % found.k.count:
+        batches = {(sizes(heads.source) or (None,))[0] for heads in (found.q, found.k, found.v)}
+        if found.k.count != found.v.count or found.q.count % found.k.count or len(batches) > 1:
             continue
         write = Writer(model, found.node)
         inputs = [take(write, heads) for heads in (found.q, found.k, found.v)]

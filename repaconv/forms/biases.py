@@ -17,9 +17,10 @@ import numpy as np
 from repaconv.artefact import Change
 from repaconv.forms.attention import Heads, attentions
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, dims, only_reader
+from repaconv.forms.graph import Writer, only_reader
 from repaconv.forms.heads import at_layer, read_by_one, values_of
 from repaconv.forms.linears import layers_behind, linear_of, linears, write_linear
+from repaconv.forms.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 def _biases_forward(model: ir.Model) -> Iterator[Change]:
     """(r + (x W + b)) V + c = (r + x W) V + (b V + c)."""
     for linear in linears(model):
-        value, shape = linear.out, dims(linear.out)
+        value, shape = linear.out, sizes(linear.out)
         if linear.bias is None or not linear.bias.any():
             continue
-        while len(value.uses()) == 1 and (node := only_reader(value)) is not None and node.op_type == "Add":
+        while len(value.uses()) == 1 and (node := only_reader(value, "Add")) is not None:
             value = node.outputs[0]
         layers = layers_behind(value)
-        if value is linear.out or dims(value) != shape or not layers or any(layer.bias is None for layer in layers):
+        if value is linear.out or sizes(value) != shape or not layers or any(layer.bias is None for layer in layers):
             continue
         write = Writer(model, linear.node)
         write.replace(linear.out, write_linear(write, linear.x, linear.weight, None))
@@ -52,7 +53,7 @@ def _biases_forward(model: ir.Model) -> Iterator[Change]:
 def _no_key_biases(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
         keys = at_layer(found.k)
-        if read_by_one(keys.source, _columns(keys), found.product) and _without_bias(model, keys):
+        if read_by_one(keys.source, _columns(keys), found.product, 1) and _without_bias(model, keys):
             told = f"{keys.count} heads of {keys.width}"
             yield Change(rewrite="no-key-bias", place=found.node.name or "", told=told)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims
+from repaconv.forms.graph import Writer, attribute, constant, dims, nodes_of
+from repaconv.forms.selections import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -118,8 +119,7 @@ def _axis_before(node: ir.Node, output: ir.Value, index: int, axis: int) -> int 
     if before is None or after is None or value is None:
         return None
     if node.op_type == "Transpose":
-        turned: int = attribute(node, "perm", list(reversed(range(len(before)))))[axis]
-        return turned
+        return perm_of(node, len(before))[axis]
     if node.op_type in ("Reshape", "Flatten", "Unsqueeze", "Squeeze"):
         return _same_place(before, after, axis)
     shift = len(after) - len(before)
@@ -195,7 +195,7 @@ def _centre_layer(write: Writer, node: ir.Node) -> None:
 
 def _rms_norms(model: ir.Model) -> Iterator[Change]:
     done: set[ir.Node] = set()
-    for norm in [node for node in model.graph if node.op_type == "LayerNormalization"]:
+    for norm in nodes_of(model, "LayerNormalization"):
         stream = stream_of(norm) if norm not in done and norm.outputs[0].uses() else None
         if stream is None:
             continue

@@ -26,11 +26,15 @@ def read(proto: onnx.ModelProto) -> ir.Model:
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
 
+    from repaconv.forms.shapes import infer, name_sizes
+
     model = ir.from_proto(proto)
     if model.functions:
         InlinePass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    name_sizes(model)
     ShapeInferencePass()(model)
+    infer(model)
     return model
 
 
@@ -58,16 +62,20 @@ def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx
         changes += made
     if not changes:
         return proto, []
-    return write(model), changes
+    written = write(model)
+    ends = zip(written.graph.output, proto.graph.output, strict=True)
+    for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
+        if before.type.tensor_type.HasField("shape"):
+            now.CopyFrom(before)  # names that only we gave to free sizes go
+    return written, changes
 
 
 def tidy(model: ir.Model) -> None:
     """Remove what nothing reads, put nodes in order, infer the shapes of what is new."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass, TopologicalSortPass
+    from repaconv.forms.shapes import infer
 
-    RemoveUnusedNodesPass()(model)
-    TopologicalSortPass()(model)
-    ShapeInferencePass()(model)
+    clean(model)
+    infer(model, only_new=True)
 
 
 def clean(model: ir.Model) -> None:
@@ -105,12 +113,18 @@ def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
     return node if node is not None and node.domain == "" and node.op_type in operators else None
 
 
+def nodes_of(model: ir.Model, *operators: str) -> list[ir.Node]:
+    """The nodes of these operators of ONNX's own, as they are now."""
+    return [node for node in model.graph if node.domain == "" and node.op_type in operators]
+
+
 def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
-    """The one node that reads a value which is no output of the graph; of these operators, if any are named."""
+    """The one node that reads a value which is no output of the graph; if any are named, one of these of ONNX's own."""
     readers = value.consumers()
     if len(readers) != 1 or value.is_graph_output():
         return None
-    return readers[0] if not operators or readers[0].op_type in operators else None
+    reader = readers[0]
+    return reader if not operators or (reader.domain == "" and reader.op_type in operators) else None
 
 
 def attribute(node: ir.Node, name: str, default: Any) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims
-from repaconv.forms.layout import chain_of, layout, reads
+from repaconv.forms.chains import chain_of, reads
+from repaconv.forms.graph import Writer, attribute, constant, dims
+from repaconv.forms.views import View, seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,39 +36,35 @@ def to_grid(write: Writer, tokens: ir.Value, sizes: tuple[int, int, int]) -> ir.
 
 def tokens_behind(grid: ir.Value) -> list[ir.Value]:
     """All that is this grid as tokens."""
-    sizes = static_grid(grid)
-    if sizes is None:
+    if static_grid(grid) is None:
         return []
-    found = {value: None for read in reads(grid) for value in _as_tokens(read.chain, sizes)}
-    return list(found)
-
-
-def _as_tokens(chain: list[ir.Value], sizes: tuple[int, int, int]) -> list[ir.Value]:
-    wanted = _turned(sizes[0], sizes[1] * sizes[2])
-    return [value for index, value in enumerate(chain[:-1]) if _is(chain[index:], wanted[None])]
+    chains = [read.chain for read in reads(grid)]
+    parts = [chain[index:] for chain in chains for index in range(len(chain) - 1)]
+    return list(dict.fromkeys(part[0] for part in parts if _as_tokens(seen(part))))
 
 
 def tokens_before(grid: ir.Value) -> ir.Value | None:
     """The tokens that are this grid."""
-    sizes = static_grid(grid)
-    if sizes is None:
+    if static_grid(grid) is None:
         return None
-    chain, count = chain_of(grid), sizes[1] * sizes[2]
-    wanted = _turned(count, sizes[0]).reshape(1, *sizes)
-    for index, value in enumerate(chain[1:], 2):
-        if (dims(value) or ())[1:] == (count, sizes[0]) and _is(chain[:index], wanted):
-            return value
-    return None
+    chain = chain_of(grid)
+    return next((chain[n] for n in range(1, len(chain)) if _as_grid(seen(chain[: n + 1]))), None)
 
 
-def _turned(rows: int, columns: int) -> Array:
-    turned: Array = np.arange(rows * columns).reshape(rows, columns).T
-    return turned
+def _as_tokens(view: View | None) -> bool:
+    """Whether [B, c, h, w] is seen as [B, h w, c]."""
+    if view is None or view.places or view.scale != 1 or len(view.of) != 4:
+        return False
+    batch, channels, height, width = view.of
+    return view.axes == (batch, height + width, channels)
 
 
-def _is(chain: list[ir.Value], wanted: Array) -> bool:
-    read = layout(chain)
-    return read is not None and read.factor == 1 and np.array_equal(read.positions, wanted)
+def _as_grid(view: View | None) -> bool:
+    """Whether [B, h w, c] is seen as [B, c, h, w]."""
+    if view is None or view.places or view.scale != 1 or len(view.axes) != 4:
+        return False
+    batch, channels, height, width = view.axes
+    return view.of == (batch, height + width, channels)
 
 
 def is_plain(conv: ir.Node) -> bool:

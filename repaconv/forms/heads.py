@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.forms.attention import Attention, Heads
+from repaconv.forms.chains import chain_of, columns_of, reads
 from repaconv.forms.graph import Array, Writer, dims, only_reader
-from repaconv.forms.layout import chain_of, columns_of, layout, reads
 from repaconv.forms.linears import Linear, layer_at, linear_of, write_linear
+from repaconv.forms.selections import one_run
+from repaconv.forms.views import seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -24,14 +26,10 @@ class Projection:
     """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e]; ``linear`` says whether a layer writes them."""
 
     x: ir.Value
+    tokens: int
     weight: Array
     bias: Array
     linear: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """Of x."""
-        return (dims(self.x) or (1, 1))[1] or 1
 
     def macs(self) -> int:
         """Products that its layer takes."""
@@ -40,34 +38,30 @@ class Projection:
 
 def at_layer(heads: Heads) -> Heads:
     """The same heads as columns of what computes them, where they are a part of that."""
-    chain = chain_of(heads.source)
-    read, shape = layout(chain), dims(chain[-1])
-    if read is None or shape is None or len(shape) != 3 or read.positions.ndim != 3:
+    view = seen(chain_of(heads.source))
+    columns = view.columns(2) if view is not None and len(view.of) == len(view.axes) == 3 else None
+    if view is None or columns is None or view.axes != view.of or set(view.places) - {2} or not one_run(columns):
         return heads
-    offset, width = int(read.positions.flat[0]), shape[2] or 0
-    batch, tokens, columns = read.positions.shape
-    wanted = offset + width * np.arange(batch * tokens)[:, None] + np.arange(columns)
-    if shape[1] != tokens or not np.array_equal(read.positions.reshape(-1, columns), wanted):
-        return heads
-    return replace(heads, source=read.source, offset=offset + heads.offset, factor=read.factor * heads.factor)
+    offset = int(columns[0]) + heads.offset
+    return replace(heads, source=view.source, offset=offset, factor=view.scale * heads.factor)
 
 
-def projected(heads: Heads, node: ir.Node) -> Projection | None:
-    """The linear layer that writes heads which this node alone reads."""
+def projected(heads: Heads, node: ir.Node, place: int) -> Projection | None:
+    """The linear layer that writes heads which this node alone reads, as that input."""
     heads = at_layer(heads)
     linear = linear_of(heads.source)
     columns = range(heads.offset, heads.offset + heads.count * heads.width)
-    if linear is None or len(dims(linear.x) or ()) != 3 or not read_by_one(heads.source, columns, node):
+    if linear is None or len(dims(linear.x) or ()) != 3 or not read_by_one(heads.source, columns, node, place):
         return None
     weight = linear.weight[:, columns].reshape(-1, heads.count, heads.width).swapaxes(0, 1)
     bias = linear.shift()[columns].reshape(heads.count, heads.width)
-    return Projection(linear.x, heads.factor * weight, heads.factor * bias)
+    return Projection(linear.x, heads.tokens, heads.factor * weight, heads.factor * bias)
 
 
-def read_by_one(source: ir.Value, columns: range, node: ir.Node) -> bool:
-    """Whether this node reads columns of a tensor, and no other does."""
+def read_by_one(source: ir.Value, columns: range, node: ir.Node, place: int) -> bool:
+    """Whether this node reads columns of a tensor as that input, and nothing else does: not even its other input."""
     found = reads(source)
-    others = [columns_of(read.chain) for read in found if read.node is not node]
+    others = [columns_of(read.chain) for read in found if (read.node, read.place) != (node, place)]
     return len(others) < len(found) and all(other is not None and not other & set(columns) for other in others)
 
 
@@ -75,19 +69,20 @@ def tokens_as_heads(heads: Heads) -> Projection | None:
     """Heads that are one tensor of tokens, the same for all."""
     if heads.count != 1 or not heads.whole:
         return None
-    return Projection(heads.source, heads.factor * np.eye(heads.width)[None], np.zeros((1, heads.width)), linear=False)
+    eye = heads.factor * np.eye(heads.width)[None]
+    return Projection(heads.source, heads.tokens, eye, np.zeros((1, heads.width)), linear=False)
 
 
 def scores_of(found: Attention) -> tuple[Projection, Projection] | None:
     """Queries and keys, if one layer writes these or tokens are the keys, and the scores alone read them."""
-    q = projected(found.q, found.product)
-    k = projected(found.k, found.product) or tokens_as_heads(found.k)
+    q = projected(found.q, found.product, 0)
+    k = projected(found.k, found.product, 1) or tokens_as_heads(found.k)
     return None if q is None or k is None or found.k.count not in (1, found.q.count) else (q, k)
 
 
 def values_of(found: Attention) -> tuple[Projection, Linear] | None:
     """Values, likewise, and the linear layer that alone reads what is mixed of them."""
-    v = projected(found.v, found.mixed) or tokens_as_heads(found.v)
+    v = projected(found.v, found.mixed, 1) or tokens_as_heads(found.v)
     proj = layer_at(only_reader(found.out))
     if v is None or proj is None or proj.x is not found.out or found.v.count not in (1, found.q.count):
         return None

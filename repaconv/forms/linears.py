@@ -13,7 +13,9 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, only_reader
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, nodes_of, only_reader
+from repaconv.forms.selections import split_sizes
+from repaconv.forms.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -55,9 +57,14 @@ def linear_of(value: ir.Value | None) -> Linear | None:
         if inner is None or bias is None or len(inner.outputs[0].consumers()) != 1:
             continue
         found = linear_of(inner.outputs[0])
-        if found is not None and bias.shape in ((found.weight.shape[1],), (1, found.weight.shape[1])):
+        if found is not None and bias.size == found.weight.shape[1] and _is_row(bias, value):
             return Linear(found.x, found.weight, bias.reshape(-1), value)
     return None
+
+
+def _is_row(bias: Array, value: ir.Value) -> bool:
+    """Whether a constant is added to every token alike, and adds no axes."""
+    return 0 < bias.ndim <= max(len(dims(value) or ()), 1) and bias.size == bias.shape[-1]
 
 
 def _gemm(node: ir.Node) -> Linear | None:
@@ -75,9 +82,9 @@ def _gemm(node: ir.Node) -> Linear | None:
 
 def layer_at(node: ir.Node | None) -> Linear | None:
     """The linear layer that a MatMul or a Gemm is, with the bias behind it if nothing else reads what lies between."""
-    found = linear_of(node.outputs[0]) if node is not None and node.op_type in ("MatMul", "Gemm") else None
-    after = only_reader(found.out) if found is not None else None
-    whole = linear_of(after.outputs[0]) if after is not None and after.op_type == "Add" else None
+    found = linear_of(node.outputs[0]) if node is not None and made_by(node.outputs[0], "MatMul", "Gemm") else None
+    after = only_reader(found.out, "Add") if found is not None else None
+    whole = linear_of(after.outputs[0]) if after is not None else None
     return whole if found is not None and whole is not None and whole.x is found.x else found
 
 
@@ -106,17 +113,14 @@ def write_linear(write: Writer, x: ir.Value, weight: Array, bias: Array | None) 
 
 
 def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
-    for split in [node for node in model.graph if node.op_type == "Split"]:
+    for split in nodes_of(model, "Split"):
         linear = linear_of(split.inputs[0])
         if linear is None or only_reader(linear.out) is None:
             continue
-        rank = len(dims(linear.out) or ())
-        sizes = constant(split.inputs[1]) if len(split.inputs) > 1 else None
-        if attribute(split, "axis", 0) not in (-1, rank - 1) or not rank:
+        rank, parts = len(dims(linear.out) or ()), split_sizes(split, linear.weight.shape[1])
+        if attribute(split, "axis", 0) not in (-1, rank - 1) or not rank or parts is None:
             continue
-        if sizes is None:
-            sizes = np.full(len(split.outputs), linear.weight.shape[1] // len(split.outputs))
-        bounds, write = np.cumsum(sizes)[:-1].astype(int), Writer(model, split)
+        bounds, write = np.cumsum(parts)[:-1], Writer(model, split)
         weights, biases = np.split(linear.weight, bounds, 1), np.split(linear.shift(), bounds)
         for old, weight, bias in zip(list(split.outputs), weights, biases, strict=True):
             write.replace(old, write_linear(write, linear.x, weight, bias))
@@ -150,13 +154,14 @@ def _one_layer_for_all(model: ir.Model) -> Iterator[Change]:
 
 def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
     """W_a a + W_x x + b = [W_a W_x] [a; x] + b."""
-    for node in [node for node in model.graph if node.op_type == "Add"]:
+    for node in nodes_of(model, "Add"):
         left, right = (linear_of(value) for value in node.inputs)
         if left is None or right is None or left.x is right.x:
             continue
         if any(only_reader(part.out) is None for part in (left, right)):
             continue
-        if (dims(left.x) or (0,))[:-1] != (dims(right.x) or (1,))[:-1]:
+        before, after = sizes(left.x), sizes(right.x)
+        if before is None or after is None or before[:-1] != after[:-1]:
             continue
         write = Writer(model, node)
         joined = write("Concat", left.x, right.x, axis=-1)
@@ -170,19 +175,19 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
 
 
 def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
-    for split in [node for node in model.graph if node.op_type == "Split"]:
+    for split in nodes_of(model, "Split"):
         linear, dead = linear_of(split.inputs[0]), [not (out.uses() or out.is_graph_output()) for out in split.outputs]
         rank = len(dims(split.inputs[0]) or ())
         if linear is None or only_reader(linear.out) is None or attribute(split, "axis", 0) not in (-1, rank - 1):
             continue
-        sizes = [(dims(out) or (None,))[-1] for out in split.outputs]
-        if not any(dead) or None in sizes or not rank:
+        parts = split_sizes(split, linear.weight.shape[1])
+        if not any(dead) or all(dead) or parts is None or not rank:
             continue
         write = Writer(model, split)
-        read = np.repeat(~np.array(dead), [size or 0 for size in sizes])
+        read = np.repeat(~np.array(dead), parts)
         whole = write_linear(write, linear.x, linear.weight[:, read], linear.shift()[read])
         live = [out for out, unread in zip(split.outputs, dead, strict=True) if not unread]
-        kept = [size or 0 for size, unread in zip(sizes, dead, strict=True) if not unread]
+        kept = [size for size, unread in zip(parts, dead, strict=True) if not unread]
         for old, new in zip(live, write.split(whole, kept) if len(kept) > 1 else [whole], strict=True):
             write.replace(old, new)
         yield Change(

@@ -80,7 +80,7 @@ def _write_scores(model: ir.Model, found: Attention, q: Projection, k: Projectio
     write = Writer(model, found.product)
     product = write("MatMul", write_heads(write, q), write_heads(write, k, transposed=True))
     shared = any(at_layer(found.v).source is at_layer(heads).source for heads in (found.q, found.k))
-    apart = projected(found.v, found.mixed) if shared else None
+    apart = projected(found.v, found.mixed, 1) if shared else None
     write.replace(found.product.outputs[0], product)
     if apart is not None:
         found.mixed.replace_input_with(1, write_heads(Writer(model, found.mixed), apart))
@@ -92,7 +92,7 @@ def _write_values(model: ir.Model, found: Attention, v: Projection, proj: Linear
     alone = [
         (index, heads)
         for index, entry in enumerate((found.q, found.k))
-        if at_layer(entry).source is source and (heads := projected(entry, found.product)) is not None
+        if at_layer(entry).source is source and (heads := projected(entry, found.product, index)) is not None
     ]
     write, width = Writer(model, found.mixed), v.weight.shape[2]
     mixed = write("MatMul", found.mixed.inputs[0], write_heads(write, v))
@@ -119,7 +119,9 @@ def _scores_as_matrix(model: ir.Model) -> Iterator[Change]:
         q, k = scores
         turned = k.weight.swapaxes(1, 2)
         wide = replace(q, weight=q.weight @ turned, bias=(q.bias[:, None] @ turned)[:, 0])
-        keys = Projection(k.x, np.eye(k.weight.shape[1])[None], np.zeros((1, k.weight.shape[1])), linear=False)
+        keys = Projection(
+            k.x, k.tokens, np.eye(k.weight.shape[1])[None], np.zeros((1, k.weight.shape[1])), linear=False
+        )
         _write_scores(model, found, wide, keys)
         yield _told("scores-as-matrix", found, f"{found.q.count} heads of {found.q.width} as X W X^T")
 
@@ -134,7 +136,7 @@ def _scores_by_rank(model: ir.Model) -> Iterator[Change]:
         write = Writer(model, found.product)
         left, right = _thin_heads(lefts, _for_all(k, count).weight.swapaxes(1, 2), write)
         queries = replace(q, weight=left[:, :-1], bias=left[:, -1])
-        keys = Projection(k.x, right.swapaxes(1, 2), np.zeros((count, right.shape[1])))
+        keys = Projection(k.x, k.tokens, right.swapaxes(1, 2), np.zeros((count, right.shape[1])))
         pairs = count * q.tokens * k.tokens
         before = q.macs() + k.macs() + pairs * q.weight.shape[2]
         if queries.macs() + keys.macs() + pairs * right.shape[1] >= before:
@@ -153,7 +155,7 @@ def _values_as_matrix(model: ir.Model) -> Iterator[Change]:
         bias = proj.shift() + np.einsum("he,heo->o", v.bias, out)
         whole = replace(proj, weight=(v.weight @ out).reshape(-1, out.shape[2]), bias=bias)
         channels = v.weight.shape[1]
-        tokens = Projection(v.x, np.eye(channels)[None], np.zeros((1, channels)), linear=False)
+        tokens = Projection(v.x, v.tokens, np.eye(channels)[None], np.zeros((1, channels)), linear=False)
         _write_values(model, found, tokens, whole)
         yield _told("values-as-matrix", found, f"{found.q.count} heads of {found.v.width}: the tokens are the values")
 
@@ -166,7 +168,7 @@ def _values_by_rank(model: ir.Model) -> Iterator[Change]:
         v, proj, count = _for_all(values[0], found.q.count), values[1], found.q.count
         out = proj.weight.reshape(count, found.v.width, -1)
         left, right = _thin_heads(v.weight, out, Writer(model, found.mixed))
-        thinner = Projection(v.x, left, np.zeros((count, left.shape[2])))
+        thinner = Projection(v.x, v.tokens, left, np.zeros((count, left.shape[2])))
         bias = proj.shift() + np.einsum("he,heo->o", v.bias, out)
         pairs = count * found.q.tokens * v.tokens
         before = values[0].macs() + pairs * found.v.width + found.q.tokens * proj.weight.size
@@ -181,7 +183,7 @@ def _scale_into_queries(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
         queries, keys = at_layer(found.q), at_layer(found.k)
         linear, part = linear_of(queries.source), range(queries.offset, queries.offset + queries.count * queries.width)
-        if found.scale == 1 or linear is None or not read_by_one(queries.source, part, found.product):
+        if found.scale == 1 or linear is None or not read_by_one(queries.source, part, found.product, 0):
             continue
         factors = np.ones(linear.weight.shape[1])
         factors[part] = found.scale
@@ -197,7 +199,7 @@ def _scale_into_queries(model: ir.Model) -> Iterator[Change]:
                 sizes = (heads.count, heads.tokens, heads.width)
                 operands[index] = as_heads(write, bare, sizes, transposed=index == 1)
         last = found.product.outputs[0]
-        while (node := only_reader(last)) is not None and node.op_type in ("Mul", "Div"):
+        while (node := only_reader(last, "Mul", "Div")) is not None:
             last = node.outputs[0]
         write.replace(last, write("MatMul", *operands))
         yield _told("scale-into-q", found, f"{found.scale:.6g} inside the queries' layer")

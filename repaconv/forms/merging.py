@@ -12,7 +12,8 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims, made_by
+from repaconv.forms.graph import Writer, attribute, constant, dims, made_by, nodes_of
+from repaconv.forms.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,19 +29,18 @@ class Rows(NamedTuple):
 
 def picked_rows(model: ir.Model) -> list[Rows]:
     """All GatherElements of whole rows: the index is one number a row, repeated over channels."""
-    found = [_rows(node) for node in model.graph if node.op_type == "GatherElements"]
+    found = [_rows(node) for node in nodes_of(model, "GatherElements")]
     return [rows for rows in found if rows is not None]
 
 
 def _rows(node: ir.Node) -> Rows | None:
     x, repeated = node.inputs[0], made_by(node.inputs[1], "Expand")
-    shape, index = dims(x), repeated.inputs[0] if repeated is not None else None
-    rows, all_rows = dims(index), dims(node.inputs[1])
+    index = repeated.inputs[0] if repeated is not None else None
+    shape, rows, all_rows = sizes(x), sizes(index), sizes(node.inputs[1])
     if x is None or index is None or shape is None or rows is None or all_rows is None or len(shape) != 3:
         return None
-    whole = len(rows) == 3 and rows[2] == 1 and rows[1] == all_rows[1] and all_rows[2] == shape[2]
-    same_batch = x.shape is not None and index.shape is not None and x.shape[0] == index.shape[0]
-    return Rows(x, index, node) if whole and same_batch and attribute(node, "axis", 0) in (1, -2) else None
+    whole = len(rows) == 3 and rows[2] == 1 and all_rows == (shape[0], rows[1], shape[2]) and rows[0] == shape[0]
+    return Rows(x, index, node) if whole and attribute(node, "axis", 0) in (1, -2) else None
 
 
 def counts_up(value: ir.Value | None) -> bool:
@@ -50,7 +50,7 @@ def counts_up(value: ir.Value | None) -> bool:
         return bool((numbers >= 0).all())
     node = made_by(value, "TopK", "ArgMax", "ArgMin", "GatherElements", "Unsqueeze", "Reshape", "Expand", "Add")
     if node is None or node.op_type in ("TopK", "ArgMax", "ArgMin"):
-        return node is not None
+        return node is not None and (node.op_type != "TopK" or value is node.outputs[1])
     return all(counts_up(entry) for entry in (node.inputs if node.op_type == "Add" else node.inputs[:1]))
 
 

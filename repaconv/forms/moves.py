@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from repaconv.artefact import Change
+from repaconv.forms.chains import MOVES, chain_of
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims, made_by
-from repaconv.forms.layout import MOVES, chain_of, example, layout
+from repaconv.forms.graph import Writer, attribute, constant, made_by, nodes_of
+from repaconv.forms.selections import axes_of, perm_of
+from repaconv.forms.shapes import Sizes, sizes
+from repaconv.forms.views import reshaped, seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,48 +23,43 @@ REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
 
 def _no_moves(model: ir.Model) -> Iterator[Change]:
-    for node in [node for node in model.graph if node.op_type in MOVES and node.domain == ""]:
+    for node in nodes_of(model, *MOVES):
         for value in node.outputs:
             found = None if value.is_graph_output() else _unmoved(value)
             if found is None:
                 continue
-            source, told = found
-            write, shape = Writer(model, node), dims(value) or ()
-            same = dims(source) == shape
-            write.replace(
-                value,
-                source if same else write("Reshape", source, write.constant([-1 if d is None else d for d in shape])),
-            )
+            source, shape, told = found
+            write = Writer(model, node)
+            new = reshaped(write, source, shape)
+            assert new is not None
+            write.replace(value, new)
             yield Change(rewrite="no-moves", place=node.name or "", told=told)
 
 
-def _unmoved(value: ir.Value) -> tuple[ir.Value, str] | None:
-    """The tensor, the farther the better, that a moved one is, in its own shape or but for the shape."""
+def _unmoved(value: ir.Value) -> tuple[ir.Value, Sizes, str] | None:
+    """The tensor, the farther the better, that a moved one is but for its shape; and that."""
     chain = chain_of(value)
     for length in range(len(chain), 1, -1):
         source = chain[length - 1]
-        read, numbers = layout(chain[:length]), example(source)
-        if read is None or numbers is None or read.factor != 1 or constant(source) is not None:
+        view = seen(chain[:length])
+        if view is None or not view.in_order or constant(source) is not None:
             continue
-        if read.positions.size != numbers.size or not np.array_equal(read.positions.ravel(), numbers.ravel()):
-            continue
-        if dims(source) == dims(value):
-            return source, f"{length - 1} moves that undo each other"
-        if length > 2 and (dims(value) or ()).count(None) < 2:
-            return source, f"{length - 1} moves as one Reshape"
+        if sizes(source) == view.shape:
+            return source, view.shape, f"{length - 1} moves that undo each other"
+        if length > 2 and sum(isinstance(size, str) for size in view.shape) < 2:
+            return source, view.shape, f"{length - 1} moves as one Reshape"
     return None
 
 
 def _reduced_in_place(model: ir.Model) -> Iterator[Change]:
-    for node in [node for node in model.graph if node.op_type in REDUCTIONS]:
-        turned, axes = made_by(node.inputs[0], "Transpose"), _axes(node)
-        if turned is None or axes is None:
+    for node in nodes_of(model, *REDUCTIONS):
+        turned = made_by(node.inputs[0], "Transpose")
+        rank = len(sizes(node.inputs[0]) or ())
+        axes = axes_of(node, rank) if rank and len(node.inputs) > 1 else None
+        if turned is None or not axes:
             continue
-        rank = len(dims(turned.outputs[0]) or ())
-        perm = list(attribute(turned, "perm", list(reversed(range(rank)))))
-        if not rank or not perm:
-            continue
-        gone = sorted(perm[axis % rank] for axis in axes)
+        perm = perm_of(turned, rank)
+        gone = sorted(perm[axis] for axis in axes)
         kept = [axis for axis in perm if axis not in gone]
         if kept != sorted(kept) or attribute(node, "keepdims", 1):
             continue
@@ -72,11 +68,6 @@ def _reduced_in_place(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="reduce-in-place", place=node.name or "", told=f"over the axes {gone}, not transposed before"
         )
-
-
-def _axes(node: ir.Node) -> list[int] | None:
-    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    return None if axes is None or not axes.size else [int(axis) for axis in axes]
 
 
 NO_MOVES = Rewrite(

@@ -14,8 +14,9 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, only_reader
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
 from repaconv.forms.linears import layers_behind, write_linear
+from repaconv.forms.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,7 +26,7 @@ BATCHNORM_EPS = 2.0**-17
 
 
 def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
-    for norm in [node for node in model.graph if node.op_type == "LayerNormalization"]:
+    for norm in nodes_of(model, "LayerNormalization"):
         out, scale = norm.outputs[0], constant(norm.inputs[1])
         shifted = len(norm.inputs) > 2 and norm.inputs[2] is not None
         shift = constant(norm.inputs[2]) if shifted else np.zeros(1)
@@ -57,7 +58,7 @@ def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
 
 def _group_as_row(model: ir.Model) -> Iterator[Change]:
     """InstanceNormalization of [B, 1, C H W] is the LayerNormalization of its last axis."""
-    for norm in [node for node in model.graph if node.op_type == "InstanceNormalization"]:
+    for norm in nodes_of(model, "InstanceNormalization"):
         shape = dims(norm.inputs[0])
         scale, shift = constant(norm.inputs[1]), constant(norm.inputs[2])
         if shape is None or len(shape) != 3 or shape[1] != 1 or not shape[2] or scale is None or shift is None:
@@ -88,11 +89,11 @@ def _affine_of(node: ir.Node) -> tuple[ir.Value, Array, Array, ir.Value] | None:
         return None
     for x, by in (node.inputs, node.inputs[::-1]):
         scale = _per_channel(by, len(shape), shape[1])
-        if x is None or scale is None or dims(x) != shape:
+        if x is None or scale is None or sizes(x) != sizes(node.outputs[0]):
             continue
         out = node.outputs[0]
-        after = only_reader(out)
-        if after is not None and after.op_type == "Add":
+        after = only_reader(out, "Add")
+        if after is not None:
             first, second = after.inputs
             shift = _per_channel(second if first is out else first, len(shape), shape[1])
             if shift is not None:
@@ -102,7 +103,7 @@ def _affine_of(node: ir.Node) -> tuple[ir.Value, Array, Array, ir.Value] | None:
 
 
 def _affine_as_batchnorm(model: ir.Model) -> Iterator[Change]:
-    for node in [node for node in model.graph if node.op_type == "Mul"]:
+    for node in nodes_of(model, "Mul"):
         found = _affine_of(node)
         if found is None:
             continue
@@ -115,7 +116,7 @@ def _affine_as_batchnorm(model: ir.Model) -> Iterator[Change]:
 
 
 def _batchnorm_as_affine(model: ir.Model) -> Iterator[Change]:
-    for node in [node for node in model.graph if node.op_type == "BatchNormalization"]:
+    for node in nodes_of(model, "BatchNormalization"):
         parts = [constant(entry) for entry in node.inputs[1:]]
         rank = len(dims(node.inputs[0]) or ())
         if len(node.outputs) != 1 or rank < 2 or any(part is None for part in parts):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefact import Change
+from repaconv.forms.chains import chain_of, reads
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, only_reader
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, nodes_of, only_reader
 from repaconv.forms.grids import is_plain, static_grid, tokens_behind
-from repaconv.forms.layout import chain_of, reads
 from repaconv.forms.linears import linear_of, write_linear
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _patches_as_product(model: ir.Model) -> Iterator[Change]:
-    for conv in [node for node in model.graph if node.op_type == "Conv"]:
+    for conv in nodes_of(model, "Conv"):
         pixels, weight = static_grid(conv.inputs[0]), constant(conv.inputs[1])
         tokens = tokens_behind(conv.outputs[0])
         if pixels is None or weight is None or weight.ndim != 4 or not tokens or not is_plain(conv):
@@ -56,7 +56,7 @@ def _patches(write: Writer, image: ir.Value | None, pixels: tuple[int, int, int]
 
 
 def _constants_once(model: ir.Model) -> Iterator[Change]:
-    for node in [node for node in model.graph if node.op_type == "Add"]:
+    for node in nodes_of(model, "Add"):
         first, second = node.inputs
         tokens, positions = (first, constant(second)) if constant(second) is not None else (second, constant(first))
         shape = dims(tokens)

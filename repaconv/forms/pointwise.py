@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefact import Change
+from repaconv.forms.chains import ELEMENTWISE
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, only_reader
+from repaconv.forms.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
 from repaconv.forms.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
-from repaconv.forms.layout import ELEMENTWISE
 from repaconv.forms.linears import layer_at, linear_of, write_linear
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _as_products(model: ir.Model) -> Iterator[Change]:
     written: dict[ir.Value, ir.Value] = {}
-    for conv in [node for node in model.graph if _is_pointwise(node)]:
+    for conv in [node for node in nodes_of(model, "Conv") if _is_pointwise(node)]:
         sizes, weight = static_grid(conv.outputs[0]), constant(conv.inputs[1])
         if sizes is None or weight is None or conv.inputs[0] is None:
             continue
@@ -55,7 +55,7 @@ def _tokens_of(write: Writer, grid: ir.Value, written: dict[ir.Value, ir.Value])
 
 
 def _is_pointwise(node: ir.Node) -> bool:
-    if node.op_type != "Conv" or not is_plain(node):
+    if not is_plain(node):
         return False
     weight = constant(node.inputs[1])
     steps = attribute(node, "strides", ())
@@ -63,13 +63,13 @@ def _is_pointwise(node: ir.Node) -> bool:
 
 
 def _as_convolutions(model: ir.Model) -> Iterator[Change]:
-    for conv in [node for node in model.graph if _is_depthwise(node)]:
+    for conv in [node for node in nodes_of(model, "Conv") if _is_depthwise(node)]:
         yield from _before(model, conv)
         yield from _behind(model, conv)
 
 
 def _is_depthwise(node: ir.Node) -> bool:
-    sizes = static_grid(node.inputs[0]) if node.op_type == "Conv" else None
+    sizes = static_grid(node.inputs[0])
     return sizes is not None and sizes[0] > 1 and attribute(node, "group", 1) == sizes[0]
 
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefact import Change
+from repaconv.forms.chains import ELEMENTWISE
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims, only_reader
-from repaconv.forms.layout import ELEMENTWISE
+from repaconv.forms.graph import Writer, attribute, constant, dims, nodes_of, only_reader
 from repaconv.forms.linears import Linear, linear_of, linears, write_linear
+from repaconv.forms.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -58,10 +59,11 @@ def _tokens(write: Writer, rows: ir.Value, shape: tuple[int | None, ...] | None)
 
 
 def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
-    for node in [node for node in model.graph if node.op_type == "Add"]:
+    for node in nodes_of(model, "Add"):
         for first, second in (node.inputs, node.inputs[::-1]):
             linear, shape = linear_of(first), dims(node.outputs[0])
-            start = _with_bias(model, second, linear) if linear is not None and _is_inner(linear, shape) else None
+            inner = linear is not None and _is_inner(linear, shape) and sizes(first) == sizes(node.outputs[0])
+            start = _with_bias(model, second, linear) if linear is not None and inner else None
             if linear is None or start is None:
                 continue
             write = Writer(model, node)
@@ -76,13 +78,13 @@ def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
 
 
 def _is_inner(linear: Linear, shape: tuple[int | None, ...] | None) -> bool:
-    """Whether a layer on tokens is read once, by a sum of its own shape."""
-    return _is_tokens(linear, shape) and only_reader(linear.out) is not None and dims(linear.out) == shape
+    """Whether a layer on tokens is read once."""
+    return _is_tokens(linear, shape) and only_reader(linear.out) is not None
 
 
 def _with_bias(model: ir.Model, start: ir.Value | None, linear: Linear) -> ir.Value | None:
     """What a layer is added to, with its bias if that can take it: a layer that nothing else reads."""
-    if start is None or dims(start) != dims(linear.out) or start is linear.out:
+    if start is None or sizes(start) != sizes(linear.out) or start is linear.out:
         return None
     if linear.bias is None or not linear.bias.any():
         return start
@@ -131,19 +133,18 @@ def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> li
         return None
     if node.op_type in ELEMENTWISE or (node.op_type in NORMS and attribute(node, "axis", -1) in (-1, 2)):
         first = node.inputs[0]
-        return [rows[first], *node.inputs[1:]] if first in rows else None
+        alike = all(numbers is not None and numbers.ndim < 2 for numbers in map(constant, node.inputs[1:]))
+        return [rows[first], *node.inputs[1:]] if first in rows and alike else None
     if node.op_type not in ("Add", "Mul") or not any(entry in rows for entry in node.inputs):
         return None
     inputs: list[ir.Value | None] = []
     for entry in node.inputs:
         assert entry is not None
         numbers = constant(entry)
-        if entry in rows:
-            inputs.append(rows[entry])
-        elif numbers is not None and numbers.ndim < 2:
+        if numbers is not None and numbers.ndim < 2:
             inputs.append(entry)
-        elif dims(entry) == shape and numbers is None:
-            inputs.append(_rows(write, entry))
+        elif numbers is None and sizes(entry) == sizes(node.outputs[0]):
+            inputs.append(rows[entry] if entry in rows else _rows(write, entry))
         else:
             return None
     return inputs

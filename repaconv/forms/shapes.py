@@ -1,5 +1,8 @@
 """Shapes of a whole graph, free sizes by name, and what a graph computes of shapes: exporters leave much of it behind.
 
+A name stands for one size: those of the graph's inputs are believed; on any other value a size has the name that it is
+computed to have, or one that nobody else's has.
+
 One pass from the inputs on. A size is a number or a name ("batch"); a small integer tensor is a list of sizes. Where
 all but one size of a Reshape is known, its shape becomes a constant, so that nothing reads the shapes of others.
 """
@@ -7,6 +10,7 @@ all but one size of a Reshape is known, its shape becomes a constant, so that no
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +35,56 @@ def settle(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     known = _Known()
-    for value in model.graph.inputs:
-        known.take_declared(value)
     for node in tuple(model.graph):
         known.follow(node, model.graph.opset_imports.get("", 18))
         _settle_constant(model, node, known)
     for node in tuple(model.graph):
         _settle_reshape(model, node, known)
     RemoveUnusedNodesPass()(model)
+
+
+def name_sizes(model: ir.Model) -> None:
+    """Give every free size a name: an input's own, or one that is nobody else's; in place.
+
+    What a file calls the sizes of other values is believed as far as it is made of the inputs' names: tools number
+    what they do not know (``unk__0``), each from 0 on, and graphs are put together.
+    """
+    import onnx_ir as ir
+
+    for value in model.graph.inputs:
+        if value.shape is not None:
+            value.shape = ir.Shape([_told(value, axis) for axis in range(len(value.shape))])
+    known = {name for value in model.graph.inputs for size in sizes(value) or () for name in _WORD.findall(str(size))}
+    for node in model.graph:
+        for value in node.outputs:
+            told = sizes(value) or ()
+            own = [isinstance(size, str) and not known.issuperset(_WORD.findall(size)) for size in told]
+            if any(own):
+                value.shape = ir.Shape([None if new else size for new, size in zip(own, told, strict=True)])
+
+
+_WORD = re.compile(r"[^\W\d][\w.]*|\?")
+
+
+def _told(value: ir.Value, axis: int) -> Size:
+    """A size as a value's shape has it; one without a name gets one that is nobody else's."""
+    dim = value.shape[axis] if value.shape is not None and axis < len(value.shape) else None
+    if isinstance(dim, int):
+        return dim if dim >= 0 else f"{value.name}.{axis}"
+    return dim.value if dim is not None and dim.value else f"{value.name}.{axis}"
+
+
+def infer(model: ir.Model, *, only_new: bool = False) -> None:
+    """Write down every shape that can be known; in place.
+
+    Args:
+        model: Its free sizes have names.
+        only_new: Values that have a shape keep it.
+    """
+    known = _Known()
+    for node in model.graph:
+        told = all(value.shape is not None and value.dtype is not None for value in node.outputs)
+        known.follow(node, model.graph.opset_imports.get("", 18), anew=not (only_new and told))
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:
@@ -208,11 +254,6 @@ class _Known:
     def __init__(self) -> None:
         self.ints: dict[ir.Value, list[Size] | Size] = {}
 
-    def take_declared(self, value: ir.Value) -> None:
-        """An input: its free sizes get names that nobody else's have."""
-        if value.shape is not None:
-            self.set_shape(value, sizes(value))
-
     def set_shape(self, value: ir.Value, shape: Sequence[Size] | None) -> None:
         """Write a shape down; names stay names."""
         import onnx_ir as ir
@@ -231,12 +272,14 @@ class _Known:
             return None
         return [int(entry) for entry in found] if found.ndim else int(found)
 
-    def follow(self, node: ir.Node, opset: int) -> None:
-        """Shapes of a node's outputs, and its value where that is made of shapes."""
+    def follow(self, node: ir.Node, opset: int, *, anew: bool = True) -> None:
+        """Shapes of a node's outputs, unless they stay, and its value where that is made of shapes."""
         rule = _INTS.get(node.op_type) if node.domain == "" else None
         if rule and (found := rule(self, node)) is not None:
             self.ints[node.outputs[0]] = found
             self.set_shape(node.outputs[0], (len(found),) if isinstance(found, list) else ())
+            return
+        if not anew:
             return
         shaped = _SHAPES.get(node.op_type) if node.domain == "" else None
         if shaped and (shape := shaped(self, node)) is not None:
@@ -274,7 +317,7 @@ class _Known:
         try:
             schema = onnx.defs.get_schema(node.op_type, opset, "")
             found = onnx.shape_inference.infer_node_outputs(
-                schema, ir.to_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
+                schema, ir.serde.serialize_node(node), types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
             )
         except Exception:  # an operator that this onnx does not know, or types that do not fit: nothing is learnt
             return
@@ -283,16 +326,10 @@ class _Known:
             if told is None or not told.HasField("tensor_type") or not told.tensor_type.HasField("shape"):
                 continue
             dims = told.tensor_type.shape.dim
-            old = value.shape
+            if value.shape is not None and len(value.shape) != len(dims):
+                value.shape = None
             shape = [
-                dim.dim_value
-                if dim.HasField("dim_value")
-                else dim.dim_param
-                or (
-                    old[axis]
-                    if old is not None and len(old) == len(dims) and isinstance(old[axis], int)
-                    else f"{value.name}.{axis}"
-                )
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or _told(value, axis)
                 for axis, dim in enumerate(dims)
             ]
             self.set_shape(value, shape)
@@ -319,16 +356,21 @@ def _gathered(known: _Known, node: ir.Node) -> list[Size] | Size | None:
 
 
 def _sliced(known: _Known, node: ir.Node) -> list[Size] | None:
+    from repaconv.forms.selections import slices, stepped
+
     data = known.int_of(node.inputs[0])
-    parts = [known.int_of(value) for value in node.inputs[1:]]
-    if not isinstance(data, list) or any(not isinstance(p, list) or len(p) != 1 for p in parts):
+    parts: list[list[int] | None] = []
+    for value in node.inputs[1:]:
+        found = known.int_of(value)
+        numbers = [n for n in found if isinstance(n, int)] if isinstance(found, list) else []
+        if value is not None and (not isinstance(found, list) or len(numbers) != len(found)):
+            return None
+        parts.append(None if value is None else numbers)
+    if not isinstance(data, list) or len(parts) < 2:
         return None
-    start, end, *rest = [p[0] for p in parts if isinstance(p, list)]
-    step = rest[1] if len(rest) > 1 else 1
-    if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int)):
-        return None
-    stop = None if step < 0 and end < -len(data) else end
-    return data[slice(start, stop, step)]
+    ((_, part),) = slices(parts, 1)
+    places = stepped(part, len(data))
+    return None if places is None else [data[i] for i in places]
 
 
 def _joined(known: _Known, node: ir.Node) -> list[Size] | None:
@@ -470,23 +512,16 @@ def _expand(known: _Known, node: ir.Node) -> list[Size] | None:
     length = max(len(before), len(target))
     ours = (1,) * (length - len(before)) + before
     theirs = [1] * (length - len(target)) + target
-    return [b if a == 1 else a for a, b in zip(ours, theirs, strict=True)]
+    return [_met(a, b, f"{node.outputs[0].name}.{i}") for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
 
 
-def _elementwise(known: _Known, node: ir.Node) -> list[Size] | None:
-    """Broadcast with names: a named size meets one, or itself; two names are taken for the first."""
-    shapes = [sizes(value) for value in node.inputs if value is not None]
-    if any(shape is None for shape in shapes):
-        return None
-    whole = [shape for shape in shapes if shape is not None]
-    length = max(map(len, whole))
-    found: list[Size] = []
-    for axis in range(length):
-        met = [shape[axis - length] for shape in whole if len(shape) >= length - axis]
-        numbers = [size for size in met if isinstance(size, int) and size != 1]
-        names = [size for size in met if isinstance(size, str)]
-        found.append(numbers[0] if numbers else names[0] if names else 1)
-    return found
+def _met(a: Size, b: Size, name: str) -> Size:
+    """What two sizes are when broadcast: of two that are free either may be 1, so it is neither."""
+    if a == b or b == 1:
+        return a
+    if a == 1 or isinstance(b, int):
+        return b
+    return a if isinstance(a, int) else name
 
 
 def _range(known: _Known, node: ir.Node) -> list[Size] | None:
@@ -504,5 +539,4 @@ _SHAPES: dict[str, Callable[[_Known, ir.Node], list[Size] | None]] = {
     "Expand": _expand,
     "Range": _range,
     "ConstantOfShape": _of_shape,
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow"), _elementwise),
 }

@@ -21,8 +21,9 @@ from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import Writer, attribute, constant, made_by
 from repaconv.forms.normal import normalise
+from repaconv.forms.selections import axes_of, perm_of, selection_of
 from repaconv.forms.shapes import groups, sizes
-from repaconv.forms.views import View, axes_of, selection_of, set_shape, view_of
+from repaconv.forms.views import View, set_shape, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -237,8 +238,7 @@ def _batchnorm(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _transpose(node: ir.Node, place: int, axis: int) -> int | None:
-    rank = len(sizes(node.outputs[0]) or ())
-    return int((attribute(node, "perm", None) or range(rank)[::-1])[axis])
+    return perm_of(node, len(sizes(node.outputs[0]) or ()))[axis]
 
 
 def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
@@ -258,23 +258,21 @@ def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _squeeze(node: ir.Node, place: int, axis: int) -> int | None:
-    given, shape = axes_of(node), sizes(node.inputs[0])
+    rank = len(sizes(node.inputs[0]) or ())
+    gone = axes_of(node, rank)
     if place == 1:
         return FULL
-    if given is None or shape is None:
-        return None
-    gone = {entry % len(shape) for entry in given}
-    return [entry for entry in range(len(shape)) if entry not in gone][axis]
+    return None if gone is None else [entry for entry in range(rank) if entry not in gone][axis]
 
 
 def _unsqueeze(node: ir.Node, place: int, axis: int) -> int | None:
-    given, out = axes_of(node), sizes(node.outputs[0])
+    rank = len(sizes(node.outputs[0]) or ())
+    added = axes_of(node, rank)
     if place == 1:
         return FULL
-    if given is None or out is None:
+    if added is None or axis in added:
         return None
-    added = {entry % len(out) for entry in given}
-    return None if axis in added else [entry for entry in range(len(out)) if entry not in added].index(axis)
+    return [entry for entry in range(rank) if entry not in added].index(axis)
 
 
 def _concat(node: ir.Node, place: int, axis: int) -> int | None:
@@ -296,15 +294,15 @@ def _take(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _reduce(node: ir.Node, place: int, axis: int) -> int | None:
-    given, shape = axes_of(node), sizes(node.inputs[0])
+    rank = len(sizes(node.inputs[0]) or ())
+    gone = axes_of(node, rank)
     if place:
         return FULL
-    if given is None or shape is None:
+    if gone is None:
         return None
-    gone = {entry % len(shape) for entry in given}
     if attribute(node, "keepdims", 1):
         return None if axis in gone else axis
-    return [entry for entry in range(len(shape)) if entry not in gone][axis]
+    return [entry for entry in range(rank) if entry not in gone][axis]
 
 
 def _attention(node: ir.Node, place: int, axis: int) -> int | None:
@@ -480,7 +478,7 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
         if node.op_type == "Reshape":
             _resize(model, node, reads)
         for value in node.outputs:
-            own = demands.get(value)
+            own = demands.get(value) if value.uses() else reads
             shape = list(value.shape) if value.shape is not None else None
             if shape is not None and isinstance(own, Reads):
                 import onnx_ir as ir

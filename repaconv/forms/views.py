@@ -1,19 +1,22 @@
-"""Views: what a chain of Reshape, Transpose, Squeeze and Unsqueeze does to a value, as factors of its axes.
+"""Views: which numbers of another tensor a value holds, as factors of the axes of both.
 
 A source [B, N, 3 H d] seen as [3, B, H, N, d] has the factors B, N, 3, H, d; an axis of the view is a product of some.
-Chains that do the same are the same view, and a selection on a factor is a selection on the source's own axis.
+Chains that do the same are the same view, and a selection on a factor is a selection on the source's own axis. A free
+size is a factor of its own: it is never counted through, so what holds of a view holds at every size.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.forms.graph import Writer, attribute, constant, made_by
+from repaconv.forms.graph import Writer, made_by, scalar
+from repaconv.forms.selections import Places, axes_of, perm_of, taken
 from repaconv.forms.shapes import Size, Sizes, sizes
 
 if TYPE_CHECKING:
@@ -31,17 +34,43 @@ class View:
         of: For every axis of the source, the factors of it, outermost first; factors are numbered.
         axes: For every axis of the view, the factors that it is the product of.
         size: Of every factor.
+        places: By axis of the source, of which not everything is held in order: the places of it, in the shape of its
+            factors.
+        scale: What the numbers are multiplied by.
     """
 
     source: ir.Value
     of: tuple[tuple[int, ...], ...]
     axes: tuple[tuple[int, ...], ...]
-    size: dict[int, Size]
+    size: Mapping[int, Size]
+    places: Mapping[int, Places] = field(default_factory=dict)
+    scale: float = 1.0
 
     @property
     def shape(self) -> Sizes:
         """Of the view."""
-        return tuple(_product([self.size[f] for f in axis]) for axis in self.axes)
+        return tuple(product([self.size[f] for f in axis]) for axis in self.axes)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it holds the source's numbers as they lie: nothing, or a Reshape, makes it."""
+        ours, theirs = ([f for axis in axes for f in axis] for axes in (self.axes, self.of))
+        return ours == theirs and not self.places and self.scale == 1
+
+    def columns(self, *axes: int) -> Places | None:
+        """The places of the source's last axis that these axes hold together, in order; None if they hold others."""
+        last = len(self.of) - 1
+        if tuple(f for axis in axes for f in self.axes[axis]) != self.of[last]:
+            return None
+        return self.held(last)
+
+    def held(self, axis: int) -> Places | None:
+        """The places of an axis of the source, in the order of its factors; None if it is free."""
+        found = self.places.get(axis)
+        if found is None:
+            length = product([self.size[f] for f in self.of[axis]])
+            return np.arange(length) if isinstance(length, int) else None
+        return found.reshape(-1)
 
     def axis_of(self, factor: int) -> int:
         """Which axis of the source a factor is part of."""
@@ -68,9 +97,37 @@ class View:
             return None
         new = max(self.size) + 1
         inside = (*self.of[home][:place], new, *self.of[home][place + len(factors) :])
-        size = {**self.size, new: _product([self.size[f] for f in factors])}
+        size = {**self.size, new: product([self.size[f] for f in factors])}
         of = (*self.of[:home], inside, *self.of[home + 1 :])
-        return View(self.source, of, (*self.axes[:axis], (new,), *self.axes[axis + 1 :]), size)
+        return replace(self, of=of, axes=(*self.axes[:axis], (new,), *self.axes[axis + 1 :]), size=size)._refitted()
+
+    def taking(self, axis: int, places: Places) -> View | None:
+        """The view with these places of an axis alone; a single number, and the axis goes."""
+        merged = self.merged(axis)
+        if merged is None or not places.size:
+            return None
+        if not merged.axes[axis]:  # of length 1
+            return _without(merged, axis) if not places.ndim else merged if places.size == 1 else None
+        ((factor,), home) = merged.axes[axis], merged.axis_of(merged.axes[axis][0])
+        held, at = merged.held(home), merged.of[home].index(factor)
+        if held is None:
+            return None
+        found = np.take(held.reshape([int(merged.size[f]) for f in merged.of[home]]), places, at)
+        if places.size == 1:
+            of = tuple(tuple(f for f in factors if f != factor) for factors in merged.of)
+            single = replace(merged, of=of, axes=(*merged.axes[:axis], (), *merged.axes[axis + 1 :]))
+            merged = single if places.ndim else _without(single, axis)
+        size = {**merged.size, factor: places.size}
+        return replace(merged, size=size, places={**merged.places, home: found})._refitted()
+
+    def _refitted(self) -> View:
+        """Places in the shape of their factors; none for what is held whole and in order."""
+        places = {}
+        for axis, held in self.places.items():
+            length = (sizes(self.source) or ())[axis]
+            if held.size != length or (held.reshape(-1) != np.arange(length)).any():
+                places[axis] = held.reshape([int(self.size[f]) for f in self.of[axis]])
+        return replace(self, places=places)
 
     def channels(self, factor: int, chosen: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Which entries of the source's axis have one of the chosen places in a factor; None if sizes are free."""
@@ -92,13 +149,13 @@ class View:
         """Nodes that make it: at most Reshape, Transpose, Reshape. None where too many sizes are free."""
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):
-            return _reshaped(write, self.source, self.shape)
-        first = _reshaped(write, self.source, before)
+            return reshaped(write, self.source, self.shape)
+        first = reshaped(write, self.source, before)
         if first is None:
             return None
         turned = write("Transpose", first, perm=perm)
         set_shape(turned, after, first)
-        return _reshaped(write, turned, self.shape)
+        return reshaped(write, turned, self.shape)
 
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
         """Shapes before and behind the one Transpose that makes it, and its perm; axes of the source stay whole."""
@@ -106,67 +163,89 @@ class View:
         wanted = [f for axis in self.axes for f in axis]
         runs = _runs(order, wanted, self.of)
         inner = sorted(range(len(runs)), key=lambda i: order.index(runs[i][0]))
-        middle = [_product([self.size[f] for f in run]) for run in runs]
+        middle = [product([self.size[f] for f in run]) for run in runs]
         return tuple(middle[i] for i in inner), tuple(middle), [inner.index(i) for i in range(len(runs))]
 
 
 def view_of(value: ir.Value) -> View | None:
-    """The longest chain behind a value, itself if there is none; None where a shape is not known."""
-    chain = []
-    source = value
-    while (node := made_by(source, *OPERATORS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
-        chain.append(node)
-        source = node.inputs[0]
-    found = whole(source)
-    for node in reversed(chain):
-        if found is None:
-            return None
-        found = _through(found, node)
+    """The longest chain of `OPERATORS` behind a value, itself if there is none; None where a shape is not known."""
+    chain = [value]
+    while (node := made_by(chain[-1], *OPERATORS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
+        chain.append(node.inputs[0])
+    return seen(chain)
+
+
+def seen(chain: list[ir.Value]) -> View | None:
+    """The first value of a chain as a view of its last; None where that cannot be told for every free size.
+
+    Args:
+        chain: Each made of the next by one of `OPERATORS`, by a selection, or by a number that it is multiplied with.
+    """
+    found = whole(chain[-1])
+    for place in range(len(chain) - 2, -1, -1):
+        found = _through(found, chain[place], chain[place + 1]) if found is not None else None
     return found
 
 
 def whole(source: ir.Value) -> View | None:
     """A value as a view of itself."""
     shape = sizes(source)
-    if shape is None:
+    if shape is None or 0 in shape:
         return None
     axes = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
     return View(source, axes, axes, {axis: size for axis, size in enumerate(shape) if size != 1})
 
 
-def _through(view: View, node: ir.Node) -> View | None:
+def _through(view: View, value: ir.Value, before: ir.Value) -> View | None:
+    node, shape = value.producer(), sizes(value)
+    if node is None or shape is None:
+        return None
     if node.op_type == "Identity":
         return view
     if node.op_type == "Transpose":
-        perm = attribute(node, "perm", None) or range(len(view.axes))[::-1]
-        return replace(view, axes=tuple(view.axes[axis] for axis in perm))
+        return replace(view, axes=tuple(view.axes[axis] for axis in perm_of(node, len(view.axes))))
     if node.op_type in ("Squeeze", "Unsqueeze"):
         return _squeezed(view, node)
-    shape = sizes(node.outputs[0])
-    return None if shape is None else _regrouped(view, shape)
+    if node.op_type in ("Reshape", "Flatten"):
+        return _regrouped(view, shape)
+    if node.op_type in ("Mul", "Div"):
+        by = scalar(node.inputs[1] if node.inputs[0] is before else node.inputs[0])
+        assert by is not None
+        axes = ((),) * (len(shape) - len(view.axes)) + view.axes  # a number may have more axes than what it scales
+        return replace(view, axes=axes, scale=view.scale / by if node.op_type == "Div" else view.scale * by)
+    return _selected(view, taken(node, value))
 
 
-def axes_of(node: ir.Node) -> list[int] | None:
-    """The axes of a Squeeze, Unsqueeze or reduction, by attribute or input; None if they are computed or left out."""
-    given = attribute(node, "axes", None)
-    if given is not None:
-        return [int(axis) for axis in given]
-    found = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    return None if found is None else [int(axis) for axis in found.reshape(-1)]
+def _selected(view: View, parts: dict[int, Places] | None) -> View | None:
+    if parts is None:
+        return None
+    found: View | None = view
+    for axis, places in sorted(parts.items(), reverse=True):  # an axis that goes moves those behind it alone
+        whole_axis = places.shape == (view.shape[axis],) and (places == np.arange(places.size)).all()
+        if found is not None and not whole_axis:
+            found = found.taking(axis, places)
+    return found
+
+
+def _without(view: View, axis: int) -> View:
+    return replace(view, axes=view.axes[:axis] + view.axes[axis + 1 :])
 
 
 def _squeezed(view: View, node: ir.Node) -> View | None:
-    given, rank = axes_of(node), len(view.axes)
-    if node.op_type == "Squeeze":
-        gone = {axis % rank for axis in given} if given is not None else {i for i, a in enumerate(view.axes) if not a}
-        if any(view.axes[axis] for axis in gone):
-            return None
-        return replace(view, axes=tuple(axis for i, axis in enumerate(view.axes) if i not in gone))
-    if given is None:
+    rank = len(view.axes)
+    if node.op_type == "Unsqueeze":
+        added = axes_of(node, len(sizes(node.outputs[0]) or ()))
+        left = iter(view.axes)
+        return (
+            None
+            if added is None
+            else replace(view, axes=tuple(() if i in added else next(left) for i in range(rank + len(added))))
+        )
+    given = axes_of(node, rank)
+    gone = {i for i, axis in enumerate(view.axes) if not axis} if given is None else set(given)
+    if any(view.axes[axis] for axis in gone) or rank - len(gone) != len(sizes(node.outputs[0]) or ()):
         return None
-    added = {axis % (rank + len(given)) for axis in given}
-    left = iter(view.axes)
-    return replace(view, axes=tuple(() if i in added else next(left) for i in range(rank + len(given))))
+    return replace(view, axes=tuple(axis for i, axis in enumerate(view.axes) if i not in gone))
 
 
 def _regrouped(view: View, shape: Sizes) -> View | None:
@@ -212,7 +291,8 @@ def _regrouped(view: View, shape: Sizes) -> View | None:
     if any(axis is None for axis in (*axes, *tail)) or (rest and not odd):
         return None
     every = [*axes, *([list(rest)] if odd else []), *tail]
-    return View(view.source, tuple(map(tuple, of)), tuple(tuple(axis or ()) for axis in every), size)
+    seen_as = tuple(tuple(axis or ()) for axis in every)
+    return replace(view, of=tuple(map(tuple, of)), axes=seen_as, size=size)._refitted()
 
 
 def _runs(order: list[int], wanted: list[int], of: tuple[tuple[int, ...], ...]) -> list[list[int]]:
@@ -227,13 +307,15 @@ def _runs(order: list[int], wanted: list[int], of: tuple[tuple[int, ...], ...]) 
     return runs
 
 
-def _product(parts: list[Size]) -> Size:
+def product(parts: list[Size]) -> Size:
+    """Of sizes: a number, or the names and the number."""
     names = [part for part in parts if isinstance(part, str)]
     number = math.prod(part for part in parts if isinstance(part, int))
     return "*".join([*names, *([str(number)] if number != 1 else [])]) if names else number
 
 
-def _reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
+def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
+    """The value in another shape; None where too many sizes of that are free."""
     if sizes(value) == shape:
         return value
     free = [axis for axis, size in enumerate(shape) if isinstance(size, str)]
@@ -251,77 +333,3 @@ def set_shape(value: ir.Value, shape: Sizes | None, like: ir.Value) -> None:
     if shape is not None:
         value.shape = ir.Shape([size if isinstance(size, int) else ir.SymbolicDim(size) for size in shape])
     value.dtype = like.dtype
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Places of one axis of a value, as Slice, Gather and Split take them.
-
-    Attributes:
-        value: What is taken from.
-        axis: Which axis, from 0.
-        places: Which places of it, in order.
-        keeps: Whether the axis stays (a Gather by a scalar drops it).
-    """
-
-    value: ir.Value
-    axis: int
-    places: NDArray[np.int64]
-    keeps: bool = True
-
-
-def selection_of(value: ir.Value | None) -> Selection | None:
-    """The selection that a value is, if its places are constant."""
-    node = made_by(value, "Slice", "Gather", "Split")
-    if node is None or node.inputs[0] is None or value is None:
-        return None
-    shape = sizes(node.inputs[0])
-    if shape is None:
-        return None
-    found: Any = {"Slice": _slice, "Gather": _gather, "Split": _split}[node.op_type](node, value, shape)
-    return found if found is None or isinstance(found, Selection) else None
-
-
-def _slice(node: ir.Node, value: ir.Value, shape: Sizes) -> Selection | None:
-    parts = [constant(part) if part is not None else None for part in node.inputs[1:]]
-    starts, ends = parts[:2]
-    if starts is None or ends is None or starts.size != 1:
-        return None
-    axis = int(parts[2].reshape(-1)[0]) if len(parts) > 2 and parts[2] is not None else 0
-    step = int(parts[3].reshape(-1)[0]) if len(parts) > 3 and parts[3] is not None else 1
-    axis %= len(shape)
-    length = shape[axis]
-    if not isinstance(length, int):
-        return None
-    start, end = int(starts.reshape(-1)[0]), int(ends.reshape(-1)[0])
-    places = np.arange(length)[slice(start, None if step < 0 and end < -length else end, step)]
-    assert node.inputs[0] is not None
-    return Selection(node.inputs[0], axis, places)
-
-
-def _gather(node: ir.Node, value: ir.Value, shape: Sizes) -> Selection | None:
-    indices = constant(node.inputs[1])
-    axis = int(attribute(node, "axis", 0)) % len(shape)
-    length = shape[axis]
-    if indices is None or indices.ndim > 1 or not isinstance(length, int):
-        return None
-    assert node.inputs[0] is not None
-    return Selection(node.inputs[0], axis, np.atleast_1d(indices) % length, indices.ndim == 1)
-
-
-def _split(node: ir.Node, value: ir.Value, shape: Sizes) -> Selection | None:
-    axis = int(attribute(node, "axis", 0)) % len(shape)
-    length, count = shape[axis], len(node.outputs)
-    if not isinstance(length, int):
-        return None
-    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    said = attribute(node, "split", None)
-    each = -(-length // count)
-    parts = [
-        int(n) for n in (given if given is not None else said or [min(each, length - i * each) for i in range(count)])
-    ]
-    if len(node.inputs) > 1 and node.inputs[1] is not None and given is None:
-        return None
-    start = sum(parts[: value.index() or 0])
-    assert node.inputs[0] is not None
-    return Selection(node.inputs[0], axis, np.arange(start, start + parts[value.index() or 0]))

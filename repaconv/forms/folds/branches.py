@@ -17,9 +17,10 @@ from repaconv.forms.contract import Rewrite
 from repaconv.forms.folds import activations
 from repaconv.forms.graph import Writer, attribute, clean, constant
 from repaconv.forms.normal import normalise
+from repaconv.forms.selections import axes_of, perm_of, selection_of
 from repaconv.forms.shapes import groups, sizes
 from repaconv.forms.tokens import POINTWISE
-from repaconv.forms.views import axes_of, selection_of, set_shape
+from repaconv.forms.views import set_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -107,7 +108,7 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     if first is not node.inputs[0] and kind != "Concat":
         return None
     if kind == "Transpose":
-        return [int(i) for i in attribute(node, "perm", None) or range(len(before))[::-1]].index(axis)
+        return perm_of(node, len(before)).index(axis)
     if kind in ("Reshape", "Squeeze", "Unsqueeze"):
         paired = groups(before, after)
         own = [
@@ -147,12 +148,11 @@ def _aligned(node: ir.Node, stacked: dict[ir.Value, Stacked], rank: int) -> int 
 
 
 def _reduced(node: ir.Node, axis: int, rank: int) -> int | None:
-    given = axes_of(node)
-    if given is None:
+    gone = axes_of(node, rank)
+    if gone is None:
         return None
-    gone = {i % rank for i in given}
     if axis in gone:
-        return ENDS if gone == {axis} else None
+        return ENDS if set(gone) == {axis} else None
     return axis if attribute(node, "keepdims", 1) else axis - sum(i < axis for i in gone)
 
 
@@ -253,8 +253,7 @@ def _attributes(node: ir.Node, stacked: dict[ir.Value, Stacked], axis: int) -> d
     first = next(value for value in node.inputs if value in stacked)
     inner, rank = stacked[first].axis, len(sizes(first) or ())
     if node.op_type == "Transpose":
-        perm = [int(i) for i in found.get("perm") or range(rank)[::-1]]
-        found["perm"] = [_less(i, inner) for i in perm if i != inner]
+        found["perm"] = [_less(i, inner) for i in perm_of(node, rank) if i != inner]
     elif "axis" in found:
         found["axis"] = _less(int(found["axis"]) % rank, inner)
     if "axes" in found:
@@ -274,11 +273,10 @@ def _inputs(
         assert target is not None
         return [inputs[0], write.constant(np.delete(target, axis))]
     if node.op_type in ("Squeeze", "ReduceSum", "ReduceMean") and len(inputs) > 1:
-        given = axes_of(node) or []
-        return [inputs[0], write.constant([_less(i % rank, inner) for i in given])]
+        return [inputs[0], write.constant([_less(i, inner) for i in axes_of(node, rank) or []])]
     if node.op_type == "Unsqueeze":
         axis, wide = stacked[node.outputs[0]].axis, len(sizes(node.outputs[0]) or ())
-        return [inputs[0], write.constant([_less(i % wide, axis) for i in axes_of(node) or []])]
+        return [inputs[0], write.constant([_less(i, axis) for i in axes_of(node, wide) or []])]
     if node.op_type == "Slice":
         found = selection_of(node.outputs[0])
         assert found is not None

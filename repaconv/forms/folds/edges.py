@@ -12,8 +12,8 @@ from repaconv.forms.folds.linear import LinearGraph, Vertex
 from repaconv.forms.folds.maps import Dense, Map, Pick, Vector, diagonal, embedding, identity, selection
 from repaconv.forms.folds.uniform import assigned, uniform
 from repaconv.forms.graph import Array, attribute, constant
+from repaconv.forms.selections import selection_of
 from repaconv.forms.shapes import sizes
-from repaconv.forms.views import selection_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -14,8 +14,9 @@ import numpy as np
 from repaconv.forms.folds.edges import batchnorm
 from repaconv.forms.folds.uniform import assigned, uniform
 from repaconv.forms.graph import Array, Writer, attribute, constant, made_by
+from repaconv.forms.selections import axes_of, one_run, perm_of, selection_of
 from repaconv.forms.shapes import sizes
-from repaconv.forms.views import OPERATORS, View, axes_of, selection_of, set_shape, view_of
+from repaconv.forms.views import OPERATORS, View, set_shape, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -74,7 +75,7 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         return
     write, axis, shape = Writer(model, node), merged.axis_of(factor), sizes(merged.source)
     assert shape is not None
-    if (np.diff(chosen) == 1).all():
+    if one_run(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
     else:
@@ -282,9 +283,8 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
         whole = not attribute(node, "count_include_pad", 0) or not any(attribute(node, "pads", (0,)))
         return numbers if whole and all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type == "ReduceMean":
-        given = axes_of(node)
-        axes = range(rank) if given is None else [axis % rank for axis in given]
-        if any(numbers.shape[axis] != 1 for axis in axes):
+        axes = axes_of(node, rank)
+        if axes is None or any(numbers.shape[axis] != 1 for axis in axes):
             return None
         return numbers if attribute(node, "keepdims", 1) else numbers.squeeze(tuple(axes))
     if node.op_type in ("Slice", "Gather"):
@@ -293,7 +293,7 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
             return None
         return numbers if found.keeps else numbers.squeeze(found.axis)
     if node.op_type == "Transpose" and rank == 4 and _of_norm(node.inputs[0]):
-        turned: Array = numbers.transpose(attribute(node, "perm", None))
+        turned: Array = numbers.transpose(perm_of(node, rank))
         return turned
     if node.op_type in OPERATORS and node.op_type != "Transpose":
         return _dropped(node, numbers)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.forms.graph import Array, attribute, constant
+from repaconv.forms.selections import axes_of, perm_of
 from repaconv.forms.shapes import sizes
-from repaconv.forms.views import axes_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -41,10 +41,10 @@ def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
     if inner is None:
         return None
     if node.op_type == "Transpose":
-        turned: Array = inner.transpose(attribute(node, "perm", None))
+        turned: Array = inner.transpose(perm_of(node, inner.ndim))
         return turned
     if node.op_type in ("Unsqueeze", "Squeeze"):
-        axes = axes_of(node)
+        axes = axes_of(node, max(inner.ndim, len(shape)))
         if axes is None:
             return None
         return np.expand_dims(inner, tuple(axes)) if node.op_type == "Unsqueeze" else inner.squeeze(tuple(axes))

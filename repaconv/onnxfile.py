@@ -53,6 +53,16 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
+def split_evenly(length: int, count: int) -> list[int] | None:
+    """The lengths of a Split's parts by ``num_outputs``: ceil(length / count), but for a smaller last one.
+
+    None if that would leave nothing for the last: no runtime takes it.
+    """
+    each = -(-length // count)
+    last = length - (count - 1) * each
+    return [each] * (count - 1) + [last] if last > 0 else None
+
+
 def external_files(model: onnx.ModelProto) -> list[str]:
     """Names of the files in which weights lie, as the graph says them; subgraphs included."""
     found: set[str] = set()

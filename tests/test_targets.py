@@ -164,6 +164,13 @@ CASES = {
         ],
         {},
     ),
+    "Split, unevenly": (
+        [
+            helper.make_node("Split", ["x"], ["p", "q", "r"], "m/S", axis=-1, num_outputs=3),
+            helper.make_node("Concat", ["r", "q", "p"], ["y"], "m/C", axis=-1),
+        ],
+        {},
+    ),
     "Shape": (
         [
             helper.make_node("Shape", ["x"], ["d"], "m/Shape", start=-1),
@@ -199,6 +206,13 @@ def test_what_has_no_older_form_is_refused():
     empty = helper.make_node("Reshape", ["x", "n"], ["y"], "m/R", allowzero=1)
     with pytest.raises(Refused, match="m/R"):
         lower(graph([empty], {"n": np.array([0, 8])}), 13)
+    reduced = helper.make_node("ReduceSum", ["x"], ["s"], "m/Sum", keepdims=0)
+    given = [reduced, helper.make_node("Cast", ["s"], ["a"], "m/Cast", to=7)]
+    with pytest.raises(Refused, match="m/Max"):  # axes that are computed
+        lower(graph([*given, helper.make_node("ReduceMax", ["x", "a"], ["y"], "m/Max")], {}), 13)
+    free = helper.make_node("Split", ["x"], ["p", "y"], "m/Split", axis=0, num_outputs=2)
+    with pytest.raises(Refused, match="m/Split"):
+        lower(graph([free], {}, shape=("n", 3, 8)), 13)
     with pytest.raises(Refused, match="opset 12"):
         lower(graph(*CASES["Gelu"]), 12)
 

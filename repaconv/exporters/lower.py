@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.errors import Refused
+from repaconv.onnxfile import split_evenly
 
 if TYPE_CHECKING:
     import onnx
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 OLDEST = 13
 """Below it Squeeze, Unsqueeze and ReduceSum have their axes elsewhere, and Softmax is another function."""
 
-_REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd", "ReduceSumSquare")
+_REDUCTIONS = tuple(
+    f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
+)
 # Attributes that a version brought, and the value at which they say what was always so.
 _NEWER = {
     "BatchNormalization": ("training_mode", 14, 0),
@@ -67,6 +70,7 @@ class _Lowering:
         self.graph, self.opset, self.lacks = model.graph, opset, lacks
         self.constants = {weight.name: weight for weight in model.graph.initializer}
         self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
+        self.shapes = _shapes(model) if any(node.op_type == "Split" for node in model.graph.node) else {}
         self.nodes: list[onnx.NodeProto] = []
         self.known: dict[float, str] = {}
 
@@ -91,11 +95,9 @@ class _Lowering:
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
         if node.op_type in _REDUCTIONS and self.opset < 18 and len(node.input) > 1:
-            axes = [int(axis) for axis in self.value_of(node.input[1])]
-            del node.input[1:]
-            node.attribute.append(helper.make_attribute("axes", axes))
+            self._axes(node)
         if node.op_type == "Split" and self.opset < 18 and "num_outputs" in attributes:
-            self._drop(node, "num_outputs")  # equal parts are what no attribute means
+            self._split(node, attributes.get("axis", 0))
         name, since, plain = _NEWER.get(node.op_type, ("", 0, 0))
         if name in attributes and self.opset < since:
             if attributes[name] != plain:
@@ -106,6 +108,27 @@ class _Lowering:
             if attributes["allowzero"] and zero:
                 raise _no_older(node, self.opset)
             self._drop(node, "allowzero")  # 0 says what was always so, and 1 nothing: no batch is 0
+
+    def _axes(self, node: onnx.NodeProto) -> None:
+        """Axes as an attribute; none are all, or none with ``noop_with_empty_axes``, which is looked at elsewhere."""
+        from onnx import helper
+
+        if node.input[1] and node.input[1] not in self.constants:
+            raise _no_older(node, self.opset)
+        axes = [int(axis) for axis in self.value_of(node.input[1])] if node.input[1] else []
+        del node.input[1:]
+        if axes:
+            node.attribute.append(helper.make_attribute("axes", axes))
+
+    def _split(self, node: onnx.NodeProto, axis: int) -> None:
+        """Equal parts are what no attribute means; others are written."""
+        shape = self.shapes.get(node.input[0], ())
+        parts = split_evenly(shape[axis], len(node.output)) if shape and shape[axis] else None
+        if parts is None:
+            raise _no_older(node, self.opset)
+        self._drop(node, "num_outputs")
+        if parts[-1] != parts[0]:
+            node.input.append(self.whole(*parts))
 
     @staticmethod
     def _drop(node: onnx.NodeProto, name: str) -> None:
@@ -169,13 +192,13 @@ class _Lowering:
             self.graph.initializer.append(numpy_helper.from_array(np.float32(value), self.known[value]))
         return self.known[value]
 
-    def whole(self, value: int) -> str:
-        """One whole number [1] as a constant."""
+    def whole(self, *values: int) -> str:
+        """Whole numbers [n] as a constant."""
         from onnx import numpy_helper
 
-        name = f"whole_{value}"
+        name = "_".join(map(str, ("whole", *values)))
         if name not in self.constants:
-            self.constants[name] = numpy_helper.from_array(np.asarray([value], dtype=np.int64), name)
+            self.constants[name] = numpy_helper.from_array(np.asarray(values, dtype=np.int64), name)
             self.graph.initializer.append(self.constants[name])
         return name
 
@@ -206,6 +229,17 @@ class _Steps:
         """The last value has the name of the old one."""
         assert self.lowering.nodes[-1].output[0] == last
         self.lowering.nodes[-1].output[0] = self.node.output[0]
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Of all values, as far as they are known; 0 for what is free."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info)
+    }
 
 
 def _no_older(node: onnx.NodeProto, opset: int) -> Refused:

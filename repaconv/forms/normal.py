@@ -101,16 +101,19 @@ def _row_by_row(node: ir.Node) -> int | None:
     """Which input's rows the node treats one by one, with constants otherwise."""
     if node.domain or len(node.outputs) > 1:
         return None
-    if node.op_type in _ALONE or (node.op_type == "LayerNormalization" and attribute(node, "axis", -1) in (-1, 1)):
-        return 0
     numbers = [constant(value) for value in node.inputs]
+    vectors = all(other is not None and other.ndim < 2 for other in numbers[1:])
+    if node.op_type in _ALONE:
+        return 0
+    if node.op_type == "LayerNormalization" and vectors and attribute(node, "axis", -1) in (-1, 1):
+        return 0
     if node.op_type == "MatMul":
         return 0 if numbers[0] is None and numbers[1] is not None and numbers[1].ndim == 2 else None
     if node.op_type not in _WITH_VECTOR or sum(n is None for n in numbers) != 1:
         return None
     place = 0 if numbers[0] is None else 1
     other = numbers[1 - place]
-    return place if other is not None and (other.ndim < 2 or other.size == 1) else None
+    return place if other is not None and (other.ndim < 2 or (other.size == 1 and other.ndim == 2)) else None
 
 
 def _one_view(model: ir.Model, node: ir.Node) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from repaconv.forms.graph import attribute, constant, made_by
 from repaconv.forms.shapes import Size, Sizes, sizes
+from repaconv.onnxfile import split_evenly
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -123,20 +124,15 @@ def _split(node: ir.Node, value: ir.Value, shape: Sizes) -> dict[int, Places] | 
 
 
 def split_sizes(node: ir.Node, length: Size) -> list[int] | None:
-    """The lengths of a Split's outputs along its axis.
-
-    By ``num_outputs`` all but the last are ceil(length / n); a last one that would be empty no runtime takes.
-    """
+    """The lengths of a Split's outputs along its axis, which is so long."""
     count, entry = len(node.outputs), node.inputs[1] if len(node.inputs) > 1 else None
     said: Any = attribute(node, "split", None) if entry is None else constant(entry)
     if said is not None:
         return [int(size) for size in said]
     if entry is not None or not isinstance(length, int):
         return None
-    each = -(-length // count)
-    last = length - (count - 1) * each
-    even = attribute(node, "num_outputs", None) is not None or last == each
-    return [each] * (count - 1) + [last] if even and last > 0 else None
+    by_count = attribute(node, "num_outputs", None) is not None
+    return split_evenly(length, count) if by_count or length % count == 0 else None
 
 
 def one_run(places: Places) -> bool:

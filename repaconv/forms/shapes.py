@@ -155,7 +155,8 @@ def _settle_reshape(model: ir.Model, node: ir.Node, known: _Known) -> None:
     if node.op_type == "Gather" and not node.domain:
         _settle_gather(model, node)
         return
-    if node.op_type not in ("Reshape", "Flatten") or node.domain or constant(node.inputs[-1]) is not None:
+    said = constant(node.inputs[-1]) if node.op_type == "Reshape" else None
+    if node.op_type not in ("Reshape", "Flatten") or node.domain or (said is not None and said.all()):
         return
     shape = sizes(node.outputs[0])
     if shape is None or sum(isinstance(size, str) for size in shape) > 1 or 0 in shape:

@@ -226,7 +226,7 @@ def _gemm(node: ir.Node, place: int, axis: int) -> int | None:
 def _norm(node: ir.Node, place: int, axis: int) -> int | None:
     rank = len(sizes(node.outputs[0]) or ())
     first = int(attribute(node, "axis", -1)) % rank
-    return (axis if place == 0 else FULL) if axis < first else None
+    return (axis if place == 0 else _pointwise(node, place, axis)) if axis < first else None
 
 
 def _softmax(node: ir.Node, place: int, axis: int) -> int | None:
@@ -246,8 +246,9 @@ def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
         return FULL
     before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
     paired = groups(before, after) if before is not None and after is not None else None
-    if paired is None or (node.op_type == "Reshape" and constant(node.inputs[1]) is None):
-        return None
+    target = constant(node.inputs[1])
+    if paired is None or target is None or 0 in target:
+        return None  # a 0 says the same as an axis of the input
     assert before is not None
     assert after is not None
     for ours, theirs in paired:
@@ -408,7 +409,7 @@ def _all_pieces(source: ir.Value) -> list[_Piece] | None:
 
 
 def linear_layer(value: ir.Value) -> tuple[ir.Value, np.ndarray, np.ndarray | None] | None:
-    """x, weight [in, out] and bias of a MatMul, with or without an Add behind it."""
+    """x, weight [in, out] and bias [out] of a MatMul, with or without an Add behind it."""
     bias = None
     added = made_by(value, "Add")
     product = made_by(value, "MatMul")
@@ -422,7 +423,9 @@ def linear_layer(value: ir.Value) -> tuple[ir.Value, np.ndarray, np.ndarray | No
     weight = constant(product.inputs[1]) if product is not None else None
     if product is None or weight is None or weight.ndim != 2 or product.inputs[0] is None:
         return None
-    return product.inputs[0], weight, bias if bias is None or bias.size > 1 else np.repeat(bias, weight.shape[1])
+    if bias is not None and bias.size not in (1, weight.shape[1]):
+        return None  # it is the one output that is repeated
+    return product.inputs[0], weight, None if bias is None else np.broadcast_to(bias, weight.shape[1:])
 
 
 def _write_piece(model: ir.Model, piece: _Piece) -> None:

@@ -64,8 +64,8 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
 
     for root in _roots(last):
         inside = _between(last, root)
-        if inside is None:
-            continue
+        if inside is None or sizes(last.outputs[0]) != sizes(root):
+            continue  # a constant of more axes than x
         nodes = [node for node in model.graph if node in inside]
         output = last.outputs[0]
         if output.is_graph_output():
@@ -79,6 +79,7 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
                 any(scalar(v) is not None for v in users[0].inputs)
                 and users[0].graph is model.graph
                 and not users[0].outputs[0].is_graph_output()
+                and sizes(users[0].outputs[0]) == sizes(output)
             )
         ):
             nodes.append(users[0])

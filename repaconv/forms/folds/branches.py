@@ -110,6 +110,9 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     if kind == "Transpose":
         return perm_of(node, len(before)).index(axis)
     if kind in ("Reshape", "Squeeze", "Unsqueeze"):
+        target = constant(node.inputs[1]) if kind == "Reshape" else np.ones(1)
+        if target is None or 0 in target:
+            return None  # a 0 says the same as another axis, which will be at another place
         paired = groups(before, after)
         own = [
             theirs for ours, theirs in paired or () if axis in ours and all(before[i] == 1 for i in ours if i != axis)

@@ -19,7 +19,7 @@ import numpy as np
 
 from repaconv.artefact import Change
 from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, clean, constant, made_by, scalar
+from repaconv.forms.graph import Array, Writer, attribute, clean, constant, made_by, scalar
 from repaconv.forms.matrices import thin
 from repaconv.forms.normal import normalise
 from repaconv.forms.shapes import Size, sizes
@@ -178,8 +178,11 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     ends = [_tokens_behind(node.outputs[0]) for node in products]
     if values is None or any(end is None for end in ends):
         return
+    order = {node: place for place, node in enumerate(model.graph)}
+    if any(_made_of(one.tokens, products, order) for one in values):
+        return
     count = values[0].count
-    last = max(products, key=lambda node: list(model.graph).index(node))
+    last = max(products, key=lambda node: order[node])
     write = Writer(model, last)
     v = as_heads(write, _interleaved(write, [one.tokens for one in values], count), count)
     mixed = write("MatMul", softmax.outputs[0], v)
@@ -199,6 +202,20 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     yield Change(
         rewrite=JOIN.name, place=last.name or "", told=f"{len(values)} sets of values -> one, heads {width} wide"
     )
+
+
+def _made_of(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -> bool:
+    """Whether a value is computed from what some nodes write."""
+    first, seen, todo = min(order[node] for node in nodes), set(), [value]
+    while todo:
+        node = todo.pop().producer()
+        if node is None or node in seen or order.get(node, first) < first:
+            continue
+        if node in nodes:
+            return True
+        seen.add(node)
+        todo += [entry for entry in node.inputs if entry is not None]
+    return False
 
 
 def _tokens_behind(value: ir.Value) -> ir.Value | None:
@@ -236,6 +253,8 @@ def _choose(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     mixing = users[0][0] if len(users) == 1 else None
     if scores is None or mixing is None or mixing.op_type != "MatMul" or len(list(scores.outputs[0].uses())) != 1:
         return
+    if attribute(softmax, "axis", -1) not in (-1, 3):
+        return  # what is constant along keys counts then
     q, k = heads_of(scores.inputs[0]), heads_of(scores.inputs[1], transposed=True)
     v, out = heads_of(mixing.inputs[1]), _tokens_behind(mixing.outputs[0])
     if q is None or k is None or v is None or out is None or not (q.count == k.count == v.count):

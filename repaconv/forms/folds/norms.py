@@ -75,7 +75,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         if following is None:
             continue
         user, numbers = following
-        if numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
+        if numbers.ndim <= len(sizes(value) or ()) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
             found[operator], value = numbers.reshape(-1), user.outputs[0]
     if not found:
         return

@@ -49,8 +49,22 @@ def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
             return None
         return np.expand_dims(inner, tuple(axes)) if node.op_type == "Unsqueeze" else inner.squeeze(tuple(axes))
     if node.op_type == "Cast":
-        return inner.astype(np.float64) if inner.dtype == np.bool_ else inner
+        return _cast(inner, node)
     return inner.reshape((1,) * (len(shape) - inner.ndim) + inner.shape)
+
+
+def _cast(numbers: Array, node: ir.Node) -> Array | None:
+    """Numbers as another type has them, floating ones in float64 again."""
+    import onnx_ir as ir
+
+    kind = ir.DataType(int(attribute(node, "to", 1)))
+    if kind.name not in _NUMPY:
+        return None
+    found = numbers.astype(kind.numpy())
+    return found.astype(np.float64) if found.dtype.kind == "f" else found
+
+
+_NUMPY = ("FLOAT", "DOUBLE", "FLOAT16", "INT8", "INT32", "INT64", "UINT8", "BOOL")
 
 
 def _collapsed(numbers: Array) -> Array:

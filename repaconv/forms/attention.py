@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from repaconv.artefact import Change
 from repaconv.forms.chains import chain_of
 from repaconv.forms.contract import Rewrite
@@ -178,11 +180,13 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
         batches = {(sizes(heads.source) or (None,))[0] for heads in (found.q, found.k, found.v)}
         if found.k.count != found.v.count or found.q.count % found.k.count or len(batches) > 1:
             continue
-        write = Writer(model, found.node)
+        write, scale = Writer(model, found.node), found.scale
         inputs = [take(write, heads) for heads in (found.q, found.k, found.v)]
+        if write.dtype is not None and np.float32(scale) != write.dtype.numpy().type(scale):
+            inputs[0], scale = write("Mul", inputs[0], write.constant(scale)), 1.0  # an attribute is a float32
         if found.mask is not None:
             inputs.append(_for_every_query(write, found.mask, found.q.tokens, found.k.tokens))
-        heads = {"q_num_heads": found.q.count, "kv_num_heads": found.k.count, "scale": found.scale}
+        heads = {"q_num_heads": found.q.count, "kv_num_heads": found.k.count, "scale": scale}
         out = write("Attention", *inputs, **heads)
         if len(dims(found.out) or ()) == 2:
             out = write("Reshape", out, write.constant([-1, found.v.width * found.q.count]))

@@ -25,7 +25,7 @@ def _as_products(model: ir.Model) -> Iterator[Change]:
     written: dict[ir.Value, ir.Value] = {}
     for conv in [node for node in nodes_of(model, "Conv") if _is_pointwise(node)]:
         sizes, weight = static_grid(conv.outputs[0]), constant(conv.inputs[1])
-        if sizes is None or weight is None or conv.inputs[0] is None:
+        if sizes is None or weight is None or conv.inputs[0] is None or static_grid(conv.inputs[0]) is None:
             continue
         write = Writer(model, conv)
         bias = constant(conv.inputs[2]) if len(conv.inputs) > 2 else None

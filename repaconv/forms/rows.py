@@ -33,7 +33,12 @@ def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
         if linear.node.op_type == "Gemm" or linear.bias is None or not _is_tokens(linear, shape):
             continue
         write = Writer(model, linear.node)
-        product = write("Gemm", _rows(write, linear.x), write.constant(linear.weight), write.constant(linear.bias))
+        product = write(
+            "Gemm",
+            _rows(write, linear.x, len(linear.weight)),
+            write.constant(linear.weight),
+            write.constant(linear.bias),
+        )
         write.replace(linear.out, _tokens(write, product, shape))
         yield Change(
             rewrite="linear-as-gemm",
@@ -47,8 +52,7 @@ def _is_tokens(linear: Linear, shape: tuple[int | None, ...] | None) -> bool:
     return shape is not None and len(shape) == 3 and None not in shape[1:] and len(dims(linear.x) or ()) == 3
 
 
-def _rows(write: Writer, tokens: ir.Value) -> ir.Value:
-    channels = (dims(tokens) or (None,))[-1]
+def _rows(write: Writer, tokens: ir.Value, channels: int | None) -> ir.Value:
     assert channels is not None
     return write("Reshape", tokens, write.constant([-1, channels]))
 
@@ -67,7 +71,8 @@ def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
             if linear is None or start is None:
                 continue
             write = Writer(model, node)
-            product = write("Gemm", _rows(write, linear.x), write.constant(linear.weight), _rows(write, start))
+            rows = [_rows(write, x, width) for x, width in zip((linear.x, start), linear.weight.shape, strict=True)]
+            product = write("Gemm", rows[0], write.constant(linear.weight), rows[1])
             write.replace(node.outputs[0], _tokens(write, product, shape))
             yield Change(
                 rewrite="accumulate",
@@ -144,7 +149,7 @@ def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> li
         if numbers is not None and numbers.ndim < 2:
             inputs.append(entry)
         elif numbers is None and sizes(entry) == sizes(node.outputs[0]):
-            inputs.append(rows[entry] if entry in rows else _rows(write, entry))
+            inputs.append(rows[entry] if entry in rows else _rows(write, entry, shape[2]))
         else:
             return None
     return inputs

@@ -269,19 +269,37 @@ def test_strings_and_sequences_are_not_verified_by_name():
     assert [link.reference.split()[-1] for link in done.links] == ["z", "words", "list"]
 
 
-def test_a_bias_dropped_in_half_precision_is_caught(monkeypatch):
-    model = net_of([("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("MatMul", "2 v", "y")],
-                   WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})  # fmt: skip
-    for stored in model.graph.initializer:
-        half = numpy_helper.to_array(stored).astype(np.float16)
-        stored.CopyFrom(numpy_helper.from_array(half, stored.name))
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    onnx.save(model, "half.onnx")
-    assert rc.fold("half.onnx").links[0].verdict == "passed"
-    planted(monkeypatch, weight("b", np.zeros_like))
-    with pytest.raises(GateFailed):
-        rc.fold("half.onnx", force=True)
+BIASED = [("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("MatMul", "2 v", "y")]
+
+
+def refused(path: str) -> bool:
+    try:
+        rc.fold(path, force=True)
+    except GateFailed as error:
+        return error.code == "fold.not-equal"
+    return False
+
+
+@pytest.mark.parametrize(("kind", "off"), [("float16", 2e-3), ("bfloat16", 0.03)])
+def test_half_precision_is_allowed_what_its_own_rounding_explains(kind, off, monkeypatch):
+    half = TensorProto.FLOAT16 if kind == "float16" else TensorProto.BFLOAT16
+    model = net_of(BIASED, WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})
+    onnx.save(graphs.retyped(model, {F: half}), "half.onnx")
+    exact, *as_stored = rc.fold("half.onnx").links
+    assert (exact.name, exact.verdict, "as rounding does" in exact.note) == ("onnx", "passed", True)
+    assert [link.name for link in as_stored] == (["fp16"] if kind == "float16" else [])  # ONNX Runtime lacks the other
+    assert {w.data_type for w in onnx.load("half.folded.onnx").graph.initializer} == {half}
+    planted(monkeypatch, weight("b", lambda b: b + np.asarray(off, b.dtype)))
+    assert refused("half.onnx")
+
+
+def test_a_half_that_stands_in_a_float32_graph_makes_nobody_lenient(monkeypatch):
+    model = net_of(BIASED, WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float16), "z"))
+    onnx.save(model, "net.onnx")
+    assert "rounding" not in rc.fold("net.onnx").links[0].note
+    planted(monkeypatch, weight("b", lambda b: b * np.float32(1 + 1e-4)))
+    assert refused("net.onnx")
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------

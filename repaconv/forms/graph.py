@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,25 +212,63 @@ def _fresh(graph: ir.Graph) -> int:
 def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph with float64 for float32 throughout, to prove a rewrite by the reference implementation."""
     import onnx
-    from onnx import numpy_helper
 
-    double = onnx.ModelProto()
-    double.CopyFrom(proto)
-    single, wide = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+    return retyped(proto, {onnx.TensorProto.FLOAT: onnx.TensorProto.DOUBLE})
 
-    def tensor(old: onnx.TensorProto) -> None:
-        if old.data_type == single:
-            old.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(old).astype(np.float64), old.name))
 
-    for weight in double.graph.initializer:
-        tensor(weight)
-    for node in double.graph.node:
+def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto:
+    """The same graph with other types of number throughout: constants, casts, values, in subgraphs and functions too.
+
+    Args:
+        proto: Left as it is. Its weights lie inside it.
+        kinds: ONNX's numbers of floating types, and what stands for each.
+    """
+    import onnx
+
+    other = onnx.ModelProto()
+    other.CopyFrom(proto)
+    _retype_graph(other.graph, kinds)
+    for function in other.functions:
+        _retype_nodes(function.node, kinds)
+        for value in function.value_info:
+            _retype_value(value.type, kinds)
+    return other
+
+
+TYPED = ("to", "dtype", "output_datatype")
+"""Attributes that name a type of number."""
+
+
+def _retype_graph(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> None:
+    for weight in graph.initializer:
+        _retype_tensor(weight, kinds)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _retype_value(value.type, kinds)
+    _retype_nodes(graph.node, kinds)
+
+
+def _retype_nodes(nodes: Iterable[onnx.NodeProto], kinds: Mapping[int, int]) -> None:
+    for node in nodes:
         for entry in node.attribute:
             if entry.HasField("t"):
-                tensor(entry.t)
-            if node.op_type == "Cast" and entry.name == "to" and entry.i == single:
-                entry.i = wide
-    for value in (*double.graph.input, *double.graph.output, *double.graph.value_info):
-        if value.type.tensor_type.elem_type == single:
-            value.type.tensor_type.elem_type = wide
-    return double
+                _retype_tensor(entry.t, kinds)
+            if entry.HasField("g"):
+                _retype_graph(entry.g, kinds)
+            if entry.name in TYPED and entry.i in kinds:
+                entry.i = kinds[entry.i]
+
+
+def _retype_tensor(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> None:
+    from onnx import helper, numpy_helper
+
+    if tensor.data_type in kinds:
+        dtype = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type])
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+
+
+def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:
+    held = kind.WhichOneof("value")
+    if held == "tensor_type":
+        kind.tensor_type.elem_type = kinds.get(kind.tensor_type.elem_type, kind.tensor_type.elem_type)
+    elif held in ("sequence_type", "optional_type"):
+        _retype_value(getattr(kind, held).elem_type, kinds)

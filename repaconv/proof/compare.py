@@ -22,7 +22,7 @@ Feeds = Mapping[str, Array]
 
 # An output whose numbers change by less than so many tolerances over all probes would hide what a fault changes.
 MOVES = 10
-# Where rounding moves a number by more than this share of its neighbours, nothing is proved by it.
+# What rounding may move a number by, of its neighbours, unless it is rounded to less than float32 has.
 UNDECIDED = 0.01
 # How much further than the few other roundings that are run another one may lie.
 SLACK = 4
@@ -48,6 +48,7 @@ def compare(
     note: str = "",
     rounded: Sequence[Side] = (),
     fixed: Collection[str] = (),
+    undecided: float = UNDECIDED,
 ) -> tuple[Link, ...]:
     """One link for every output of either end.
 
@@ -63,6 +64,7 @@ def compare(
         rounded: The reference as other roundings of its weights and inputs have it; run where the tolerance does not
             suffice. What they move by as much is rounding; integers that they change are left out, and counted.
         fixed: Outputs that hang on no input, so that they need not change between probes.
+        undecided: Where rounding moves a number by more than this share of its neighbours, nothing is proved by it.
     """
     outputs: dict[str, _Output] = {}
     for feeds in probes:
@@ -73,7 +75,7 @@ def compare(
             got = dict.fromkeys(expected, error)
         others = _Others(rounded, feeds)
         for output in (*expected, *(more for more in got if more not in expected)):
-            one = outputs.setdefault(output, _Output(tolerance, output in fixed))
+            one = outputs.setdefault(output, _Output(tolerance, output in fixed, undecided))
             one.add(got.get(output), expected.get(output), partial(others.of, output))
     several = len(outputs) > 1
     first = [f"{ends[0]}{f', output {output}' if several else ''}" for output in outputs]
@@ -96,8 +98,8 @@ class _Others:
 class _Output:
     """One output over all probes."""
 
-    def __init__(self, tolerance: Tolerance, fixed: bool) -> None:
-        self.tolerance, self.moves = tolerance, fixed
+    def __init__(self, tolerance: Tolerance, fixed: bool, undecided: float) -> None:
+        self.tolerance, self.moves, self.undecided = tolerance, fixed, undecided
         self.wrong, self.unlike = "", ""
         self.probes = self.numbers = self.left = self.proved = 0
         self.metrics: list[Metrics] = []
@@ -201,7 +203,7 @@ class _Output:
             for other in others():
                 moved = np.maximum(moved, _apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
             sway = SLACK * _beside(size, moved)[1]
-            open_ones = np.broadcast_to(sway > UNDECIDED * near, b.shape)
+            open_ones = np.broadcast_to(sway > self.undecided * near, b.shape)
             limit = np.maximum(limit, sway)
         self._leave(int(open_ones.sum()), b.size)
         self._measure(np.where(open_ones | (error == 0), b, a), b)

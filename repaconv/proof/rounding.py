@@ -8,6 +8,7 @@ arithmetic, where every operation is moved.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +24,10 @@ _WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "L
 _SCALED = ("Add", "Sub", "Mul", "Div")
 
 
-def moved(model: onnx.ModelProto, by: float, seed: int) -> onnx.ModelProto:
-    """The same graph with every number of its weights times 1 +- ``by``."""
+def moved(
+    model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float] = MappingProxyType({})
+) -> onnx.ModelProto:
+    """The same graph with every number of its weights times 1 +- ``by``; of those in ``coarse``, 1 +- that."""
     import onnx
     from onnx import numpy_helper
 
@@ -32,15 +35,20 @@ def moved(model: onnx.ModelProto, by: float, seed: int) -> onnx.ModelProto:
     found.CopyFrom(model)
     generator = np.random.default_rng(seed)
     read = {name: node.op_type for node in found.graph.node for name in node.input}
-    stored = {weight.name: weight for weight in found.graph.initializer}
-    stored |= {n.output[0]: n.attribute[0].t for n in found.graph.node if n.op_type == "Constant" and n.attribute}
-    for name, weight in stored.items():
+    for name, weight in stored(found).items():
         several = int(np.prod(weight.dims)) > 1
         if read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED):
             numbers = numpy_helper.to_array(weight)
             if numbers.dtype.kind == "f":
-                weight.CopyFrom(numpy_helper.from_array(jittered(numbers, by, generator), name))
+                weight.CopyFrom(numpy_helper.from_array(jittered(numbers, coarse.get(name, by), generator), name))
     return found
+
+
+def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """A graph's constants by name, as they lie in it."""
+    found = {weight.name: weight for weight in model.graph.initializer}
+    constants = (node for node in model.graph.node if node.op_type == "Constant" and node.attribute)
+    return found | {node.output[0]: node.attribute[0].t for node in constants}
 
 
 def jittered(numbers: Array, by: float, generator: np.random.Generator) -> Array:

@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
 from repaconv.artefact import Tolerance
-from repaconv.errors import GateFailed
+from repaconv.errors import GateFailed, Refused
 from repaconv.forms import graph as graphs
 from repaconv.forms.folds.affine_maps import AFFINE
 from repaconv.proof.compare import compare
@@ -255,6 +255,20 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     assert "fold.not-proved" in err
     assert "the same numbers on every probe" in err
     assert not Path("dead.folded.onnx").exists()
+
+
+def test_a_class_that_seldom_changes_is_proved_on_inputs_that_change_it(monkeypatch):
+    rows = [*BIASED, ("ArgMax", "y", "class", {"axis": 1, "keepdims": 0})]
+    high = {"b": np.array([300.0, 0, 0, 0]), "v": np.eye(4)}
+    onnx.save(net_of(rows, WEIGHTS | high, GIVEN, {"class": TensorProto.INT64}), "net.onnx")
+    assert rc.fold("net.onnx").links[0].verdict == "passed"
+    planted(monkeypatch, weight("w", lambda w: -w))
+    assert refused("net.onnx")
+    monkeypatch.undo()
+    never = high | {"b": np.array([1e30, 0, 0, 0])}
+    onnx.save(net_of(rows, WEIGHTS | never, GIVEN, {"class": TensorProto.INT64}), "net.onnx")
+    with pytest.raises(Refused, match="the same numbers on every probe"):
+        rc.fold("net.onnx", force=True)
 
 
 def test_strings_and_sequences_are_not_verified_by_name():

@@ -40,6 +40,10 @@ GAINS = (4.0, 32.0, 0.1)
 """On that, of further probes: what saturates or is dead at 1 need not be so there."""
 
 
+FURTHER = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
+"""Of draws that are tried where a class or a truth value was the same on all before, to find some that move it."""
+
+
 class Unrunnable(Exception):
     """No inputs were found with which the graph runs; says why."""
 
@@ -76,7 +80,9 @@ def probes(model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, A
     for below in NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]:
         search = _Search(inputs, run, kinds, usual, below)
         if found := search.assignments():
-            return Probes(tuple(search.feeds(found)), search.told(found))
+            feeds = list(search.feeds(found))
+            still = _integral(model) - unmoved(model)
+            return Probes((*feeds, *search.stirring(found[0], feeds, still)), search.told(found))
     raise Unrunnable(search.problem)
 
 
@@ -97,6 +103,14 @@ def _inputs(model: onnx.ModelProto) -> list[_Input]:
         )
         found.append(_Input(value.name, dims, dtype, wishes[value.name]))
     return found
+
+
+def _integral(model: onnx.ModelProto) -> set[str]:
+    """Outputs that are classes, places, truth values: what is no real number may well stay where inputs move."""
+    import onnx
+
+    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+    return {name for name, kind in kinds.items() if kind and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iub"}
 
 
 def _free(inputs: list[_Input]) -> dict[str, str]:
@@ -187,6 +201,26 @@ class _Search:
             feeds = self._drawn(found[0], len(drawn), usual * gain)
             if self._finite(feeds):
                 yield feeds
+
+    def stirring(self, sizes: Sizes, feeds: list[dict[str, Array]], still: set[str]) -> Iterator[dict[str, Array]]:
+        """Further draws, as long as some of these outputs have not moved: those on which one does."""
+        first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in still}
+        for feed in feeds if still else ():
+            still = still - self._moving(feed, still, first)
+        for seed, gain in enumerate(FURTHER, len(feeds)):
+            feed = self._drawn(sizes, seed, gain) if still else {}
+            if feed and self._finite(feed) and (moving := self._moving(feed, still, first)):
+                still = still - moving
+                yield feed
+
+    def _moving(
+        self, feed: dict[str, Array], still: set[str], first: dict[str, dict[tuple[int, ...], Array]]
+    ) -> set[str]:
+        """Which of these outputs are others than on the first draw of their shape, or from row to row."""
+        outputs = self.run(feed)
+        found = {name: np.asarray(outputs[name]) for name in still}
+        before = {name: first[name].setdefault(out.shape, out) for name, out in found.items()}
+        return {n for n, out in found.items() if (out != before[n]).any() or (out.ndim and (out != out[:1]).any())}
 
     def _finite(self, feeds: dict[str, Array]) -> bool:
         try:

@@ -359,6 +359,11 @@ def test_a_file_of_that_name_is_kept(small):
         rc.fold(small, force=True)
     assert Path("small.folded.onnx").read_bytes() == b"mine"
     Path("small.folded.onnx").unlink()
+    Path("net.json").write_text('{"labels": "mine"}')
+    for force in (False, True):
+        with pytest.raises(UsageProblem, match=r"net\.json is there already"):
+            rc.fold(small, out="net.onnx", force=force)
+    assert (Path("net.json").read_text(), Path("net.onnx").exists()) == ('{"labels": "mine"}', False)
     rc.fold(small)
     model = onnx.load(small)
     model.producer_name = "another"

@@ -88,7 +88,8 @@ def _unflattened(model: ir.Model, node: ir.Node) -> None:
     if new is None:
         return
     inputs = [new if i == place else value for i, value in enumerate(node.inputs)]
-    done = write(node.op_type, *inputs, **{name: entry.value for name, entry in node.attributes.items()})
+    attributes = {name: entry.value for name, entry in node.attributes.items()}
+    done = write(node.op_type, *inputs, **(attributes | {"axis": -1} if "axis" in attributes else attributes))
     set_shape(done, (*apart.shape[:-1], shape[-1]), new)
     if sum(isinstance(size, str) for size in shape) > 1:
         return

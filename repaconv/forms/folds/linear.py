@@ -293,7 +293,7 @@ def _equal(a: Vertex, b: Vertex) -> bool:
     shifts = (a.shift, b.shift)
     if any(s is None for s in shifts) and any(s is not None and s.any() for s in shifts):
         return False
-    if a.shift is not None and b.shift is not None and not np.allclose(a.shift, b.shift, rtol=1e-13, atol=1e-14):
+    if a.shift is not None and b.shift is not None and not np.allclose(a.shift, b.shift, rtol=1e-13, atol=0):
         return False
     return all(same(edge, b.inputs[source]) for source, edge in a.inputs.items())
 

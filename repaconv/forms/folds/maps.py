@@ -160,7 +160,9 @@ def same(a: Map, b: Map) -> bool:
         return bool((a.index == b.index).all()) and bool(np.allclose(a.scale, b.scale, rtol=1e-14, atol=0))
     if type(a) is not type(b) or a.dense().shape != b.dense().shape:
         return False
-    return bool(np.abs(a.dense() - b.dense()).max(initial=0.0) <= 1e-14 * np.abs(a.dense()).max(initial=0.0))
+    size = np.abs(a.dense())
+    beside = np.minimum(size.max(0, keepdims=True, initial=0.0), size.max(1, keepdims=True, initial=0.0))
+    return bool((np.abs(a.dense() - b.dense()) <= 1e-14 * beside).all())  # of its own row and column
 
 
 @dataclass(frozen=True)

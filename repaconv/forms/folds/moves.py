@@ -280,8 +280,7 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
     if node.op_type == "GlobalAveragePool":
         return numbers if all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type == "AveragePool":
-        whole = not attribute(node, "count_include_pad", 0) or not any(attribute(node, "pads", (0,)))
-        return numbers if whole and all(size == 1 for size in numbers.shape[2:]) else None
+        return numbers if not _counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type == "ReduceMean":
         axes = axes_of(node, rank)
         if axes is None or any(numbers.shape[axis] != 1 for axis in axes):
@@ -298,6 +297,12 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
     if node.op_type in OPERATORS and node.op_type != "Transpose":
         return _dropped(node, numbers)
     return None
+
+
+def _counts_padding(node: ir.Node) -> bool:
+    """Whether an AveragePool may divide by more than what lies in the image: then a constant is less at the border."""
+    inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
+    return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
 
 
 def _of_norm(value: ir.Value | None) -> bool:

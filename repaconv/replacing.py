@@ -26,8 +26,9 @@ def named_by(*artefacts: Path) -> dict[Path, set[str]]:
         if not stage_of(artefact):
             continue
         plain = json.loads(artefact.read_text())
-        for entry in filter(None, (plain.get("payload"), plain.get("data"), *plain.get("beside", ()))):
-            found.setdefault((artefact.parent / entry["path"]).resolve(), set()).add(entry["sha256"])
+        for entry in (plain.get("payload"), plain.get("data"), *(plain.get("beside") or ())):
+            if isinstance(entry, dict) and {"path", "sha256"} <= entry.keys():
+                found.setdefault((artefact.parent / str(entry["path"])).resolve(), set()).add(str(entry["sha256"]))
     return found
 
 

@@ -37,7 +37,7 @@ class Mutant:
         self.weights = {weight.name: weight for weight in self.graph.initializer}
 
     def pick(self, *operators):
-        found = [node for node in self.graph.node if not operators or node.op_type in operators]
+        found = [node for node in self.graph.node if node.op_type in (operators or {node.op_type}) and node.input]
         return found[self.random.integers(len(found))] if found else None
 
     def array(self, name):
@@ -146,6 +146,14 @@ class Mutant:
             parts = (self.constant(np.array([n])) for n in (-1, -(2**31), axis, -1))
             self.insert("Slice", (node, index), node.input[index], *parts)
 
+    def freed(self):
+        """A size of an input that is free, under its own name, another's or none."""
+        dims = self.graph.input[self.random.integers(len(self.graph.input))].type.tensor_type.shape.dim
+        dim, name = dims[self.random.integers(len(dims))], self.random.choice(["batch", "n", "m", ""])
+        dim.Clear()
+        if name:
+            dim.dim_param = name
+
     def read(self):
         """A value on the way is an output as well."""
         node = self.pick()
@@ -156,7 +164,7 @@ class Mutant:
     def mutate(self) -> onnx.ModelProto | None:
         """One or two steps otherwise; None if that is no graph."""
         kinds = [self.perm, self.target, self.axis, self.places, self.swapped, self.rewired, self.broadcast]
-        kinds += [self.scaled, self.turned, self.read]
+        kinds += [self.scaled, self.turned, self.freed, self.read]
         for _ in range(int(self.random.integers(1, 3))):
             kinds[self.random.integers(len(kinds))]()
         try:
@@ -173,7 +181,7 @@ def calls(model: onnx.ModelProto, seed: int = 0) -> Iterator[dict[str, np.ndarra
     for sizes in FREE:
         yield {
             entry.name: random.standard_normal(
-                [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+                [dim.dim_value or sizes[dim.dim_param or "m"] for dim in entry.type.tensor_type.shape.dim]
             )
             for entry in model.graph.input
         }

@@ -12,7 +12,7 @@ What is read is followed from the outputs back to where all tokens are needed; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -355,6 +355,11 @@ class _Piece:
     channels: np.ndarray
     count: int | None
 
+    @property
+    def whole(self) -> View:
+        """What a layer of these channels alone is seen as."""
+        return self.view.narrowed(self.view.source, self.factor, self.count)
+
 
 def _separate(model: ir.Model, demands: dict[ir.Value, Demand]) -> bool:
     """Take one linear layer apart whose queries are read for few tokens and keys for all; whether there was one."""
@@ -368,7 +373,7 @@ def _separate(model: ir.Model, demands: dict[ir.Value, Demand]) -> bool:
             if piece is None or linear_layer(piece.view.source) is None:
                 continue
             pieces = _all_pieces(piece.view.source)
-            if pieces is not None:
+            if pieces is not None and all(one.whole.writable for one in pieces):
                 for one in pieces:
                     _write_piece(model, one)
                 return True
@@ -442,7 +447,7 @@ def _write_piece(model: ir.Model, piece: _Piece) -> None:
     if bias is not None:
         new = write("Add", new, write.constant(bias[piece.channels]))
         set_shape(new, (*shape[:-1], len(piece.channels)), x)
-    seen = piece.view.narrowed(new, piece.factor, piece.count).write(write)
+    seen = replace(piece.whole, source=new).write(write)
     assert seen is not None
     write.replace(piece.value, seen)
 

@@ -157,6 +157,16 @@ class View:
         set_shape(turned, after, first)
         return reshaped(write, turned, self.shape)
 
+    @property
+    def writable(self) -> bool:
+        """Whether `write` can make it."""
+        before, after, perm = self.turned()
+        if perm == list(range(len(perm))):
+            after = sizes(self.source) or ()
+        elif _target(sizes(self.source) or (), before) is None:
+            return False
+        return _target(after, self.shape) is not None
+
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
         """Shapes before and behind the one Transpose that makes it, and its perm; axes of the source stay whole."""
         order = [f for axis in self.of for f in axis]
@@ -315,15 +325,23 @@ def product(parts: list[Size]) -> Size:
 
 
 def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
-    """The value in another shape; None where too many sizes of that are free."""
-    if sizes(value) == shape:
-        return value
-    free = [axis for axis, size in enumerate(shape) if isinstance(size, str)]
-    if len(free) > 1:
-        return None
-    new = write("Reshape", value, write.constant([-1 if isinstance(size, str) else size for size in shape]))
+    """The value in another shape; None where the sizes of that cannot be said."""
+    before = sizes(value) or ()
+    target = _target(before, shape)
+    if before == shape or target is None:
+        return None if target is None else value
+    new = write("Reshape", value, write.constant(target))
     set_shape(new, shape, value)
     return new
+
+
+def _target(before: Sizes, shape: Sizes) -> list[int] | None:
+    """A Reshape's target: one free size is -1, others are 0 where they are those of the input at the same place."""
+    free = [axis for axis, size in enumerate(shape) if isinstance(size, str)]
+    copied = [axis for axis in free if shape[axis : axis + 1] == before[axis : axis + 1]] if len(free) > 1 else []
+    if len(free) - len(copied) > 1:
+        return None
+    return [size if isinstance(size, int) else 0 if axis in copied else -1 for axis, size in enumerate(shape)]
 
 
 def set_shape(value: ir.Value, shape: Sizes | None, like: ir.Value) -> None:

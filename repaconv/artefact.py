@@ -636,6 +636,11 @@ class SweepArtefact(Artefact):
     resumed: int
     rows: tuple[SweepRow, ...]
 
+    @property
+    def inconclusive(self) -> bool:
+        """Whether a cell's measurement says nothing."""
+        return any(row.quality == "inconclusive" for row in self.rows)
+
 
 class Check(Record):
     """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
@@ -854,6 +859,11 @@ class BenchArtefact(Artefact):
     regression: Regression | None = None
     agreement: Link | None
     note: str = ""
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the measurement says nothing."""
+        return self.quality.verdict == "inconclusive"
 
 
 class Report(Artefact):

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repaconv.artefact import BenchArtefact
 from repaconv.errors import EnvironmentProblem, Refused, require_module
-from repaconv.farm.jobs import Job, run_job
+from repaconv.farm.jobs import Job, answered, run_job
 from repaconv.pipeline.common import Progress, silent
 
 ATTEMPTS = 3
@@ -61,10 +62,10 @@ class Tls(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """A job's result: the artefact as JSON has it, or the problem; the worker's name, and how many attempts it took."""
+    """A job's result: the artefact, or the problem; the worker's name, and how many attempts it took."""
 
     job: Job
-    result: dict[str, Any] | None
+    result: BenchArtefact | None
     problem: str
     worker: str
     attempts: int
@@ -164,10 +165,18 @@ def _landed(client: Any, job: Job, future: Any) -> Landed:
     result = future.result() if error is None else None
     starts = client.get_events(f"repaconv-{job.id}") or ()
     worker = str(starts[-1][1].get("called", "")) if starts else ""
-    if error is None:
-        return Landed(job, result, "", worker, len(starts))
+    if result is not None:
+        return landed_of(job, result, worker, len(starts))
     told = str(error).splitlines()[0] if str(error) else type(error).__name__
     return Landed(job, None, f"{type(error).__name__}: {told}", worker, len(starts))
+
+
+def landed_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> Landed:
+    """What a machine gave for a job; a problem where that is no answer to it."""
+    try:
+        return Landed(job, answered(job, result), "", worker, attempts)
+    except Refused as problem:
+        return Landed(job, None, problem.message.rstrip("."), worker, attempts)
 
 
 def _hold(content: bytes) -> bytes:
@@ -255,7 +264,7 @@ def _met(scheduler: str) -> OSError | None:
     return ConnectionError("something listens there, but no Dask scheduler spoke in time")
 
 
-def require_result(landed: Landed) -> dict[str, Any]:
+def require_result(landed: Landed) -> BenchArtefact:
     """The result, or why there is none.
 
     Raises:

@@ -1,10 +1,12 @@
-"""One measurement as a job: what it is, its models by hash, and how it runs on whatever machine it lands."""
+"""One measurement as a job: what it is, its models by hash, how it runs where it lands, and whether it was answered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from repaconv.artefact import BenchArtefact, ImageSize, Record
 from repaconv.errors import Refused
@@ -70,6 +72,51 @@ def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, 
         seed=wanted.seed,
     )
     return named(done, wanted.models).model_dump(mode="json")
+
+
+def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
+    """The artefact that a machine gives for a job, if it is of that job.
+
+    Raises:
+        Refused: If it measured something else, or is of another version of repaconv.
+    """
+    from repaconv.measure.protocols import paper
+
+    try:
+        found = BenchArtefact.model_validate(result)
+    except ValidationError as error:
+        raise Refused(
+            f"what came back is no measurement that is known here: {str(error).splitlines()[0]}.",
+            hint="Install the same version of repaconv on both machines.",
+            code="farm.answer",
+        ) from error
+    device, named = Target.model_validate(job.target), paper(job.protocol)
+    wanted: dict[str, Any] = {
+        "target": device.name,
+        "models": [model.sha256 for model in job.models],
+        "threads": job.threads or named.threads or device.bench.threads,
+        "batch": job.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
+        "image size": job.image_size,
+        "rounds": job.rounds or named.rounds or device.bench.rounds,
+        "seed": job.seed,
+    }
+    told = {
+        "target": found.target,
+        "models": [row.sha256 for row in found.latencies],
+        "threads": found.threads,
+        "batch": found.batch,
+        "image size": found.image_size,
+        "rounds": found.rounds,
+        "seed": found.seed,
+    }
+    for what, value in wanted.items():
+        if value is not None and value != told[what]:
+            raise Refused(
+                f"the answer is to another question: {what} {told[what]}, asked for was {value}.",
+                hint="Nothing of it is kept; see that all machines have the same version of repaconv.",
+                code="farm.answer",
+            )
+    return found
 
 
 def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:

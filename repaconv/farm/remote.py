@@ -86,7 +86,7 @@ def bench_on(
     contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
     with connected(scheduler, tls or Tls()) as client:
         landed = run_jobs(client, [job], contents, wait_s=wait_s, progress=progress)[0]
-    done = BenchArtefact.model_validate(require_result(landed))
+    done = require_result(landed)
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
     notes = "; ".join(part for part in (done.note, known.note, told) if part)
     done = done.model_copy(update={"unverified": known.overridden, "variant": variant, "note": notes})

@@ -4,85 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from repaconv import runs
+from repaconv import registry, runs
 from repaconv.artefact import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
-from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
-from repaconv.farm.cluster import Landed, Tls, connected, run_jobs
+from repaconv.errors import Refused, RepaconvError, UsageProblem
+from repaconv.farm.cluster import Landed, Tls, connected, landed_of, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved, run_job
+from repaconv.farm.matrix import Cell, Entry, cells_of, loadable, read_matrix
 from repaconv.farm.remote import job_of
 from repaconv.files import canonical_json, read_artefact, sha256_of, sha256_of_bytes, stage_of, write_artefact
+from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.pipeline import export, fold
-from repaconv.pipeline.common import Progress, made_by, silent, with_files
+from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
 from repaconv.pipeline.exports import export_for
 from repaconv.replacing import put, require_ours
-from repaconv.toml import Lines, first_problem, read_toml, why_unreadable
-
-
-class Entry(Record):
-    """One checkpoint, as `fold` takes it; ``set`` is what the file does not tell."""
-
-    checkpoint: str
-    method: str = "auto"
-    set: dict[str, str | float | int] = Field(default={})
-    weights: str | None = None
-
-
-class Matrix(Record):
-    """A sweep: every model for every target in every precision at every batch."""
-
-    models: tuple[Entry, ...] = Field(min_length=1)
-    targets: tuple[str, ...] = ("x86-64",)
-    precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...] = ("fp32",)
-    batches: tuple[int, ...] = (1,)
-    threads: int | None = None
-    rounds: int | None = None
-    seed: int = 0
-
-
-class Cell(Record):
-    """One place in the matrix; ``model`` is the entry's name, which no other entry has."""
-
-    model: str
-    target: str
-    precision: str
-    batch: int
 
 
 class Done(Record):
-    """What is kept of a cell: which job it was, and its result."""
+    """What is kept of a cell: which job it was, by what and on what kind of machine it was done, and its result."""
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "cell"
     cell: Cell
     job: str
+    by: dict[str, str] = Field(default={})
     worker: str
     attempts: int
     result: BenchArtefact
-
-
-def read_matrix(path: Path) -> Matrix:
-    """Read a matrix, .toml or .yaml.
-
-    Raises:
-        EnvironmentProblem: If it is .yaml and PyYAML is not installed.
-        UsageProblem: If it is not a matrix, with the line that is wrong where it is known.
-    """
-    lines: Lines | None = None
-    if path.suffix in (".yaml", ".yml"):
-        table = _read_yaml(path)
-    else:
-        table, lines = read_toml(path, "matrix")
-    try:
-        return Matrix.model_validate(table)
-    except ValidationError as error:
-        raise UsageProblem(
-            first_problem(error, str(path), lines), hint="See README, sweep.", code="sweep.invalid"
-        ) from error
 
 
 def sweep(
@@ -105,7 +58,8 @@ def sweep(
         progress: See `Progress`.
 
     Returns:
-        The artefact. A cell that failed says why and fails nothing else; what is done stays done, whatever ends this.
+        The artefact. A cell that failed says why and fails nothing else; what is done stays done, whatever ends this,
+        and is measured again only where it was inconclusive, or came from another machine, runtime or version.
 
     Raises:
         EnvironmentProblem: If the cluster does not answer or lacks a kind of worker.
@@ -116,28 +70,25 @@ def sweep(
     folder = Path(out) if out else runs.OUT / f"sweep-{path.stem}"
     target_path = folder / "sweep.json"
     rows: dict[Cell, SweepRow] = {}
-    jobs: dict[str, tuple[Cell, Job]] = {}
+    jobs: dict[str, tuple[list[Cell], Job]] = {}
+    here: dict[str, dict[str, str]] = {}
     contents: dict[str, Path] = {}
-    cells = [
-        (entry, Cell(model=name, target=target, precision=precision, batch=batch))
-        for name, entry in _named(wanted.models).items()
-        for target in wanted.targets
-        for precision in wanted.precisions
-        for batch in wanted.batches
-    ]
+    cells = cells_of(wanted)
     require_ours(target_path, "sweep")
     for _, cell in cells:
         require_ours(_place(folder, cell), "cell")
     for number, (entry, cell) in enumerate(cells):
         progress(f"prepare {cell.model} for {cell.target}, {cell.precision}", number, len(cells))
         try:
-            model, size = _model(entry, cell, path.parent, folder)
+            target = loadable(cell.target, path.parent)
+            here[cell.target] = _by(target, scheduler)
+            model, size = _model(entry, cell, target, path.parent, folder)
         except RepaconvError as problem:
             rows[cell] = _row(cell, problem=f"{problem.message} {problem.hint}".strip())
             continue
         named = Model(name=f"{cell.model}, {cell.precision}", sha256=sha256_of(model))
         job = job_of(
-            resolved(cell.target),
+            resolved(target),
             (named,),
             batch=cell.batch,
             image_size=size,
@@ -146,26 +97,27 @@ def sweep(
             seed=wanted.seed,
         )
         kept = _kept(folder, cell)
-        if kept is not None and kept.job == job.id:
+        if kept is not None and (kept.job, kept.by) == (job.id, here[cell.target]) and not kept.result.inconclusive:
             rows[cell] = _row(cell, kept)
             continue
-        jobs[job.id] = (cell, job)
+        jobs.setdefault(job.id, ([], job))[0].append(cell)
         contents[named.sha256] = model
 
     def landed(found: Landed) -> None:
-        cell = jobs[found.job.id][0]
-        if found.result is None:
-            rows[cell] = _row(cell, problem=found.problem)
-            return
-        done = Done(
-            cell=cell,
-            job=found.job.id,
-            worker=found.worker,
-            attempts=found.attempts,
-            result=BenchArtefact.model_validate(found.result),
-        )
-        write_artefact(_place(folder, cell), done)
-        rows[cell] = _row(cell, done)
+        for cell in jobs[found.job.id][0]:
+            if found.result is None:
+                rows[cell] = _row(cell, problem=found.problem)
+                continue
+            done = Done(
+                cell=cell,
+                job=found.job.id,
+                by=here[cell.target],
+                worker=found.worker,
+                attempts=found.attempts,
+                result=found.result,
+            )
+            write_artefact(_place(folder, cell), done)
+            rows[cell] = _row(cell, done)
 
     resumed = len([row for row in rows.values() if not row.problem])
     if jobs and scheduler:
@@ -186,36 +138,32 @@ def sweep(
     return with_files(artefact, [path], [target_path])
 
 
-def _here(jobs: Mapping[str, tuple[Cell, Job]], contents: Mapping[str, Path], landed: Any, progress: Progress) -> None:
+def _here(
+    jobs: Mapping[str, tuple[list[Cell], Job]], contents: Mapping[str, Path], landed: Any, progress: Progress
+) -> None:
     """One after the other on this machine."""
-    for number, (cell, job) in enumerate(jobs.values()):
+    for number, ((cell, *_), job) in enumerate(jobs.values()):
         progress(f"{cell.model} on {cell.target}, {cell.precision}, batch {cell.batch}", number, len(jobs))
         try:
             needed = {model.sha256: contents[model.sha256].read_bytes() for model in job.models}
-            landed(Landed(job, run_job(job.model_dump(mode="json"), needed), "", "this machine", 1))
+            landed(landed_of(job, run_job(job.model_dump(mode="json"), needed), "this machine", 1))
         except RepaconvError as problem:
             landed(Landed(job, None, problem.message, "this machine", 1))
 
 
-def _named(entries: tuple[Entry, ...]) -> dict[str, Entry]:
-    """Entries by names of their own: the checkpoint's stem, and as much more as tells them apart."""
-    told = {" ".join([entry.checkpoint, *_told(entry)]): entry for entry in entries}
-    stems = [Path(entry.checkpoint).stem for entry in told.values()]
-    longer = [" ".join([Path(entry.checkpoint).stem, *_told(entry)]) for entry in told.values()]
-    return {
-        next((row[n] for row in (stems, longer) if row.count(row[n]) == 1), whole): entry
-        for n, (whole, entry) in enumerate(told.items())
-    }
+def _by(target: str, scheduler: str | None) -> dict[str, str]:
+    """What a figure depends on besides its job. Of a cluster's machines that is known only once they have answered.
+
+    Raises:
+        EnvironmentProblem: If this machine is to measure, and has not got the target's runtime.
+    """
+    if scheduler:
+        return {**made_by(), "machine": "a worker"}
+    engine = registry.load(registry.ENGINES, load_target(target).runtime)
+    return {**made_by(), "machine": machine_key(fingerprint(())), "runtime": f"{engine.name} {engine.version()}"}
 
 
-def _told(entry: Entry) -> list[str]:
-    """What an entry says besides its checkpoint."""
-    method = [] if entry.method == "auto" else [entry.method]
-    weights = [] if entry.weights is None else [f"weights={entry.weights}"]
-    return [*method, *weights, *(f"{name}={value}" for name, value in sorted(entry.set.items()))]
-
-
-def _model(entry: Entry, cell: Cell, beside: Path, folder: Path) -> tuple[Path, ImageSize]:
+def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) -> tuple[Path, ImageSize]:
     """The cell's ONNX model, and the size of its images; folded and exported if it was not.
 
     Raises:
@@ -234,14 +182,14 @@ def _model(entry: Entry, cell: Cell, beside: Path, folder: Path) -> tuple[Path, 
         fold(checkpoint, method=entry.method, settings=settings, weights=entry.weights, out=run.folder)
     folded = read_artefact(run.fold_json, FoldArtefact)
     try:
-        return _graph(run, folded, cell), folded.image_size
+        return _graph(run, folded, target, cell.precision), folded.image_size
     except (UsageProblem, Refused):  # not there yet, or gone
-        export(run.folder, target=cell.target, precision=cell.precision)
-        return _graph(run, folded, cell), folded.image_size
+        export(run.folder, target=target, precision=cell.precision)
+        return _graph(run, folded, target, cell.precision), folded.image_size
 
 
-def _graph(run: runs.Run, folded: FoldArtefact, cell: Cell) -> Path:
-    found = export_for(run, folded, cell.target, cell.precision)
+def _graph(run: runs.Run, folded: FoldArtefact, target: str, precision: str) -> Path:
+    found = export_for(run, folded, target, precision)
     runs.require_sound(run, folded, (found.artefact, found.path), unverified=False)
     return runs.graph_of(run, found.artefact)
 
@@ -254,8 +202,9 @@ def _place(folder: Path, cell: Cell) -> Path:
 
 
 def _kept(folder: Path, cell: Cell) -> Done | None:
-    path = _place(folder, cell)
-    return read_artefact(path, Done) if path.is_file() else None
+    with suppress(Refused):  # none, or of another version
+        return read_artefact(_place(folder, cell), Done)
+    return None
 
 
 def _row(cell: Cell, done: Done | None = None, problem: str = "") -> SweepRow:
@@ -272,29 +221,3 @@ def _row(cell: Cell, done: Done | None = None, problem: str = "") -> SweepRow:
         attempts=done.attempts if done else 0,
         problem=problem,
     )
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"{path} is YAML, and PyYAML is not installed.",
-            hint="pip install 'repaconv[farm]', or write it as TOML.",
-            code="runtime.missing",
-        ) from error
-    try:
-        table = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(
-            f"the matrix {path} cannot be read: {why_unreadable(error)}.",
-            hint="Check its path.",
-            code="matrix.unreadable",
-        ) from error
-    except yaml.YAMLError as error:
-        raise UsageProblem(
-            f"{path} is not YAML: {' '.join(str(error).split())}.", hint="See README, sweep.", code="sweep.invalid"
-        ) from error
-    if not isinstance(table, dict):
-        raise UsageProblem(f"{path} is not a matrix.", hint="See README, sweep.", code="sweep.invalid")
-    return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from repaconv.artefact import BenchArtefact, ImageSize, Ratio
+from repaconv.artefact import ImageSize, Ratio
 from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
 from repaconv.farm.jobs import Model, resolved
 from repaconv.farm.remote import job_of
@@ -33,8 +33,7 @@ def on_workers(
     """
 
     def measure(reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize) -> dict[str, Ratio]:
-        paths = {sha256_of(path): path for path in (reference, *others.values())}
-        sha256s = {path: digest for digest, path in paths.items()}
+        sha256s = {path: sha256_of(path) for path in (reference, *others.values())}
         jobs = {
             name: job_of(
                 resolved(target),
@@ -47,10 +46,10 @@ def on_workers(
             )
             for name, path in others.items()
         }
-        contents = {digest: path.read_bytes() for digest, path in paths.items()}
+        contents = {digest: path.read_bytes() for path, digest in sha256s.items()}
         with connected(scheduler, tls or Tls()) as client:
             landed = run_jobs(client, jobs.values(), contents, wait_s=wait_s, progress=progress)
-        found = {each.job.id: BenchArtefact.model_validate(require_result(each)).ratio for each in landed}
+        found = {each.job.id: require_result(each).ratio for each in landed}
         return {name: ratio for name, job in jobs.items() if (ratio := found[job.id]) is not None}
 
     return measure

@@ -26,7 +26,7 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.farm.cluster import Tls, _no_answer
 from repaconv.farm.jobs import Model, run_job
 from repaconv.farm.matrix import read_matrix
-from repaconv.farm.remote import bench_by_ssh, bench_on, job_of
+from repaconv.farm.remote import _folder_on, bench_by_ssh, bench_on, job_of
 from repaconv.farm.sweep import sweep
 from repaconv.farm.tuning import on_workers
 
@@ -418,6 +418,20 @@ def test_a_lone_board_by_ssh(board, tiny, repaconv):
         bench_by_ssh(board, target="orin-nano@jp5.1", precision="fp16", count=2)
     assert not list(home.glob("repaconv-*"))
     (home / "repaconv.lock").unlink(missing_ok=True)
+
+
+def test_two_calls_for_one_bundle_have_folders_of_their_own_on_the_board(monkeypatch):
+    """What is sent to the board's shell, sent to the one here."""
+    Path("bin").mkdir()
+    Path("bin/ssh").write_text('#!/bin/sh\nshift 3\nexec sh -c "$*"\n')
+    Path("bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{Path('bin').resolve()}:{os.environ['PATH']}")
+    with _folder_on("board", "repaconv-0123") as one, _folder_on("board", "repaconv-0123") as other:
+        assert one != other
+        assert all(Path(folder).is_dir() and folder.startswith("repaconv-0123.") for folder in (one, other))
+        with pytest.raises(EnvironmentProblem, match="no reason at all"), _folder_on("board", "repaconv-0123"):
+            raise EnvironmentProblem("no reason at all", hint="", code="none")
+    assert sorted(path.name for path in Path().iterdir() if path.name.startswith("repaconv-")) == []
 
 
 def test_a_board_that_is_not_reached_is_told(tiny):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,27 +140,37 @@ def bench_by_ssh(
     slot = taken.collected_json(made.variant)
     result = taken.engine(made.variant, ".result.tar.gz")
     require_ours(slot, "collect", result)
-    folder = f"repaconv-{made.bundle_sha256[:16]}"
-    progress(f"send to {host}", 0, 0)
-    with runs.Run(taken.folder / runs.BUILD).payload(made.payload).open("rb") as file:
-        _ssh(host, f"rm -rf {folder} && mkdir {folder} && tar xzf - -C {folder}", stdin=file)
-    progress(f"build and measure on {host}", 0, 0)
-    alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
-    run_it = f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz"
-    code, words = _ssh(host, run_it, may_fail=True)
-    if code in (3, 4):
-        _ssh(host, f"rm -rf {folder}")
-        raise EnvironmentProblem(
-            f"{host} cannot run the bundle: {words}.",
-            hint="Bundle for the JetPack that the board has: `repaconv targets`.",
-            code="farm.board",
-        )
-    progress(f"bring back from {host}", 0, 0)
-    write_bytes(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz && rm -rf {folder}"))
+    with _folder_on(host, f"repaconv-{made.bundle_sha256[:16]}") as folder:
+        progress(f"send to {host}", 0, 0)
+        with runs.Run(taken.folder / runs.BUILD).payload(made.payload).open("rb") as file:
+            _ssh(host, f"tar xzf - -C {folder}", stdin=file)
+        progress(f"build and measure on {host}", 0, 0)
+        alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
+        run_it = f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz"
+        code, words = _ssh(host, run_it, may_fail=True)
+        if code in (3, 4):
+            raise EnvironmentProblem(
+                f"{host} cannot run the bundle: {words}.",
+                hint="Bundle for the JetPack that the board has: `repaconv targets`.",
+                code="farm.board",
+            )
+        progress(f"bring back from {host}", 0, 0)
+        write_bytes(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))
     found = collect(result, taken.folder, progress=progress)
     found = found.model_copy(update={"beside": (payload_of(result, slot.parent),)})
     put(slot, found)
     return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
+
+
+@contextmanager
+def _folder_on(host: str, name: str) -> Iterator[str]:
+    """A new folder on the board, for this call alone: another of the same bundle has its own."""
+    folder = shlex.quote(_ssh_bytes(host, f"mktemp -d {name}.XXXXXX").decode("utf-8", "replace").strip())
+    try:
+        yield folder
+    finally:
+        with suppress(EnvironmentProblem):  # the board is gone: what ended this says so
+            _ssh(host, f"rm -rf {folder}")
 
 
 def _ssh(host: str, command: str, *, stdin: Any = subprocess.DEVNULL, may_fail: bool = False) -> tuple[int, str]:

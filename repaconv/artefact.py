@@ -234,11 +234,13 @@ class Location(Record):
 class Link(Record):
     """One step of the chain of proof: two ends, what is allowed between them, a verdict.
 
-    ``variant`` is that of the export which it is about, where it is not the usual one.
+    ``variant`` is that of the export which it is about, where it is not the usual one; ``sha256`` is the hash of the
+    graph or engine that was run.
     """
 
     name: str
     variant: str = ""
+    sha256: str = ""
     reference: str
     candidate: str
     tolerance: Tolerance | None
@@ -253,7 +255,8 @@ class Artefact(Record):
     """What all stages share.
 
     ``unverified`` names the failed proofs that were overridden, and the settings that overrule the checkpoint.
-    ``beside`` are the files that this stage wrote besides its payload; of a fold, what exports of an earlier one wrote
+    ``asked`` is what the stage was asked for, as options of its command. ``beside`` are the files that this stage wrote
+    besides its payload; of a fold, what exports of an earlier one wrote
     outside the run. ``took`` and ``wrote`` are the files of this call; they are told to the caller and not stored.
     """
 
@@ -262,6 +265,7 @@ class Artefact(Record):
     made_by: dict[str, str]
     verdict: Verdict
     unverified: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
     beside: tuple[Payload, ...] = ()
     took: tuple[str, ...] = Field(default=(), exclude=True)
     wrote: tuple[str, ...] = Field(default=(), exclude=True)
@@ -828,6 +832,7 @@ class HistoryEntry(Record):
     machine: str
     threads: int
     batch: int
+    image_size: ImageSize | None = None
 
 
 class BenchArtefact(Artefact):

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import repaconv as rc
 from repaconv.cli.demo import run_demo
+from repaconv.cli.main import main
 from repaconv.errors import UsageProblem
 from repaconv.pages import report as page
 
@@ -86,7 +89,7 @@ def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(tiny, repaconv
     assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
     assert text.count("<svg") >= 4
     assert done.commands[0].startswith("repaconv fold tiny.pth")
-    assert "repaconv verify --inputs pair.npz" in done.commands
+    assert "repaconv verify --inputs pair.npz --drift" in done.commands
     assert "no official output to compare with" in " ".join(done.open)
     code, out, _ = repaconv("report", "--format", "json")
     assert code == 0
@@ -123,16 +126,67 @@ def test_names_from_a_checkpoint_are_text_and_not_markup(tiny):
     assert "&lt;script&gt;" in text
 
 
-def test_the_history_is_drawn(tiny):
+def test_the_history_joins_what_was_measured_alike(tiny):
     rc.fold(tiny)
     rc.export()
-    for _ in range(3):
-        rc.bench(rounds=3)
+    for size, batch in ((None, None), (None, 2), (64, None), (None, None)):
+        rc.bench(rounds=3, image_size=size, batch=batch)
     from repaconv.pipeline.baselines import history_of
 
-    svg = page.history_svg(history_of(RUN / "history-x86-64.jsonl"))
-    assert svg.count("<circle") == 3
+    entries = history_of(RUN / "history-x86-64.jsonl")
+    entries.append(entries[0].model_copy(update={"machine": "another"}))
+    svg = page.history_svg(entries)
+    assert svg.count("<circle") == 5
+    assert sorted(line.count(",") for line in re.findall(r'<polyline points="(.*?)"', svg)) == [1, 1, 1, 2]
+    assert "another</text>" in svg
     assert 'fill="none" stroke="#2563eb"><title>' in svg  # three rounds are no measurement to be trusted
+    assert page.history_svg(entries[:1]).count("<text") == 4  # three ticks and a day: one way needs no name
+
+
+def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_them_again(tiny_weights):
+    other = {name: value + 1 if value.is_floating_point() else value for name, value in tiny_weights.items()}
+    Path("w").mkdir()
+    torch.save({"model": other, "model_ema": tiny_weights, "args": {"img_size": 32}}, "w/two.pth")
+    rc.fold("w/two.pth", weights="model", out="run")
+    run = Path("run")
+    rc.export(image_size=32)
+    rc.verify(rtol={"onnx": 1e-3}, count=2, seed=3)
+    rc.bench(rounds=3, image_size=32, against=run / "model.32x32.onnx", seed=5)
+    first = rc.report(format="json", paper=False)
+    assert first.verdict == "passed"
+    assert [link.verdict for link in first.links if link.name == "onnx" and link.sha256] == ["passed"]
+    assert first.commands == (
+        "repaconv fold w/two.pth --method riformer --weights model -o run",
+        "repaconv export --onnx --image-size 32",
+        "repaconv verify --count 2 --seed 3 --rtol onnx:0.001",
+        "repaconv bench --against run/model.32x32.onnx --image-size 32 --rounds 3 --seed 5",
+        "repaconv report",
+    )
+
+    graph, weights = (run / "model.32x32.onnx").read_bytes(), (run / "model.safetensors").read_bytes()
+    (run / "model.32x32.onnx").write_text("rubbish")
+    (run / "model.safetensors").unlink()
+    edited = rc.report(format="json", paper=False)
+    assert edited.verdict == "failed"
+    assert ["is gone" in told or "its hash is another" in told for told in edited.open[:2]] == [True, True]
+    (run / "model.32x32.onnx").write_bytes(graph)
+    (run / "model.safetensors").write_bytes(weights)
+
+    rc.export(image_size=32, simplify=False)  # in the place of the one before
+    after = rc.report(format="json", paper=False)
+    assert (after.benches, [link for link in after.verified.links if link.name == "onnx"]) == ((), [])
+    told = "; ".join(after.open)
+    assert "the latency of x86-64.32x32 is of a file that the run no longer has" in told
+    assert "the link onnx of ONNX under ONNX Runtime, 32x32 is of a file that the run no longer has" in told
+    assert "model.32x32.onnx was not there at the verification" in told
+    assert "repaconv export --onnx --image-size 32 --no-simplify" in after.commands
+
+    for line in first.commands[:2]:
+        with pytest.raises(SystemExit) as left:
+            main(shlex.split(line)[1:])
+        assert not left.value.code
+    again = rc.report(format="json", paper=False)
+    assert (again.folded.payload, again.exports[0].payload) == (first.folded.payload, first.exports[0].payload)
 
 
 # --- a real browser ---------------------------------------------------------------------------------------

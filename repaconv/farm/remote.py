@@ -16,6 +16,7 @@ from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import payload_of, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.pipeline import bundle, collect
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.common import Progress, silent, with_files
 from repaconv.pipeline.subjects import subjects_of
 from repaconv.replacing import put, require_ours
@@ -91,7 +92,23 @@ def bench_on(
     done = require_result(landed)
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
     notes = "; ".join(part for part in (done.note, known.note, told) if part)
-    done = done.model_copy(update={"unverified": known.overridden, "variant": variant, "note": notes})
+    words = as_typed(
+        bench_on,
+        target=target,
+        precision=precision,
+        against=against,
+        threads=threads,
+        batch=batch,
+        image_size=image_size,
+        rounds=rounds,
+        protocol=protocol,
+        profile=profile,
+        seed=seed,
+        unverified=unverified,
+    )
+    words = ("--scheduler", scheduler, *words)
+    ours = {"unverified": known.overridden, "asked": words, "variant": variant, "note": notes}
+    done = done.model_copy(update=ours)
     put(place, done)
     return with_files(done, paths, [place])
 

@@ -89,34 +89,57 @@ def plain(value: Any) -> str:
 FILTERS = {each.__name__: each for each in (count, ms, ratio, share, error, saved, size, allowed, plain)}
 
 
+COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+
+
 def history_svg(entries: Sequence[HistoryEntry]) -> str:
-    """Median milliseconds of every measurement in order; those that cannot be believed are hollow."""
-    width, height, left, bottom = 760, 200, 60, 28
-    values = [entry.p50_ms for entry in entries]
-    top = 1.1 * max(values)
+    """Median milliseconds of every measurement in order; those that cannot be believed are hollow.
+
+    A line joins only what was measured alike: on one machine, with as many threads, on as many images of that size.
+    """
+    width, left, line_height = 760, 60, 14
+    ways = list(dict.fromkeys(map(_way, entries)))
+    height, floor, ceiling = 200 + (line_height * len(ways) if len(ways) > 1 else 0), 172, 14
+    top = 1.1 * max(entry.p50_ms for entry in entries)
     across = (width - left - 20) / max(1, len(entries) - 1)
-    points = [(left + n * across, height - bottom - (height - bottom - 14) * v / top) for n, v in enumerate(values)]
+    points = [(left + n * across, floor - (floor - ceiling) * each.p50_ms / top) for n, each in enumerate(entries)]
     box = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" role="img"'
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>median milliseconds over the measurements</title>']
     for part in (0.0, 0.5, 1.0):
-        y = height - bottom - (height - bottom - 14) * part
+        y = floor - (floor - ceiling) * part
         lines.append(
             f'<line x1="{left}" x2="{width - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".2"/>'
         )
         lines.append(
             f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{top * part:.2f}</text>'
         )
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    lines.append(f'<polyline points="{path}" fill="none" stroke="#2563eb" stroke-width="1.5"/>')
-    for (x, y), entry in zip(points, entries, strict=True):
-        fill = "#2563eb" if entry.quality == "trusted" else "none"
-        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}")
-        lines.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="#2563eb"><title>{told}</title></circle>'
-        )
+    for n, way in enumerate(ways):
+        alike = [(x, y, entry) for (x, y), entry in zip(points, entries, strict=True) if _way(entry) == way]
+        lines += _line(alike, COLOURS[n % len(COLOURS)])
+        if len(ways) > 1:
+            y, colour = 200 + line_height * n, COLOURS[n % len(COLOURS)]
+            lines.append(f'<text x="{left}" y="{y + 8}" fill="{colour}">{escape(way)}</text>')
     ends = ((left, "start", entries[0].when), (width - 20, "end", entries[-1].when))
     for x, anchor, when in ends if len(entries) > 1 else ends[:1]:
         lines.append(
-            f'<text x="{x}" y="{height - 8}" text-anchor="{anchor}" fill="currentColor">{escape(when[:10])}</text>'
+            f'<text x="{x}" y="{floor + 20}" text-anchor="{anchor}" fill="currentColor">{escape(when[:10])}</text>'
         )
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _way(entry: HistoryEntry) -> str:
+    """What must be the same for two measurements to be joined."""
+    pixels = "" if entry.image_size is None else f", {size(entry.image_size)} pixels"
+    return f"{entry.threads} threads, batch {entry.batch}{pixels}, {entry.machine}"
+
+
+def _line(alike: Sequence[tuple[float, float, HistoryEntry]], colour: str) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in alike)
+    lines = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
+    for x, y, entry in alike:
+        fill = colour if entry.quality == "trusted" else "none"
+        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_way(entry)}")
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>'
+        )
+    return lines

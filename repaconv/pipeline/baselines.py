@@ -167,6 +167,7 @@ def remember_measurement(path: Path, done: BenchArtefact) -> None:
         machine=machine_key(done.machine),
         threads=done.threads,
         batch=done.batch,
+        image_size=done.image_size,
     )
     line = json.dumps(entry.model_dump(mode="json"), sort_keys=True) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)

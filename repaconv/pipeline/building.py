@@ -11,6 +11,7 @@ from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import label
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_bytes, write_text
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.common import Progress, load_onnx, load_target, made_by, silent, with_files
 from repaconv.pipeline.exports import export_for
 from repaconv.replacing import put, require_ours
@@ -106,6 +107,18 @@ def build(
         made_by={**made_by(), device.runtime: version},
         verdict="passed" if sound else "failed",
         unverified=overridden,
+        asked=(
+            *([str(model)] if model else []),
+            *as_typed(
+                build,
+                target=target,
+                precision=precision,
+                workspace_mib=workspace_mib,
+                timing_cache=timing_cache,
+                replay=replay,
+                unverified=unverified,
+            ),
+        ),
         beside=tuple(payload_of(each, slot.parent) for each in logs),
         variant=name,
         target=device.name,

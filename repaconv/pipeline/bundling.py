@@ -20,6 +20,7 @@ from repaconv.files import (
     sha256_of_bytes,
     write_with,
 )
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.chain import net_of
 from repaconv.pipeline.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.pipeline.exports import export_for
@@ -81,6 +82,20 @@ def bundle(
             code="bundle.target",
         )
     taken, model = runs.run_and_model(Path(run) if run else None)
+    words = as_typed(
+        bundle,
+        target=target,
+        precision=precision,
+        inputs=inputs,
+        images=images,
+        count=count,
+        seed=seed,
+        batch=batch,
+        workspace_mib=workspace_mib,
+        checkpoint=checkpoint,
+        unverified=unverified,
+    )
+    words = (*([str(model)] if model else []), *words)
     folded = read_artefact(taken.fold_json, FoldArtefact)
     exported, path, variant = export_for(taken, folded, target, precision, model=model, batch=batch)
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=unverified)
@@ -139,6 +154,7 @@ def bundle(
         made_by=made_by("torch"),
         verdict="passed",
         unverified=overridden,
+        asked=words,
         variant=variant.full,
         target=device.name,
         runtime_version=device.runtime_version,

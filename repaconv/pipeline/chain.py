@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link, Location, Tolerance
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import read_artefact, stage_of
+from repaconv.files import read_artefact, sha256_of, stage_of
 from repaconv.pipeline.common import TRAINING, load_onnx, stored_weights, training_form
 from repaconv.pipeline.exports import Export, float32_beside
 from repaconv.pipeline.graphs import BF16_NOTE, runnable
@@ -36,6 +36,7 @@ class Step:
     locate: Callable[[Any], Location]
     note: str = ""
     variant: str = ""
+    sha256: str = ""
 
 
 class Net(NamedTuple):
@@ -119,13 +120,13 @@ def steps_of(
         label = f"{ONNX_LABEL}, {variant.name}" if variant.name else ONNX_LABEL
         why_not = _cannot_take(exported, given)
         if why_not:
-            idle.append(_idle(name, label, why_not, variant.name))
+            idle.append(_idle(name, label, why_not, variant.name, exported))
             continue
         ways = _onnx_steps(net, exported, path, name, label, meter)
         if len(ways) > 1 and not _has_pixels(given):
             why_not = "the graph takes pixels, and these images are normalised already"
-            idle.append(_idle(ways.pop().name, label, why_not, variant.name))
-        steps += [replace(step, variant=variant.name) for step in ways]
+            idle.append(_idle(ways.pop().name, label, why_not, variant.name, exported))
+        steps += [replace(step, variant=variant.name, sha256=exported.payload.sha256) for step in ways]
     if engine is not None:
         took.append(engine)
         try:
@@ -133,16 +134,16 @@ def steps_of(
         except EnvironmentProblem as problem:
             idle.append(not_verified("engine", REFERENCE, engine.name, f"{problem.message} {problem.hint}".strip()))
         else:
-            steps.append(
-                Step("engine", engine.name, lambda batch: runner.run(batch.images), meter("engine"), _no_values)
-            )
+            step = Step("engine", engine.name, lambda batch: runner.run(batch.images), meter("engine"), _no_values)
+            steps.append(replace(step, sha256=sha256_of(engine)))
     return steps, idle, took
 
 
-def _idle(name: str, label: str, why_not: str, variant: str) -> Link:
+def _idle(name: str, label: str, why_not: str, variant: str, exported: ExportArtefact) -> Link:
     from repaconv.proof.parity import not_verified
 
-    return not_verified(name, REFERENCE, label, why_not).model_copy(update={"variant": variant})
+    of = {"variant": variant, "sha256": exported.payload.sha256}
+    return not_verified(name, REFERENCE, label, why_not).model_copy(update=of)
 
 
 def _onnx_steps(

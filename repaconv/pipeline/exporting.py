@@ -12,6 +12,7 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import payload_of, read_artefact
 from repaconv.onnxfile import opset_of
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.common import (
     DEPLOY,
     Progress,
@@ -98,6 +99,19 @@ def export(
         )
     if batch is not None:
         at_least_one("batch", batch, batch)
+    words = as_typed(
+        export,
+        target=target,
+        precision=precision,
+        batch=batch,
+        image_size=image_size,
+        simplify=simplify,
+        simplifier=simplifier,
+        with_preprocessing=with_preprocessing,
+        inputs=inputs,
+        images=images,
+        unverified=unverified,
+    )
     tools = TOOLS if simplifier == "auto" else (simplifier,)
     taken = runs.find_run(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
@@ -176,6 +190,7 @@ def export(
             made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
             verdict="passed" if sound else "failed",
             unverified=overridden,
+            asked=("--onnx", *([str(onnx)] if onnx else []), *words),
             variant=variant.name,
             target=device.name,
             target_sha256=target_sha256(device),

@@ -14,6 +14,7 @@ from repaconv.artefact import Cost, Fact, FoldArtefact, FoldStep, ImageSize, Onn
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.onnxfile import is_graph
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.common import Progress, choose_method, contradictions, made_by, require_size, silent, with_files
 from repaconv.pipeline.weights import write_weights
 from repaconv.replacing import put
@@ -164,6 +165,14 @@ def fold_file(
             hint="Fold the checkpoint as trained, or give --allow-deployed to fold what the official code leaves.",
             code="method.deployed",
         )
+    words = as_typed(
+        fold_file,
+        settings=settings,
+        weights=weights,
+        allow_deployed=allow_deployed,
+        identify=identify,
+        form=str(form),
+    )
     identified = _identified(chosen, found, settings or {}, Path(identify)) if identify else {}
     settings = {**(settings or {}), **identified}
     trained = chosen.read(found, settings)
@@ -209,6 +218,7 @@ def fold_file(
         verdict="passed",
         beside=runs.clear_later_stages(run),
         unverified=overruled,
+        asked=("--method", chosen.name, *words, *(["--force"] if overruled else [])),
         origin=found.origin,
         method=chosen.name,
         applied=(chosen.name, *trained.applied),

@@ -11,6 +11,7 @@ from repaconv import registry, runs
 from repaconv.artefact import BenchArtefact, ImageSize, Profile
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.baselines import Judged, by_baseline, remember_measurement
 from repaconv.pipeline.chain import built_as
 from repaconv.pipeline.common import (
@@ -92,6 +93,20 @@ def bench(
     from repaconv.measure.statistics import latency, ratio
     from repaconv.proof.data import random_pixels
 
+    words = as_typed(
+        bench,
+        target=target if isinstance(target, str) else target.name,
+        precision=precision,
+        against=against,
+        threads=threads,
+        batch=batch,
+        image_size=image_size,
+        rounds=rounds,
+        protocol=protocol,
+        profile=profile,
+        seed=seed,
+        unverified=unverified,
+    )
     device = load_target(target)
     named = paper(protocol)
     threads = at_least_one("threads", threads, named.threads or device.bench.threads)
@@ -160,6 +175,7 @@ def bench(
         made_by=made_by(),
         verdict="failed" if agreed and agreed.verdict == "failed" and not against else "passed",
         unverified=overridden,
+        asked=words,
         variant=variant,
         target=device.name,
         runtime=models[names[0]].engine,

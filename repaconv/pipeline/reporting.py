@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefact import (
     BenchArtefact,
     BuildArtefact,
+    BundleArtefact,
     CollectArtefact,
     ExportArtefact,
     FoldArtefact,
@@ -18,14 +21,14 @@ from repaconv.artefact import (
     Report,
     VerifyArtefact,
 )
-from repaconv.errors import RepaconvError, UsageProblem
-from repaconv.files import read_artefact, stage_of
+from repaconv.errors import Refused, RepaconvError, UsageProblem
+from repaconv.files import read_artefact, sha256_of, stage_of
 from repaconv.pipeline.baselines import history_of
 from repaconv.pipeline.common import Progress, made_by, silent, with_files
 from repaconv.pipeline.exports import exports_of
 from repaconv.pipeline.tables import table
 from repaconv.replacing import put, require_ours, write_page
-from repaconv.variants import Variant, dotted
+from repaconv.variants import dotted
 
 if TYPE_CHECKING:
     from repaconv.artefact import Artefact
@@ -73,21 +76,15 @@ def report(
 
 def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     folded = read_artefact(taken.fold_json, FoldArtefact)
-    same = folded.payload.sha256
-    verified = read_artefact(taken.verify_json, VerifyArtefact) if taken.verify_json.is_file() else None
-    if verified is not None and verified.model_sha256 != same:
-        verified = None
-    exports = [each.artefact for each in exports_of(taken, folded)]
-    models = {exported.payload.sha256 for exported in exports}
-    benches = _all(taken.folder / runs.BENCH, "bench", BenchArtefact)
-    built = _all(taken.folder / runs.BUILD, "build", BuildArtefact)
-    builds = [each for each in built if each.onnx_sha256 in models]
-    collected = _all(taken.folder / runs.BUILD, "collect", CollectArtefact)
+    held = _held(taken, folded)
+    verified, exports, builds = held.verified, held.exports, held.builds
+    changed = _changed(taken, folded, exports, builds)
     links: list[Link] = [*(verified.links if verified else ())]
     links += [link for exported in exports for link in exported.links]
     links += [link for build in builds for link in build.links]
-    links += [link for board in collected for link in board.links]
-    parts: list[Artefact] = [folded, *([verified] if verified else []), *exports, *benches, *builds, *collected]
+    links += [link for board in held.collected for link in board.links]
+    parts: list[Artefact] = [folded, *([verified] if verified else []), *exports, *held.benches, *builds]
+    parts += held.collected
     before_after: list[tuple[str, float, float]] = [
         ("parameters", folded.training.parameters, folded.deploy.parameters),
         ("MACs an image", folded.training.macs, folded.deploy.macs),
@@ -95,22 +92,84 @@ def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     ]
     return Report(
         made_by=made_by(),
-        verdict="failed" if any(part.verdict == "failed" for part in parts) else "passed",
+        verdict="failed" if changed or any(part.verdict == "failed" for part in parts) else "passed",
         unverified=tuple(dict.fromkeys(word for part in parts for word in part.unverified)),
         title=f"{Path(folded.origin.path).stem}: {folded.method}",
         folded=folded,
         verified=verified,
         exports=tuple(exports),
-        benches=tuple(benches),
+        benches=tuple(held.benches),
         builds=tuple(builds),
-        collected=tuple(collected),
+        collected=tuple(held.collected),
         links=tuple({link.model_dump_json(): link for link in links}.values()),
         before_after=tuple(before_after),
         worst_fold=max((step.max_rel_error for step in folded.certificate), default=0.0),
-        open=tuple(_open(verified, exports, benches, links)),
+        open=(*changed, *held.gone, *_open(folded, held, links)),
         paper=paper,
-        commands=tuple(_commands(folded, verified, exports, benches, builds)),
+        commands=tuple(_commands(taken, folded, held)),
     )
+
+
+class _Held(NamedTuple):
+    """What a run holds of its present fold and graphs; ``gone`` names what is of others."""
+
+    verified: VerifyArtefact | None
+    exports: list[ExportArtefact]
+    benches: list[BenchArtefact]
+    builds: list[BuildArtefact]
+    bundles: list[BundleArtefact]
+    collected: list[CollectArtefact]
+    gone: list[str]
+
+
+def _held(taken: runs.Run, folded: FoldArtefact) -> _Held:
+    """Artefacts by the hashes of what they are about."""
+    exports = [each.artefact for each in exports_of(taken, folded)]
+    models = {each.payload.sha256 for each in exports}
+    build, bench = taken.folder / runs.BUILD, taken.folder / runs.BENCH
+    builds, old_builds = _split(_all(build, "build", BuildArtefact), lambda each: each.onnx_sha256 in models)
+    bundles, _ = _split(_all(build, "bundle", BundleArtefact), lambda each: each.onnx_sha256 in models)
+    sent = {each.bundle_sha256 for each in bundles}
+    collected, other = _split(_all(build, "collect", CollectArtefact), lambda each: each.bundle_sha256 in sent)
+    files = models | {each.payload.sha256 for each in builds}
+    benches, old = _split(_all(bench, "bench", BenchArtefact), lambda each: each.latencies[0].sha256 in files)
+    gone = [f"the engine {each.variant}" for each in old_builds]
+    gone += [f"the latency of {each.variant}" for each in old] + [
+        f"the board's result {each.variant}" for each in other
+    ]
+    verified = read_artefact(taken.verify_json, VerifyArtefact) if taken.verify_json.is_file() else None
+    if verified is not None and verified.model_sha256 != folded.payload.sha256:
+        verified = None
+    if verified is not None:
+        links, stale = _split(verified.links, lambda link: link.sha256 in ("", *files))
+        gone += [f"the link {link.name} of {link.candidate}" for link in stale]
+        verified = verified.model_copy(update={"links": tuple(links)})
+    told = [f"{what} is of a file that the run no longer has" for what in gone]
+    return _Held(verified, exports, benches, builds, bundles, collected, told)
+
+
+def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for each in given:
+        found[not is_present(each)].append(each)
+    return found
+
+
+def _changed(
+    taken: runs.Run, folded: FoldArtefact, exports: list[ExportArtefact], builds: list[BuildArtefact]
+) -> list[str]:
+    """Which files are not those that were proved any more."""
+    engines = runs.Run(taken.folder / runs.BUILD)
+    looks: list[Callable[[], Path]] = [lambda: taken.payload(folded.payload)]
+    looks += [partial(runs.graph_of, taken, each) for each in exports]
+    looks += [partial(engines.payload, each.payload) for each in builds]
+    found = []
+    for look in looks:
+        try:
+            look()
+        except Refused as problem:
+            found.append(problem.message.rstrip("."))
+    return found
 
 
 def _all(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg]
@@ -118,20 +177,25 @@ def _all(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg
     return [read_artefact(path, kind) for path in sorted(folder.glob("*.json")) if stage_of(path) == stage]
 
 
-def _open(
-    verified: VerifyArtefact | None, exports: list[ExportArtefact], benches: list[BenchArtefact], links: list[Link]
-) -> list[str]:
+def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
     """What nobody has looked at, so that nothing is taken for proved by being absent."""
     found = [f"{link.name} was not run ({link.note})" for link in links if link.verdict == "not verified"]
-    if verified is None:
+    if held.verified is None:
         found.append("no verification of these weights: repaconv verify")
-    elif not any(link.name == "recorded" for link in verified.links):
-        found.append("no official output to compare with: verify --inputs recorded.npz")
-    if not exports:
+    else:
+        ran = {link.sha256 for link in held.verified.links}
+        unseen = [each for each in held.exports if each.payload.sha256 not in ran]
+        found += [f"{each.payload.path} was not there at the verification: repaconv verify" for each in unseen]
+        if not any(link.name == "recorded" for link in held.verified.links):
+            found.append("no official output to compare with: verify --inputs recorded.npz")
+    if not held.exports:
         found.append("no ONNX model: repaconv export --onnx")
-    if not benches:
+    if not held.benches:
         found.append("no latency: repaconv bench")
-    found += [f"the latency on {each.target} is {each.quality.verdict}" for each in benches if _doubted(each)]
+    found += [f"the latency on {each.target} is {each.quality.verdict}" for each in held.benches if _doubted(each)]
+    source = Path(folded.origin.path)
+    if not source.is_file() or sha256_of(source) != folded.origin.sha256:
+        found.append(f"the checkpoint {source.name} is gone or another: nothing can be made again")
     return found
 
 
@@ -139,30 +203,24 @@ def _doubted(measured: BenchArtefact) -> bool:
     return measured.quality.verdict != "trusted"
 
 
-def _commands(
-    folded: FoldArtefact,
-    verified: VerifyArtefact | None,
-    exports: list[ExportArtefact],
-    benches: list[BenchArtefact],
-    builds: list[BuildArtefact],
-) -> list[str]:
-    """As they would be typed."""
-    settings = [word for name, value in folded.settings.items() for word in ("--set", f"{name}={value}")]
-    settings += ["--force"] if folded.unverified else []
-    lines = [["fold", Path(folded.origin.path).name, "--method", folded.method, *settings]]
-    for exported in exports:
-        lines.append(["export", *Variant.of(exported, folded).options.split()])
-    if verified is not None:
-        name, _, rest = verified.inputs.partition(" (")
-        given = ["--inputs", name] if rest and name.endswith(".npz") else []
-        lines.append(["verify", *given])
-    for build in builds:
-        lines.append(["build", "--target", build.target, "--precision", build.precision])
-    for bench in benches:
-        words = ["bench", "--target", bench.target, "--threads", str(bench.threads), "--batch", str(bench.batch)]
-        lines.append([*words, "--rounds", str(bench.rounds), *(["--profile"] if bench.profile else [])])
+def _commands(taken: runs.Run, folded: FoldArtefact, held: _Held) -> list[str]:
+    """As they would be typed here."""
+    source = Path(folded.origin.path)
+    elsewhere = taken.folder.resolve() != (runs.OUT / source.stem).resolve()
+    lines = [["fold", _short(source), *folded.asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
+    lines += [["export", *each.asked] for each in held.exports]
+    lines += [["build", *each.asked] for each in held.builds]
+    lines += [["verify", *held.verified.asked]] if held.verified else []
+    lines += [["bench", *each.asked] for each in held.benches]
+    lines += [["bundle", *each.asked] for each in held.bundles]
+    lines += [["collect", "result.tar.gz"] for _ in held.collected]
     lines.append(["report"])
     return [f"repaconv {shlex.join(words)}" for words in lines]
+
+
+def _short(path: Path) -> str:
+    """From this folder, where it is below that."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _paper(taken: runs.Run, progress: Progress) -> PaperTable | None:

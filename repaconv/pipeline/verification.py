@@ -10,6 +10,7 @@ from repaconv import registry, runs
 from repaconv.artefact import FoldArtefact, Link, VerifyArtefact
 from repaconv.errors import Refused
 from repaconv.files import payload_of, read_artefact, write_text
+from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
 from repaconv.pipeline.common import (
     Progress,
@@ -115,6 +116,20 @@ def verify(
         made_by=made_by("torch", "onnxruntime"),
         verdict="failed" if any(link.verdict == "failed" for link in links) else "passed",
         unverified=folded.unverified,
+        asked=as_typed(
+            verify,
+            inputs=inputs,
+            images=images,
+            classes=classes,
+            checkpoint=checkpoint,
+            count=count,
+            seed=seed,
+            rtol=rtol,
+            atol=atol,
+            require=require,
+            engine=engine,
+            drift=drift,
+        ),
         beside=tuple(payload_of(path, target.parent) for path in curves),
         policy=policy.POLICY,
         inputs=given.name,
@@ -167,7 +182,7 @@ def _judged(step: Step, given: Inputs, net: Net, *, follow: bool) -> Link:
     from repaconv.proof.locate import broken
 
     link = step.meter.link(step.name, REFERENCE, step.candidate, step.note)
-    link = link.model_copy(update={"variant": step.variant})
+    link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256})
     lossy = step.meter.tolerance.kind == "lossy"
     if link.verdict == "failed" or lossy or (follow and step.name != "recorded"):
         worst = step.meter.worst

@@ -294,13 +294,13 @@ def test_positions_are_resampled_as_the_official_code_does():
         pytest.skip("official checkpoints are absent")
     from repaconv.backbones.vit import ViT, ViTConfig
     from repaconv.methods.certificate import loaded
-    from repaconv.methods.plain import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.methods.plain import BlockTraits, Norms, PlainAttention, PlainBlock, PlainMlp
 
     weights = torch.load(path, weights_only=True)
     weights.pop("mask_token")
     weights["pos_embed"] = resample(weights["pos_embed"], 1, (8, 8), (10, 9), "offset")
     config = ViTConfig((140, 126), 14, 64, 0, (None,) * 4)
-    traits = BlockTraits.read({n.removeprefix("blocks.0."): w for n, w in weights.items()}, 1e-6)
+    traits = BlockTraits.read({n.removeprefix("blocks.0."): w for n, w in weights.items()}, Norms(1e-6))
     net = ViT(config, lambda config, _: PlainBlock(config, PlainAttention(64, 4), PlainMlp(64, 256), traits))
     with np.load(path.with_suffix(".npz")) as recorded, torch.no_grad():
         output = loaded(net, weights)(torch.from_numpy(recorded["input_interp"]).double()).numpy()
@@ -359,6 +359,8 @@ def _gated(weights, values):
         ("dd", lambda w: w.update({"blocks.1.extra": rand(2)}), None, "checkpoint.unexpected-keys"),
         ("ee", lambda w: w.pop("blocks.0.attn.gamma"), None, "dwconv.mixer"),
         ("ss", lambda w: w.pop("blocks.0.attn.conv_heads"), None, "dwconv.mixer"),
+        ("ss", lambda w: w.update({"blocks.0.attn.conv_heads": torch.tensor([0.9, 0.1, 0.8])}), None,
+         "dwconv.soft-gates"),
         ("ss", lambda w: w.update({"blocks.0.attn.qkv.weight": rand(30, 12)}), None, "dwconv.mixer"),
         ("ff", lambda w: w.update({"blocks.0.attn.conv.weight": rand(12, 11, 3, 3)}), None, "dwconv.mixer"),
     ],

@@ -225,6 +225,8 @@ def test_a_pair_that_settles_nothing_is_refused(repaconv):
     [
         (0.9, {"lambda": 0.9}, "nondeep.lambda", r"lambda is 0\.9\. .* by \d+% of its size"),
         (0.5, {"lambda": 1.0}, "nondeep.lambda", "in the weights and 1 in the metadata"),
+        ([1.0, 0.3], {"lambda": 1.0}, "nondeep.lambda", "1, 0.3 in the weights and 1 in the metadata"),
+        ([1.0, 0.3], {"lambda": None}, "nondeep.lambda", "1, 0.3 in the weights"),
         (1.0, {"attn_value": "head-sum"}, "nondeep.join", "attn_value"),
         (1.0, {"ffn": "post-activation"}, "nondeep.join", "ffn"),
         (1.0, {"num_branches": 3}, "nondeep.branches", "0, 1 where the metadata says 3"),

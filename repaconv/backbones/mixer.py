@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import IdleMlpSpec, MlpSpec
 
 
@@ -30,6 +31,7 @@ class MixerConfig:
     in_channels: int = 3
     token_eps: float = 1e-5
     norm_eps: float = 1e-6
+    act: ActivationKind = "GELU"
 
     @property
     def sequence(self) -> int:
@@ -42,13 +44,13 @@ BlockFactory = Callable[[MixerConfig, int], nn.Module]
 
 
 class TokenMlp(nn.Module):
-    """fc2(gelu(fc1(norm(x^T))))^T: over tokens, the same for every channel."""
+    """fc2(act(fc1(norm(x^T))))^T: over tokens, the same for every channel."""
 
     def __init__(self, config: MixerConfig, *, deployed: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.sequence, config.token_eps, elementwise_affine=not deployed)
         self.fc1 = nn.Linear(config.sequence, config.token_hidden)
-        self.act = nn.GELU()
+        self.act = activation(config.act)
         self.fc2 = nn.Linear(config.token_hidden, config.sequence)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,10 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NormKind = Literal["GN", "LN2d"]
-ActivationKind = Literal["GELU", "GELU-tanh", "ReLU", "SiLU"]
+ActivationKind = Literal["GELU", "GELU-tanh", "QuickGELU", "ReLU", "SiLU"]
 
 # A power of two, so that 1 - 2^-17 and 2^-17 are exact in every float type and add up to exactly 1.
 _BATCHNORM_EPS = 2.0**-17
+
+
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), as OpenAI's CLIP has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape, kept."""
+        return x * torch.sigmoid(1.702 * x)
 
 
 def activation(kind: ActivationKind) -> nn.Module:
@@ -20,6 +28,7 @@ def activation(kind: ActivationKind) -> nn.Module:
     modules: dict[str, nn.Module] = {
         "GELU": nn.GELU(),
         "GELU-tanh": nn.GELU(approximate="tanh"),
+        "QuickGELU": QuickGELU(),
         "ReLU": nn.ReLU(),
         "SiLU": nn.SiLU(),
     }

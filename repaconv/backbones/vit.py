@@ -69,7 +69,7 @@ class ViTConfig:
         pool: ``token``: the first token; ``distilled``: the mean of two heads on the first two tokens;
             ``avg``: the mean over patches; ``none``: all patch tokens, [B, n, d].
         pool_first: Whether the norm (``fc_norm``) comes behind the pooling.
-        norm, norm_eps: The final norm as trained.
+        norm, norm_eps, batch_eps: The final norm as trained, and the eps of either kind.
         pre_norm: Whether ``norm_pre`` stands before the blocks, with ``norm_eps``.
         patch_bias: Whether the patch embedding has a bias.
         representation: Width of the layer ``pre_logits`` (linear, tanh) between norm and head, 0 for none.
@@ -88,6 +88,7 @@ class ViTConfig:
     pool_first: bool = False
     norm: Literal["layer", "batch"] = "layer"
     norm_eps: float = 1e-6
+    batch_eps: float = 1e-5
     pre_norm: bool = False
     patch_bias: bool = True
     representation: int = 0
@@ -190,7 +191,7 @@ class ViT(nn.Module):
         if folded and config.norm == "batch":
             norm: nn.Module = nn.Identity()
         elif config.norm == "batch":
-            norm = TokenBatchNorm(config.width, config.norm_eps)
+            norm = TokenBatchNorm(config.width, config.batch_eps)
         else:
             norm = nn.LayerNorm(config.width, config.norm_eps, elementwise_affine=not folded)
         self.add_module("fc_norm" if config.pool_first else "norm", norm)

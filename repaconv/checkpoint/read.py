@@ -226,7 +226,7 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
 
 
 def plain(value: Any, depth: int = 6) -> Any:
-    """Numbers, strings and containers of them; an argparse.Namespace as a dict; None for the rest.
+    """Numbers, strings and containers of them; an argparse.Namespace as a dict, a class as its name; None for the rest.
 
     A tensor of one number is that number: some trainers write their best accuracy so.
     """
@@ -238,6 +238,8 @@ def plain(value: Any, depth: int = 6) -> Any:
         return None
     if isinstance(value, Placeholder) and value.qualified_name == "argparse.Namespace":
         return plain(value.state, depth)
+    if isinstance(value, type) and issubclass(value, Placeholder):
+        return value.qualified_name
     if isinstance(value, Mapping):
         return {str(key): plain(entry, depth - 1) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -36,14 +36,17 @@ from torch import Tensor, nn
 from repaconv.affine import Affine
 from repaconv.artefact import Fact, FoldStep
 from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, FullConvSpec, ScatteredSpec, to_grid, to_tokens
+from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, MixerSpec, ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
+from repaconv.methods.activations import read_activation
 from repaconv.methods.certificate import max_rel_error
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import (
     BlockTraits,
+    Norms,
     NormTraits,
     PlainBlock,
     PlainMlp,
@@ -58,6 +61,7 @@ from repaconv.methods.plain import (
     named,
     official_names,
     read_heads,
+    read_norms,
     read_skeleton,
     scale_affine,
     weight_of,
@@ -318,6 +322,7 @@ class ConvBlock:
     swiglu: bool
     separate: bool
     """Whether a full convolution becomes a pointwise and a depthwise one."""
+    act: ActivationKind = "GELU"
     error: float = 0.0
     """What that changes of its kernel; see `separated`."""
 
@@ -337,7 +342,7 @@ class DwConvForm(TrainingForm):
     def block(self, config: ViTConfig, index: int) -> nn.Module:
         """Training block i."""
         width, part = config.width, self.blocks[index]
-        mlp = SwiGlu(width, SwiGluSpec(part.hidden)) if part.swiglu else PlainMlp(width, part.hidden)
+        mlp = SwiGlu(width, SwiGluSpec(part.hidden)) if part.swiglu else PlainMlp(width, part.hidden, part.act)
         return PlainBlock(config, DropIn(width, config.grid, part.mixer), mlp, part.traits)
 
 
@@ -383,10 +388,12 @@ class DwConv:
         heads = read_heads(sizes["width"], depth, knobs, arch.get("num_heads"), "meta.arch")
         gates = _read_gates(tensors, meta, knobs, depth, heads)
         refactor = knobs.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
+        norms, act = read_norms(tensors, knobs), _read_act(tensors, checkpoint.record, knobs)
         blocks = tuple(
-            _read_block(tensors, f"blocks.{index}.", sizes, heads, gates[index], refactor) for index in range(depth)
+            _read_block(tensors, f"blocks.{index}.", sizes["width"], heads, gates[index], refactor, norms, act)
+            for index in range(depth)
         )
-        _require_grid(sizes, blocks, arch)
+        _require_grid(sizes, blocks)
         preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
         knobs.done()
         tensors.pop("gate.weight", None)
@@ -450,9 +457,10 @@ class DwConv:
             mixer = fold_mixer(block, part.mixer, width, norm1, scale1, separate=part.separate)
             first, last = ("mlp.w12", "mlp.w3") if part.swiglu else ("mlp.fc1", "mlp.fc2")
             mlp = {first: linear_of(block, first) @ norm2, last: scale2 @ linear_of(block, last)}
-            kept = {f"norm1.{name}": block[f"norm1.{name}"] for name in ("weight", "bias")} if mixer.keeps_norm else {}
-            told = tuple(row for row in traits.told() if not (mixer.keeps_norm and row.startswith("norm1")))
-            left = ("norm1's affine: its shift may not pass the padding",) if mixer.keeps_norm else ()
+            keeps = mixer.keeps_norm and traits.norm1.kind == "layer"
+            kept = {f"norm1.{name}": block[f"norm1.{name}"] for name in ("weight", "bias")} if keeps else {}
+            told = tuple(row for row in traits.told() if not (keeps and row.startswith("norm1")))
+            left = ("norm1's affine: its shift may not pass the padding",) if keeps else ()
             yield folded_block(
                 prefix,
                 lambda index=index: form.block(small, index),  # type: ignore[misc]
@@ -553,12 +561,14 @@ def _read_gates(
 def _read_block(
     tensors: Mapping[str, Tensor],
     prefix: str,
-    sizes: Mapping[str, Any],
+    width: int,
     heads: int,
     gated: tuple[bool, ...] | None,
     refactor: str,
+    norms: Norms,
+    act: ActivationKind,
 ) -> ConvBlock:
-    block, width = block_tensors(tensors, prefix), sizes["width"]
+    block = block_tensors(tensors, prefix)
     mixer = _read_mixer(block, prefix, width, heads, gated)
     swiglu = "mlp.w12.weight" in block
     hidden = (
@@ -566,7 +576,7 @@ def _read_block(
         if swiglu
         else weight_of(tensors, f"{prefix}mlp.fc1.weight", 2).shape[0]
     )
-    traits, separate, error = BlockTraits.read(block, sizes["norm_eps"]), False, 0.0
+    traits, separate, error = BlockTraits.read(block, norms), False, 0.0
     if mixer.kind == "full":
         _, error = separated(block["attn.conv.weight"])
         separate = error <= SEPARABLE[refactor]
@@ -583,7 +593,16 @@ def _read_block(
                 hint="Such a block is not known to fold.",
                 code="dwconv.batchnorm",
             )
-    return ConvBlock(mixer, traits, hidden, swiglu, separate, error)
+    return ConvBlock(mixer, traits, hidden, swiglu, separate, act, error)
+
+
+def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: Knobs) -> ActivationKind:
+    """The activation of plain FFNs; a gated one is SiLU by its keys, whatever the file says of others."""
+    if any(name.endswith("mlp.w12.weight") for name in tensors):
+        knobs.facts.append(Fact(name="gate_act", value="SiLU", source="keys: w12 and w3 are DINOv2's SwiGLU"))
+    if any(name.endswith("mlp.fc1.weight") for name in tensors):
+        return read_activation(record, knobs)
+    return "GELU"
 
 
 def _read_mixer(
@@ -630,6 +649,13 @@ def _read_mixer(
     if flags is not None and (tuple(flags.shape) != (heads,) or gated):
         raise wrong(f"conv_heads is [{heads}], one flag a head, and there are no gates beside it")
     if flags is not None:
+        if not bool(((flags == 0) | (flags == 1)).all()):
+            raise Refused(
+                f"{prefix}attn.conv_heads holds {', '.join(f'{flag:g}' for flag in flags.tolist())}: flags are 0 or 1, "
+                "and between them both sides still count.",
+                hint="Finish the training with hard gates.",
+                code="dwconv.soft-gates",
+            )
         conv = tuple(bool(flag) for flag in flags.tolist())
     elif gated is not None and source == "qkv":
         conv = gated
@@ -666,7 +692,7 @@ def _kernel(weight: Tensor, wrong: Any) -> int:
     return side
 
 
-def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...], arch: Mapping[str, Any]) -> None:
+def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> None:
     """Convolutions act on the grid of patches: tokens beside it have no place in such a block.
 
     Raises:
@@ -678,10 +704,9 @@ def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...], arch:
             hint=f"Nets of {FORMAT} are trained without them.",
             code="dwconv.tokens",
         )
-    if arch.get("act", "gelu") != "gelu" or (sizes["classes"] and sizes["pool"] == "none"):
+    if sizes["classes"] and sizes["pool"] == "none":
         raise Refused(
-            f"meta.arch has act {arch.get('act', 'gelu')!r} and pool {sizes['pool']!r}; known are gelu, and a head "
-            "behind a pooling.",
+            "a head without a pooling before it is not known.",
             hint="Such a net is not known to fold.",
             code="dwconv.arch",
         )
@@ -727,7 +752,8 @@ def _spec(block: ConvBlock, width: int) -> BlockSpec:
     spec: MixerSpec
     if mixer.kind == "full" and not block.separate:
         spec = FullConvSpec(mixer.kernel)
-        norm1 = replace(norm1, affine=True) if isinstance(norm1, LayerNormSpec) else norm1
+        affine = block.traits.norm1.kind == "layer"
+        norm1 = replace(norm1, affine=affine) if isinstance(norm1, LayerNormSpec) else norm1
     elif mixer.kind == "ensembled":
         spec = EnsembledSpec(head, mixer.kernel)
     elif convs == mixer.heads:
@@ -736,7 +762,7 @@ def _spec(block: ConvBlock, width: int) -> BlockSpec:
         spec = ScatteredSpec(mixer.heads - convs, convs, head, mixer.kernel)
     else:
         spec = AttentionSpec(mixer.heads, head, head)
-    ffn = SwiGluSpec(block.hidden) if block.swiglu else MlpSpec(block.hidden)
+    ffn = SwiGluSpec(block.hidden) if block.swiglu else MlpSpec(block.hidden, block.act)
     return BlockSpec(spec, ffn, norm1, block.traits.norm2.spec)
 
 

@@ -5,7 +5,7 @@ The training block at the joining factor lambda (branches b = 1..n, heads h, X n
     A_bh = (X Wq_bh + bq_bh)(X Wk_bh + bk_bh)^T,     S_bh = softmax((A_bh + lambda sum_{b' != b} A_b'h) / D)
     x += sum_b concat_h(S_bh V_bh) Wo_b + bo_b                       output-sum, Alg. 1
     x += sum_b concat_h(S_bh (V_bh + lambda sum_{b' != b} V_b'h)) Wo_b + bo_b    value-sum, eqs. 6-7
-    x += sum_b W2_b gelu(h_b + lambda sum_{b' != b} h_b') + b2_b,    h_b = W1_b LN2(x) + b1_b
+    x += sum_b W2_b act(h_b + lambda sum_{b' != b} h_b') + b2_b,    h_b = W1_b LN2(x) + b1_b
 
 At lambda = 1 all S_bh coincide, and so do the gelu's inputs. Then, exactly:
 
@@ -37,14 +37,17 @@ from torch import Tensor, nn
 
 from repaconv.affine import Affine
 from repaconv.artefact import Fact
+from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
+from repaconv.methods.activations import read_activation
 from repaconv.methods.certificate import loaded, max_rel_error
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import (
     BlockTraits,
+    Norms,
     NormTraits,
     PlainBlock,
     PlainMlp,
@@ -57,6 +60,7 @@ from repaconv.methods.plain import (
     linear_of,
     named,
     official_names,
+    read_norms,
     read_skeleton,
     scale_affine,
     weight_of,
@@ -119,16 +123,16 @@ class BranchAttention(nn.Module):
 class BranchMlp(nn.Module):
     """The FFN of n branches at lambda, as trained."""
 
-    def __init__(self, width: int, hidden: int, branches: int, join: Join) -> None:
+    def __init__(self, width: int, hidden: int, branches: int, join: Join, act: ActivationKind) -> None:
         super().__init__()
-        self.join = join
-        self.branches = nn.ModuleList(PlainMlp(width, hidden) for _ in range(branches))
+        self.join, self.act = join, activation(act)
+        self.branches = nn.ModuleList(PlainMlp(width, hidden, act) for _ in range(branches))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
         h = self.join.mix(torch.stack([branch.fc1(x) for branch in self.branches]))  # type: ignore[operator]
-        gelu = nn.functional.gelu(h)
-        outputs = [branch.fc2(part) for branch, part in zip(self.branches, gelu, strict=True)]  # type: ignore[operator]
+        active = self.act(h)
+        outputs = [branch.fc2(part) for branch, part in zip(self.branches, active, strict=True)]  # type: ignore[operator]
         return torch.stack(outputs).sum(0)
 
 
@@ -240,6 +244,7 @@ class BranchBlock:
     hidden: int
     traits: BlockTraits
     qkv_bias: bool
+    act: ActivationKind = "GELU"
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,7 @@ class NonDeepForm(TrainingForm):
         """Training block i."""
         width, part = self.config.width, self.blocks[index]
         attn = BranchAttention(width, self.heads, part.attn, self.join, qkv_bias=part.qkv_bias)
-        return PlainBlock(self.config, attn, BranchMlp(width, part.hidden, part.mlp, self.join), part.traits)
+        return PlainBlock(self.config, attn, BranchMlp(width, part.hidden, part.mlp, self.join, part.act), part.traits)
 
 
 class NonDeep:
@@ -321,7 +326,8 @@ class NonDeep:
         if "norm_eps" not in arch and "norm_eps" not in settings:
             _taken(knobs, "norm_eps", small, None, "meta.arch", "1e-6")
         join = _read_join(tensors, joined, knobs)
-        blocks = _read_blocks(tensors, arch, sizes["norm_eps"])
+        act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
+        blocks = _read_blocks(tensors, arch, norms, act)
         preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
         knobs.done()
         scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
@@ -535,22 +541,26 @@ def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Kn
                 hint=f"Give the right one with --set {name}=...",
                 code="nondeep.join",
             )
-    buffer = tensors.get("join_lambda")
-    stored = float(buffer) if buffer is not None and buffer.numel() == 1 else None
     told = said.get("lambda")
-    if stored is not None and isinstance(told, (int, float)) and abs(stored - told) > 1e-6:
-        raise Refused(
-            f"join_lambda is {stored:g} in the weights and {told:g} in the metadata.",
-            hint="One of them is from another time of the training; save the checkpoint again.",
-            code="nondeep.lambda",
-        )
-    found = float(told) if isinstance(told, (int, float)) else stored
-    source = "meta.join" if told is not None else "join_lambda"
+    found, source = (float(told), "meta.join") if isinstance(told, (int, float)) else (None, "")
+    if (buffer := tensors.get("join_lambda")) is not None and buffer.numel():
+        stored = [float(entry) for entry in buffer.flatten()]
+        found, source = (stored[0], "join_lambda") if found is None else (found, source)
+        if any(abs(entry - found) > 1e-6 for entry in stored):
+            listed = ", ".join(f"{entry:g}" for entry in dict.fromkeys(stored))
+            beside = "" if source == "join_lambda" else f" and {found:g} in the metadata"
+            raise Refused(
+                f"join_lambda is {listed} in the weights{beside}.",
+                hint="A net has one lambda. Finish the training at 1 in every block, and save the checkpoint again.",
+                code="nondeep.lambda",
+            )
     why = "neither metadata nor weights tell lambda"
     return Join(value, scale, knobs.need("lambda", float, "1.0", why, found, source))
 
 
-def _read_blocks(tensors: Mapping[str, Tensor], arch: Mapping[str, Any], eps: float) -> tuple[BranchBlock, ...]:
+def _read_blocks(
+    tensors: Mapping[str, Tensor], arch: Mapping[str, Any], norms: Norms, act: ActivationKind
+) -> tuple[BranchBlock, ...]:
     """The branches of every block; metadata and tensors must agree on their number.
 
     Raises:
@@ -573,8 +583,8 @@ def _read_blocks(tensors: Mapping[str, Tensor], arch: Mapping[str, Any], eps: fl
                 )
             counts[part] = len(found)
         hidden = weight_of(tensors, f"blocks.{index}.mlp.branches.0.fc1.weight", 2).shape[0]
-        traits, bias = BlockTraits.read(block, eps), "attn.branches.0.qkv.bias" in block
-        blocks.append(BranchBlock(counts["attn"], counts["mlp"], hidden, traits, bias))
+        traits, bias = BlockTraits.read(block, norms), "attn.branches.0.qkv.bias" in block
+        blocks.append(BranchBlock(counts["attn"], counts["mlp"], hidden, traits, bias, act))
     return tuple(blocks)
 
 
@@ -589,7 +599,7 @@ def _block_facts(blocks: tuple[BranchBlock, ...]) -> list[Fact]:
 def _plain_spec(config: ViTConfig, heads: int, block: BranchBlock) -> BlockSpec:
     head = config.width // heads
     mixer = AttentionSpec(heads, block.attn * head, head)
-    return BlockSpec(mixer, MlpSpec(block.hidden), block.traits.norm1.spec, block.traits.norm2.spec)
+    return BlockSpec(mixer, MlpSpec(block.hidden, block.act), block.traits.norm1.spec, block.traits.norm2.spec)
 
 
 # --- the paper's models and an example ----------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repaconv.affine import Affine
 from repaconv.artefact import Fact, FoldStep, ImageSize, parse_image_size
-from repaconv.backbones.parts import activation
+from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import LayerNormSpec, LayerScale, NoNorm, NormSpec, TokenBatchNorm
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint
@@ -28,7 +28,12 @@ from repaconv.methods.contract import FoldedPart
 from repaconv.methods.positions import WAYS, resample
 from repaconv.methods.reading import Knobs, one_of, positive, small
 
-NormKind = Literal["layer", "batch"]
+NormKind = Literal["layer", "plain", "batch"]
+"""LayerNorm with its affine or without, which has no keys; BatchNorm."""
+
+LAYER_EPS = 1e-6
+BATCH_EPS = 1e-5
+"""torch's own, and that of every published net with BatchNorm on tokens."""
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -121,7 +126,6 @@ def read_skeleton(
     said: Mapping[str, Any],
     where: str,
     *,
-    norm_eps: float = 1e-6,
     resize: str | None = "antialias",
 ) -> dict[str, Any]:
     """All of a `ViTConfig` but its blocks, from keys and shapes; takes the knobs ``pool`` and ``norm_eps``.
@@ -134,7 +138,6 @@ def read_skeleton(
         knobs: Leave facts here.
         said: What the file says of its architecture: ``img_size``, ``global_pool``, ``norm_eps``, if anything.
         where: Where it says so.
-        norm_eps: The final norm's default.
         resize: The default way to resample positions (`repaconv.methods.positions`); None where no other size will do.
 
     Raises:
@@ -185,7 +188,8 @@ def read_skeleton(
         "pool": pool,
         "pool_first": final == "fc_norm",
         "norm": norm_kind(tensors, f"{final}."),
-        "norm_eps": knobs.take("norm_eps", small, norm_eps, said.get("norm_eps"), where),
+        "norm_eps": knobs.take("norm_eps", small, LAYER_EPS, said.get("norm_eps"), where),
+        "batch_eps": read_batch_eps(tensors, knobs),
         "pre_norm": "norm_pre.weight" in tensors,
         "patch_bias": "patch_embed.proj.bias" in tensors,
     }
@@ -282,9 +286,57 @@ def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: st
 # --- blocks in training form ----------------------------------------------------------------------
 
 
-def norm_kind(tensors: Mapping[str, Tensor], prefix: str) -> NormKind:
+def norm_kind(tensors: Mapping[str, Tensor], prefix: str) -> Literal["layer", "batch"]:
     """A norm with running statistics is a BatchNorm."""
     return "batch" if f"{prefix}running_mean" in tensors else "layer"
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What no key tells of the norms of blocks.
+
+    Attributes:
+        eps: Of LayerNorms.
+        batch_eps: Of BatchNorms.
+        bare: What stands where a block has no key of the norm of that name, by name; None for nothing.
+    """
+
+    eps: float
+    batch_eps: float = BATCH_EPS
+    bare: Mapping[str, NormKind | None] = field(default_factory=dict)
+
+
+def read_norms(tensors: Mapping[str, Tensor], knobs: Knobs, *, without: tuple[str, ...] = ()) -> Norms:
+    """Of all blocks; takes ``norm1`` and ``norm2`` where one has no such key, and the eps that there are.
+
+    Args:
+        tensors: By official names.
+        knobs: The user's, from which `read_skeleton` took what the file says.
+        without: Norms that the method itself leaves out.
+
+    Raises:
+        Refused: If a norm has no keys and nobody says what it is.
+    """
+    bare: dict[str, NormKind | None] = dict.fromkeys(without)
+    for name in ("norm1", "norm2"):
+        lacking = [
+            index
+            for index in range(depth_of(tensors))
+            if not any(key.startswith(f"blocks.{index}.{name}.") for key in tensors)
+            and not (name == "norm1" and f"blocks.{index}.attn.norm.weight" in tensors)
+        ]
+        if lacking and name not in without:
+            why = f"blocks.{lacking[0]} has no key of {name}: it has no norm, or a LayerNorm without weight and bias"
+            bare[name] = "plain" if knobs.need(name, one_of("plain", "none"), "plain", why) == "plain" else None
+    return Norms(knobs.take("norm_eps", small, LAYER_EPS), read_batch_eps(tensors, knobs), bare)
+
+
+_BATCHNORM = re.compile(r"^(?:fc_norm|norm|blocks\.\d+\.(?:attn\.norm|norm1|norm2))\.running_mean$")
+
+
+def read_batch_eps(tensors: Mapping[str, Tensor], knobs: Knobs) -> float:
+    """The knob ``bn_eps``, where a norm of the skeleton or around its parts is a BatchNorm."""
+    return knobs.take("bn_eps", small, BATCH_EPS) if any(map(_BATCHNORM.match, tensors)) else BATCH_EPS
 
 
 @dataclass(frozen=True)
@@ -295,24 +347,29 @@ class NormTraits:
     eps: float
 
     @classmethod
-    def read(cls, block: Mapping[str, Tensor], name: str, eps: float) -> NormTraits:
-        """From the keys of a block."""
-        return cls(norm_kind(block, f"{name}.") if f"{name}.weight" in block else None, eps)
+    def read(cls, block: Mapping[str, Tensor], name: str, norms: Norms) -> NormTraits:
+        """From the keys of a block; where it has none of that norm, as was told."""
+        if not any(key.startswith(f"{name}.") for key in block):
+            return cls(norms.bare.get(name), norms.eps)
+        kind = norm_kind(block, f"{name}.")
+        return cls(kind, norms.batch_eps if kind == "batch" else norms.eps)
 
     def build(self, width: int) -> nn.Module:
         """LayerNorm, BatchNorm over tokens, or nothing."""
         if self.kind is None:
             return nn.Identity()
-        return nn.LayerNorm(width, self.eps) if self.kind == "layer" else TokenBatchNorm(width, self.eps)
+        if self.kind == "batch":
+            return TokenBatchNorm(width, self.eps)
+        return nn.LayerNorm(width, self.eps, elementwise_affine=self.kind == "layer")
 
     @property
     def spec(self) -> NormSpec:
         """What of it stays in the deploy form."""
-        return LayerNormSpec(self.eps) if self.kind == "layer" else NoNorm()
+        return NoNorm() if self.kind in (None, "batch") else LayerNormSpec(self.eps)
 
     def affine(self, block: Mapping[str, Tensor], name: str, width: int) -> Affine:
         """What goes into the linear layer behind it: LayerNorm's affine, or all of a BatchNorm."""
-        if self.kind is None:
+        if self.kind in (None, "plain"):
             return Affine.eye(width)
         weight, bias = block[f"{name}.weight"], block[f"{name}.bias"]
         if self.kind == "layer":
@@ -348,11 +405,11 @@ class PlainAttention(nn.Module):
 
 
 class PlainMlp(nn.Module):
-    """fc2(gelu(fc1(x))), GELU by erf."""
+    """fc2(act(fc1(x)))."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, act: ActivationKind = "GELU") -> None:
         super().__init__()
-        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), activation("GELU"), nn.Linear(hidden, width)
+        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), activation(act), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
@@ -389,11 +446,11 @@ class BlockTraits:
     scale2: bool
 
     @classmethod
-    def read(cls, block: Mapping[str, Tensor], eps: float) -> BlockTraits:
+    def read(cls, block: Mapping[str, Tensor], norms: Norms) -> BlockTraits:
         """From the names within a block."""
         return cls(
-            NormTraits.read(block, "norm1", eps),
-            NormTraits.read(block, "norm2", eps),
+            NormTraits.read(block, "norm1", norms),
+            NormTraits.read(block, "norm2", norms),
             "ls1.gamma" in block,
             "ls2.gamma" in block,
         )
@@ -402,7 +459,7 @@ class BlockTraits:
         """Rows of the certificate for what is folded here."""
         rows = []
         for name, norm, into in (("norm1", self.norm1, "attn"), ("norm2", self.norm2, "mlp")):
-            if norm.kind:
+            if norm.kind in ("layer", "batch"):
                 what = "affine" if norm.kind == "layer" else "BatchNorm, whole,"
                 rows.append(f"{name}'s {what} -> {into}'s first linear layer")
         rows += ["ls1 -> attn.proj"] * self.scale1 + ["ls2 -> mlp's last linear layer"] * self.scale2
@@ -410,7 +467,8 @@ class BlockTraits:
 
     def left(self) -> tuple[str, ...]:
         """What stays, and why."""
-        layers = [name for name, norm in (("norm1", self.norm1), ("norm2", self.norm2)) if norm.kind == "layer"]
+        both = (("norm1", self.norm1), ("norm2", self.norm2))
+        layers = [name for name, norm in both if norm.kind in ("layer", "plain")]
         return (f"the statistics of {' and '.join(layers)}: they depend on the input",) if layers else ()
 
 
@@ -471,7 +529,8 @@ def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
     if not config.classes and not config.representation:
         return FoldedPart(in_float64(tail))
     behind = "pre_logits.fc" if config.representation else "head"
-    norm = NormTraits(config.norm, config.norm_eps).affine(tail, final, config.width)
+    eps = config.batch_eps if config.norm == "batch" else config.norm_eps
+    norm = NormTraits(config.norm, eps).affine(tail, final, config.width)
     first = linear_of(tail, behind) @ norm
     told = [f"{final}'s {'affine' if config.norm == 'layer' else 'BatchNorm, whole,'} -> {behind}"]
     if config.pool == "distilled":

@@ -31,13 +31,16 @@ from torch import Tensor, nn
 
 from repaconv.artefact import Fact
 from repaconv.backbones.merging import MergeSpec, Sized
+from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig, deploy_block
 from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
+from repaconv.methods.activations import read_activation
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import (
     BlockTraits,
+    Norms,
     NormTraits,
     PlainBlock,
     PlainMlp,
@@ -52,6 +55,7 @@ from repaconv.methods.plain import (
     named,
     official_names,
     read_heads,
+    read_norms,
     read_skeleton,
     scale_affine,
     weight_of,
@@ -98,7 +102,7 @@ class PyraBlock(PlainBlock):
 
     def __init__(self, config: ViTConfig, heads: int, block: MergingTraits, eps: float) -> None:
         attn = KeyedAttention(config.width, heads, qkv_bias=block.qkv_bias)
-        super().__init__(config, attn, PlainMlp(config.width, block.hidden), block.traits)
+        super().__init__(config, attn, PlainMlp(config.width, block.hidden, block.act), block.traits)
         self.r, self.modulated, self.protected = block.r, block.modulated, len(config.tokens)
         if block.modulated:
             self.pyra_a = nn.Parameter(torch.zeros(block.r, 1))
@@ -187,6 +191,7 @@ class MergingTraits:
     qkv_bias: bool
     r: int
     modulated: bool
+    act: ActivationKind = "GELU"
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,8 @@ class Pyra:
         heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
         eps = knobs.take("pyra_eps", small, 1e-5) if detection.confidence == "certain" else 1e-5
         schedule = _read_schedule(tensors, sizes, depth, args, knobs)
-        blocks = tuple(_read_block(tensors, i, sizes["norm_eps"], schedule[i]) for i in range(depth))
+        act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
+        blocks = tuple(_read_block(tensors, i, norms, act, schedule[i]) for i in range(depth))
         preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
         knobs.done()
         scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
@@ -454,12 +460,12 @@ def _read_schedule(
     return schedule
 
 
-def _read_block(tensors: Mapping[str, Tensor], index: int, eps: float, r: int) -> MergingTraits:
+def _read_block(tensors: Mapping[str, Tensor], index: int, norms: Norms, act: ActivationKind, r: int) -> MergingTraits:
     block = block_tensors(tensors, f"blocks.{index}.")
     weight_of(tensors, f"blocks.{index}.attn.qkv.weight", 2)
     hidden = weight_of(tensors, f"blocks.{index}.mlp.fc1.weight", 2).shape[0]
-    traits, modulated = BlockTraits.read(block, eps), any(name.startswith("pyra_") for name in block)
-    return MergingTraits(traits, hidden, "attn.qkv.bias" in block, r, modulated)
+    traits, modulated = BlockTraits.read(block, norms), any(name.startswith("pyra_") for name in block)
+    return MergingTraits(traits, hidden, "attn.qkv.bias" in block, r, modulated, act)
 
 
 def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, ...], eps: float) -> ViTConfig:
@@ -477,7 +483,9 @@ def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, .
             block.traits.norm2.spec,
             (2 if distilled else 1) * (index == last),
         )
-        specs.append(BlockSpec(AttentionSpec(heads, head, head), MlpSpec(block.hidden), norm1, norm2, merge, reads))
+        specs.append(
+            BlockSpec(AttentionSpec(heads, head, head), MlpSpec(block.hidden, block.act), norm1, norm2, merge, reads)
+        )
         sized = sized or r > 0
     return ViTConfig(**sizes, blocks=tuple(specs))
 

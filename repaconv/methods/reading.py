@@ -25,6 +25,7 @@ class Knobs:
         """Start with the user's ``--set name=value`` pairs."""
         self._left = dict(settings)
         self._known: list[str] = []
+        self._taken: dict[str, Any] = {}
         self.facts: list[Fact] = []
 
     def take(
@@ -40,11 +41,18 @@ class Knobs:
         """One value; ``found`` is what the file says of it, ``source`` where it would say so, if anywhere.
 
         A user's value that is another than ``found`` is a fact that overrules the file; not where it is ``free``: where
-        ``found`` is only what is usual, or says what is to be made rather than what was trained.
+        ``found`` is only what is usual, or says what is to be made rather than what was trained. A value that was taken
+        before stays what it is.
 
         Raises:
             UsageProblem: If the user's value does not parse.
         """
+        if name not in self._taken:
+            self._taken[name] = self._take(name, parse, default, found, source, free=free)
+        value: T = self._taken[name]
+        return value
+
+    def _take(self, name: str, parse: Callable[[str], T], default: T, found: T | None, source: str, *, free: bool) -> T:
         self._known.append(name)
         if (text := self._left.pop(name, None)) is not None:
             try:

@@ -35,9 +35,11 @@ from torch import Tensor, nn
 
 from repaconv.affine import Affine
 from repaconv.artefact import FoldStep
+from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import ImageBatchNorm, TokenBatchNorm
 from repaconv.checkpoint import Checkpoint, require_exact, require_sound
 from repaconv.errors import Refused
+from repaconv.methods.activations import read_activation
 from repaconv.methods.certificate import relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.plain import block_tensors, in_float64, named, official_names, weight_of
@@ -52,9 +54,18 @@ class ChannelIdleMlp(nn.Module):
     """The FFN as trained, without its shortcut: on tokens [B, N, C], or in 1x1 convolutions on [B, C, H, W]."""
 
     def __init__(
-        self, width: int, hidden: int, active: int, eps: float, *, conv: bool = False, layer_scale: bool = False
+        self,
+        width: int,
+        hidden: int,
+        active: int,
+        eps: float,
+        *,
+        conv: bool = False,
+        layer_scale: bool = False,
+        act: ActivationKind = "GELU",
     ) -> None:
         super().__init__()
+        self.act = activation(act)
         norm = ImageBatchNorm if conv else TokenBatchNorm
         self.active, self.axis = active, 1 if conv else -1
         self.norm1, self.norm2 = norm(width, eps), norm(hidden, eps)
@@ -63,10 +74,10 @@ class ChannelIdleMlp(nn.Module):
         self.ls = nn.Parameter(torch.ones(width)) if layer_scale else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """fc2(norm2(concat[gelu(h[:A]), h[A:]])), the shape of x."""
+        """fc2(norm2(concat[act(h[:A]), h[A:]])), the shape of x."""
         h = self.fc1(self.norm1(x))
         active, idle = h.split([self.active, h.shape[self.axis] - self.active], self.axis)
-        y: Tensor = self.fc2(self.norm2(torch.cat([nn.functional.gelu(active), idle], self.axis)))
+        y: Tensor = self.fc2(self.norm2(torch.cat([self.act(active), idle], self.axis)))
         return y if self.ls is None else self.ls.view(-1, *[1] * (x.ndim - 2 if self.axis == 1 else 0)) * y
 
 
@@ -102,12 +113,19 @@ class RePaViTForm(TrainingForm):
     ffns: tuple[Ffn, ...]
     active: tuple[int, ...]
     eps: float
+    act: ActivationKind = "GELU"
 
     def mlp(self, index: int) -> nn.Module:
         """The FFN of block i."""
         ffn = self.ffns[index]
         return ChannelIdleMlp(
-            ffn.width, ffn.hidden, self.active[index], self.eps, conv=self.family.conv, layer_scale="ls" in ffn.block
+            ffn.width,
+            ffn.hidden,
+            self.active[index],
+            self.eps,
+            conv=self.family.conv,
+            layer_scale="ls" in ffn.block,
+            act=self.act,
         )
 
 
@@ -154,14 +172,15 @@ class RePaViT:
         args: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
         skeleton = family.read(tensors, ffns, knobs, args)
         eps = knobs.take("bn_eps", small, 1e-5)
+        act = read_activation(checkpoint.record, knobs)
         claim = read_claim(args, knobs, rule=family.rule)
-        active = active_channels(ffns, claim, family.rule, eps, checkpoint, knobs)
+        active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, knobs)
         preprocessing = preprocessing_of(checkpoint.record, {}, knobs, skeleton.image_size)
         knobs.done()
         scaled = any(".ls1." in name or ".ls2." in name or "layer_scale" in name for name in tensors)
         form = RePaViTForm(
             backbone=family.backbone,
-            config=skeleton.config(active),
+            config=skeleton.config(active, act),
             tensors=tensors,
             names=names,
             facts=(*knobs.facts, *unused),
@@ -173,6 +192,7 @@ class RePaViT:
             ffns=ffns,
             active=active,
             eps=eps,
+            act=act,
         )
         with torch.device("meta"):
             expected = self.training(form).state_dict()

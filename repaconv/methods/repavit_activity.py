@@ -25,8 +25,8 @@ RESIDUAL = 0.02
 0.005 to 0.05 gave the same answers on 66 blocks of 10 trained nets."""
 MISFITS = 0.05
 """Above this share of channels on the wrong side, the statistics are not those of a converged training."""
-GELU_MINIMUM = -0.17
-"""No mean of GELU lies below its minimum, -0.16997; an activated channel cannot have a lower one."""
+MINIMA = {"GELU": -0.17, "GELU-tanh": -0.1701, "QuickGELU": -0.1637, "ReLU": 0.0, "SiLU": -0.2785}
+"""Rounded down. No mean of an activation lies below its minimum: an activated channel cannot have a lower one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ResidualTest:
         active: The A with the fewest misfits.
         misfits: Channels on the wrong side of ``active``.
         deviating: Channel by channel, whether |r| is above the threshold.
-        proof: One channel that cannot be activated, by GELU's minimum; the last such, or None.
+        proof: One channel that cannot be activated, by the activation's minimum; the last such, or None.
         usable: Whether the answer can be trusted.
     """
 
@@ -48,13 +48,14 @@ class ResidualTest:
     usable: bool
 
     @classmethod
-    def of(cls, block: Mapping[str, Tensor], eps: float, *, trained: bool) -> ResidualTest:
+    def of(cls, block: Mapping[str, Tensor], eps: float, *, trained: bool, act: str = "GELU") -> ResidualTest:
         """Compare norm2.running_mean with fc1 applied to norm1.bias.
 
         Args:
             block: One FFN.
             eps: Of norm2.
             trained: Whether the statistics were ever updated.
+            act: The activation, whose minimum proves channels idle; the test holds for any of `MINIMA`.
         """
         idle_mean = linear_layer(block, "fc1")(block["norm1.bias"])
         mean = block["norm2.running_mean"].double()
@@ -65,7 +66,7 @@ class ResidualTest:
         misfits, active = (below + above).min(0)
         # E[gelu(-h)] is positive in nine channels of ten; noise is not
         positive = float((r[deviating] > 0).double().mean()) if bool(deviating.any()) else 1.0
-        low = (mean < GELU_MINIMUM).nonzero()
+        low = (mean < MINIMA[act]).nonzero()
         return cls(
             active=int(active),
             misfits=int(misfits),
@@ -150,7 +151,7 @@ def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | 
 
 
 def active_channels(
-    ffns: Sequence[Ffn], claim: Claim | None, rule: Rule, eps: float, checkpoint: Checkpoint, knobs: Knobs
+    ffns: Sequence[Ffn], claim: Claim | None, rule: Rule, eps: float, act: str, checkpoint: Checkpoint, knobs: Knobs
 ) -> tuple[int, ...]:
     """A of every FFN: by the claim where there is one, else by the residual test.
 
@@ -158,7 +159,7 @@ def active_channels(
         Refused: ``repavit.idle-ratio`` if the statistics contradict the claim, ``setting.needed`` if there is
             none and they do not tell.
     """
-    tests = [ResidualTest.of(ffn.block, eps, trained=_trained(checkpoint, ffn)) for ffn in ffns]
+    tests = [ResidualTest.of(ffn.block, eps, trained=_trained(checkpoint, ffn), act=act) for ffn in ffns]
     usable = sum(test.usable for test in tests)
     misfits = [test.misfits for test in tests]
     if claim is None:
@@ -178,7 +179,7 @@ def active_channels(
     for ffn, test, a in zip(ffns, tests, active, strict=True):
         against = test.contradicts(a)
         if not against and test.proof is not None and test.proof < a:
-            against = f"channel {test.proof} has a mean below GELU's minimum, so it is idle"
+            against = f"channel {test.proof} has a mean below {act}'s minimum, so it is idle"
         if against:
             raise Refused(
                 f"{ffn.prefix.rstrip('.')} cannot have {a} activated channels of {ffn.hidden}: {against}.",

@@ -20,7 +20,7 @@ from repaconv.artefact import Fact, FoldStep, ImageSize, parse_image_size
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig, PoolBlock, pooling
 from repaconv.backbones.mixer import Mixer, MixerBlock, MixerConfig
 from repaconv.backbones.mixer import deploy_block as mixer_deploy_block
-from repaconv.backbones.parts import Norm
+from repaconv.backbones.parts import ActivationKind, Norm
 from repaconv.backbones.swin import Swin, SwinBlock, SwinConfig
 from repaconv.backbones.swin import deploy_block as swin_deploy_block
 from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, MlpSpec, NoNorm
@@ -40,6 +40,7 @@ from repaconv.methods.plain import (
     linear_of,
     named,
     read_heads,
+    read_norms,
     read_skeleton,
     scale_affine,
     weight_of,
@@ -58,8 +59,8 @@ class Skeleton(Protocol):
     def image_size(self) -> ImageSize | None:
         """What it was built for; None where any size will do."""
 
-    def config(self, active: Sequence[int]) -> Any:
-        """Of the deploy form, with A of every FFN."""
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> Any:
+        """Of the deploy form, with A of every FFN and their activation."""
 
     def training(self, config: Any, mlp: MlpFactory) -> nn.Module:
         """The network as trained."""
@@ -109,12 +110,12 @@ class PlainSkeleton:
         size: ImageSize = self.sizes["image_size"]
         return size
 
-    def config(self, active: Sequence[int]) -> ViTConfig:
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> ViTConfig:
         head = self.sizes["width"] // self.heads
         blocks = tuple(
             BlockSpec(
                 mixer=AttentionSpec(self.heads, head, head),
-                ffn=deploy_ffn(hidden, a),
+                ffn=deploy_ffn(hidden, a, act),
                 norm1=(inside or traits.norm1).spec,
                 norm2=NoNorm(),
             )
@@ -161,24 +162,28 @@ class Plain:
         heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
         blocks = [block_tensors(tensors, f"blocks.{index}.") for index in range(len(ffns))]
         inner = any("attn.norm.weight" in block for block in blocks)
-        eps = knobs.take("attn_eps", small, 1e-5 if inner else 1e-6)
+        # a norm2 beside the FFN's own BatchNorms would stand between shortcut and idle part: not this method
+        norms = replace(
+            read_norms(tensors, knobs, without=("norm2",)), eps=knobs.take("attn_eps", small, 1e-5 if inner else 1e-6)
+        )
         weight_of(tensors, "blocks.0.attn.qkv.weight", 2)
         return PlainSkeleton(
             sizes=sizes,
             heads=heads,
             hidden=tuple(ffn.hidden for ffn in ffns),
-            # a norm2 beside the FFN's own BatchNorms would stand between shortcut and idle part: not this method
-            traits=tuple(replace(BlockTraits.read(block, eps), norm2=NormTraits(None, eps)) for block in blocks),
+            traits=tuple(
+                replace(BlockTraits.read(block, norms), norm2=NormTraits(None, norms.eps)) for block in blocks
+            ),
             inside=tuple(
-                NormTraits.read(block, "attn.norm", eps) if "attn.norm.weight" in block else None for block in blocks
+                NormTraits.read(block, "attn.norm", norms) if "attn.norm.weight" in block else None for block in blocks
             ),
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         )
 
 
-def deploy_ffn(hidden: int, active: int) -> MlpSpec | IdleMlpSpec:
+def deploy_ffn(hidden: int, active: int, act: ActivationKind) -> MlpSpec | IdleMlpSpec:
     """The deploy form's FFN on tokens."""
-    return MlpSpec(hidden) if active == hidden else IdleMlpSpec(active)
+    return MlpSpec(hidden, act) if active == hidden else IdleMlpSpec(active, act)
 
 
 # --- Swin -----------------------------------------------------------------------------------------
@@ -203,9 +208,11 @@ class SwinSkeleton:
             index -= len(hidden)
         raise IndexError(index)
 
-    def config(self, active: Sequence[int]) -> SwinConfig:
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> SwinConfig:
         left = iter(active)
-        return replace(self.frame, ffn=tuple(tuple(deploy_ffn(h, next(left)) for h in stage) for stage in self.hidden))
+        return replace(
+            self.frame, ffn=tuple(tuple(deploy_ffn(h, next(left), act) for h in stage) for stage in self.hidden)
+        )
 
     def training(self, config: SwinConfig, mlp: MlpFactory) -> nn.Module:
         first = [sum(len(hidden) for hidden in self.hidden[:stage]) for stage in range(len(self.hidden))]
@@ -355,9 +362,10 @@ class PoolFormerSkeleton:
             index -= count
         raise IndexError(index)
 
-    def config(self, active: Sequence[int]) -> MetaFormerConfig:
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> MetaFormerConfig:
         left = iter(active)
-        return replace(self.frame, active=tuple(tuple(next(left) for _ in range(n)) for n in self.frame.layers))
+        blocks = tuple(tuple(next(left) for _ in range(n)) for n in self.frame.layers)
+        return replace(self.frame, active=blocks, act=act)
 
     def training(self, config: MetaFormerConfig, mlp: MlpFactory) -> nn.Module:
         first = [sum(config.layers[:stage]) for stage in range(len(config.layers))]
@@ -455,8 +463,10 @@ class MixerSkeleton:
     def image_size(self) -> ImageSize:
         return self.frame.image_size
 
-    def config(self, active: Sequence[int]) -> MixerConfig:
-        return replace(self.frame, ffn=tuple(deploy_ffn(h, a) for h, a in zip(self.hidden, active, strict=True)))
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> MixerConfig:
+        return replace(
+            self.frame, ffn=tuple(deploy_ffn(h, a, act) for h, a in zip(self.hidden, active, strict=True)), act=act
+        )
 
     def training(self, config: MixerConfig, mlp: MlpFactory) -> nn.Module:
         return Mixer(config, lambda config, index: MixerBlock(config, mlp(index), shortcut=True, deployed=False))

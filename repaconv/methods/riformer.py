@@ -37,6 +37,7 @@ from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFo
 from repaconv.backbones.parts import ConvMlp, Norm
 from repaconv.checkpoint import Checkpoint, find_typed, require_exact, require_sound
 from repaconv.errors import Refused
+from repaconv.methods.activations import read_activation
 from repaconv.methods.certificate import max_rel_error, relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
 from repaconv.methods.preprocessing import preprocessing_of
@@ -53,6 +54,7 @@ ARCHS = {
     for size, depth in (("s", 12), ("s", 24), ("s", 36), ("m", 36), ("m", 48))
 }
 
+_NORM_KEYS = {"type", "num_groups", "eps", "affine", "requires_grad"}
 _BLOCK_KEY = re.compile(r"^(?P<prefix>.*?)network\.\d+\.\d+\.(?P<part>token_mixer\.affine|norm_reparam)\.weight$")
 
 
@@ -166,7 +168,7 @@ class RIFormer:
         knobs = Knobs(settings)
         sizes = _sizes(tensors)
         run = run_config(checkpoint.record)
-        config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, run, knobs))
+        config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, checkpoint.record, run, knobs))
         preprocessing = preprocessing_of(checkpoint.record, run, knobs)
         knobs.done()
         form = RIFormerForm(
@@ -292,11 +294,13 @@ def _shape_facts(sizes: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def _not_in_tensors(tensors: Mapping[str, Tensor], run: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
+def _not_in_tensors(
+    tensors: Mapping[str, Tensor], record: Mapping[str, Any], run: Mapping[str, Any], knobs: Knobs
+) -> dict[str, Any]:
     """Norm, eps, activation, strides and paddings: from --set, the run's configuration or the code's default."""
     said = find_typed(run.get("model"), "RIFormer") or {}
     where = "meta.cfg" if said else ""
-    norm, act = said.get("norm_cfg") or {}, said.get("act_cfg") or {}
+    norm, act = said.get("norm_cfg", {}), said.get("act_cfg", {})
     whole = ("in_stride", "in_pad", "down_stride", "down_pad")
     if not isinstance(norm, dict) or not isinstance(act, dict) or any(type(said.get(k, 0)) is not int for k in whole):
         raise Refused(
@@ -311,19 +315,16 @@ def _not_in_tensors(tensors: Mapping[str, Tensor], run: Mapping[str, Any], knobs
             hint="Known are GroupNorm with one group and LN2d.",
             code="riformer.norm",
         )
-    acts = {"GELU": "GELU", "ReLU": "ReLU", "SiLU": "SiLU", "Swish": "SiLU"}
-    if act.get("type", "GELU") not in acts:
+    if (strange := sorted(set(norm) - _NORM_KEYS)) or norm.get("affine", True) is not True:
         raise Refused(
-            f"the run's configuration asks for the activation {act['type']}, which is not known here.",
-            hint=f"Known: {', '.join(acts)}.",
-            code="riformer.act",
+            f"the run's configuration says {', '.join(strange) or 'affine'} of its norms, which is not known here.",
+            hint=f"Known are {', '.join(sorted(_NORM_KEYS))}, with an affine.",
+            code="riformer.norm",
         )
     return {
         "norm": knobs.take("norm", one_of("GN", "LN2d"), "GN", norm.get("type"), where),
         "eps": knobs.take("eps", small, 1e-5, norm.get("eps"), where),
-        "act": knobs.take(
-            "act", one_of("GELU", "GELU-tanh", "ReLU", "SiLU"), "GELU", acts.get(act.get("type", "")), where
-        ),
+        "act": read_activation(record, knobs, act, where),
         "stem": (
             _weight(tensors, "patch_embed.proj.weight", 4).shape[2],
             knobs.take("stem_stride", positive, 4, said.get("in_stride"), where),

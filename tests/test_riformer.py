@@ -174,7 +174,7 @@ def test_images_that_are_too_small_are_refused():
 
 def test_a_configuration_of_another_shape_is_refused():
     for said in ("norm_cfg=['GN']", "in_stride=(4, 4)", "norm_cfg=dict(type='BN')", "act_cfg=dict(type='Odd')",
-                 "act_cfg=dict(type='GELU', approximate='odd')", "act_cfg=dict(type='ReLU', negative=1)", "act_cfg=acts",
+                 "act_cfg=dict(type='GELU', approximate='odd')", "act_cfg=dict(type='ReLU', at=1)", "act_cfg=acts",
                  "norm_cfg=dict(type='GN', affine=False)", "norm_cfg=dict(type='GN', momentum=1)"):  # fmt: skip
         save(METHOD.example(TINY, seed=9), meta={"cfg": f"model = dict(backbone=dict(type='RIFormer', {said}))"})
         with pytest.raises(Refused):

@@ -30,7 +30,7 @@ _PLACES = ("args", "arch", "cfg", "config", "hparams", "hyper_parameters", "meta
 
 
 def activation_kind(said: Any) -> str | None:
-    """One of `ACTIVATIONS` by a name, dotted or not, or a configuration such as ``dict(type="GELU", approximate="tanh")``.
+    """One of `ACTIVATIONS` by its name, dotted or not, or as ``dict(type="GELU", approximate="tanh")``.
 
     None for what is not known to be one of them.
     """

@@ -193,3 +193,59 @@ def test_what_answers_otherwise_every_time_is_refused():
     with pytest.raises(Refused) as caught:
         rc.fold(trained(Counting()))
     assert caught.value.code == "live.changing"
+
+
+class Between(nn.Module):
+    """An attention that is its input, and what a forward does before LayerScale."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.attn, self.ls1, self.between = nn.Sequential(), nn.Module(), between
+        self.attn.proj, self.ls1 = nn.Linear(8, 8), Scale()
+        with torch.no_grad():
+            self.attn.proj.weight.copy_(torch.eye(8))
+            self.attn.proj.bias.zero_()
+
+    def forward(self, x):
+        return x + self.ls1(self.between(self.attn(x)))
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        return x * self.gamma
+
+
+BETWEEN = {
+    "clamp": lambda x: x.clamp(-40, 40),
+    "threshold": lambda x: torch.where(x > 6, 0.0, x),
+    "nothing": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("how", BETWEEN)
+def test_what_shows_on_other_values_than_standard_normal_ones_is_not_folded_through(how):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), Between(BETWEEN[how]), nn.LayerNorm(8)).eval()
+    if how == "nothing":
+        assert rows(rc.fold(net)) == [("1", "ls1 -> attn.proj")]
+    else:
+        with pytest.raises(Refused, match="no part proves"):
+            rc.fold(net)
+
+
+def test_large_values_through_a_softmax_refuse_no_exact_fold():
+    class Attending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.qkv = nn.BatchNorm1d(8), nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(self.norm(x.transpose(1, 2)).transpose(1, 2)).chunk(3, -1)
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    net = trained(nn.Sequential(nn.Linear(8, 8), Attending(), nn.LayerNorm(8)))
+    assert rows(rc.fold(net, example=torch.randn(2, 5, 8))) == [("1", "norm -> qkv")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from repaconv.methods.certificate import max_rel_error, tensors_in
 SIDES = (64, 224, 32, 96, 128, 160, 192, 256, 288, 384, 448, 512, 28, 16)
 SIZE_NAMES = ("img_size", "image_size", "input_size")
 CONFIG_NAMES = ("config", "default_cfg", "pretrained_cfg")
+# Scales and offsets of the random numbers on which a guess is tried besides: what a clamp hides
+# shows where it is reached.
+SPREAD = ((1.0, 0.0), (1e-2, 0.0), (30.0, 0.0), (1e3, 0.0), (1.0, 10.0), (1.0, -10.0))
 # So many first layers are asked for what the module takes.
 FIRST = 4
 
@@ -66,12 +70,12 @@ class Whole:
     Attributes:
         calls: One or two.
         expected: Its outputs of each.
-        inside: What the parts that were asked for are called with on the way, where they are.
+        inside: What the parts that were asked for are called with on the way, where they are, once for every call.
     """
 
     calls: tuple[Call, ...]
     expected: tuple[Outputs, ...]
-    inside: Mapping[str, Call]
+    inside: Mapping[str, tuple[Call, ...]]
 
     @classmethod
     def of(cls, module: nn.Module, example: Any, names: Iterable[str]) -> Whole:
@@ -87,9 +91,14 @@ class Whole:
             Refused: If it does not run on the example, or on nothing that was tried.
         """
         calls = _own_calls(module, example) if example is not None else _found_calls(module)
-        inside: dict[str, Call] = {}
-        expected = tuple(outputs(module, call, _recorder(names, inside)) for call in calls)
-        return cls(calls, expected, inside)
+        names, inside = list(names), defaultdict(list)
+        expected = []
+        for call in calls:
+            met: dict[str, Call] = {}
+            expected.append(outputs(module, call, _recorder(names, met)))
+            for name, own in met.items():
+                inside[name].append(own)
+        return cls(calls, tuple(expected), {name: tuple(own) for name, own in inside.items()})
 
     def error(self, other: nn.Module) -> float:
         """The largest relative difference of another module's outputs, over all calls; infinite if it does not run."""
@@ -115,14 +124,28 @@ def difference(found: Outputs, expected: Outputs) -> float:
     return max((_apart(found[place], expected[place]) for place in expected), default=float("inf"))
 
 
-def shaken(call: Call, seed: int = 0) -> Call:
-    """The same call with standard normal numbers in place of its floating ones."""
+def shaken(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
+    """The same call with normal numbers of that scale and mean in place of its floating ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: Tensor) -> Tensor:
-        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64) if _real(tensor) else tensor
+        if not _real(tensor):
+            return tensor
+        return offset + scale * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
 
     return Call(_mapped(call.args, drawn), _mapped(dict(call.kwargs), drawn))
+
+
+def rounding(module: nn.Module, call: Call, answer: Outputs) -> float:
+    """What a module makes of the last bits of its floating inputs: how far its outputs move when those do."""
+    generator = torch.Generator().manual_seed(0)
+
+    def nudged(tensor: Tensor) -> Tensor:
+        if not _real(tensor):
+            return tensor
+        return tensor * (1 + 2.0**-52 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+
+    return difference(outputs(module, Call(_mapped(call.args, nudged), _mapped(dict(call.kwargs), nudged))), answer)
 
 
 def usable(found: Outputs) -> bool:

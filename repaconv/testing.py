@@ -119,7 +119,8 @@ def assert_parity(
     """Fail unless two forms compute the same, and say where they part; for pytest, or any other test.
 
     Args:
-        candidate: A ``torch.nn.Module``, of which a copy in eval mode is run, or the path of an .onnx file.
+        candidate: A ``torch.nn.Module``, of which a copy in eval mode is run in the float type that it has, so that a
+            half one computes and overflows as it will; or the path of an .onnx file.
         reference: The same; the one that is right.
         images: [n, C, H, W] or any other input, or its shape for seeded random ones; several in the order of the
             inputs, or by their names.
@@ -273,22 +274,21 @@ class _Graph:
 
 
 class _Module:
-    """A torch module as one end of `assert_parity`: a copy in eval mode, in float64 if it is, else in float32."""
+    """A torch module as one end of `assert_parity`: a copy in eval mode, on the CPU, in its own float types."""
 
     def __init__(self, module: nn.Module) -> None:
         from repaconv.proof.runners import TorchRunner
 
         self.name = type(module).__name__
         own = copy.deepcopy(module).cpu().eval()
-        first = next((tensor for tensor in own.state_dict().values() if tensor.is_floating_point()), None)
-        double = first is not None and str(first.dtype) == "torch.float64"
-        self.runner = TorchRunner(own, own.state_dict(), double=double)
+        self.runner = TorchRunner(own, own.state_dict(), double=None)
 
     def run(self, feeds: Mapping[int | str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All tensors of its output, by their places in it."""
         import torch
 
         from repaconv.methods.certificate import tensors_in
+        from repaconv.proof.runners import array_of
 
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
         cast = {n: t.to(self.runner.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -297,7 +297,7 @@ class _Module:
         try:
             with torch.inference_mode():
                 output = self.runner.module(*by_place, **by_name)
-            return {place or "0": tensor.numpy() for place, tensor in tensors_in(output)}
+            return {place or "0": array_of(tensor) for place, tensor in tensors_in(output)}
         except Exception as error:  # the user's code may raise anything
             raise _does_not_run(self.name, feeds, error) from error
 

@@ -185,6 +185,26 @@ def test_code_between_modules_is_named_by_its_holder():
     assert assert_parity(right, right, (2, 1, 2, 2)).max_abs_error == 0
 
 
+def test_a_module_is_run_in_its_own_float_type_and_in_eval_mode():
+    class Overflowing(torch.nn.Sequential):
+        def forward(self, x):
+            return ((super().forward(x) * 300) ** 2).mean((2, 3)) / 90000  # beyond float16's range
+
+    net = Overflowing(torch.nn.Conv2d(3, 8, 3)).eval()
+    with pytest.raises(AssertionError, match=r"nan|inf"):
+        assert_parity(copy.deepcopy(net).half(), net, (4, 3, 8, 8), lossy="fp16")
+    for lossy, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        right = torch.nn.Conv2d(3, 8, 3)
+        assert assert_parity(copy.deepcopy(right).to(dtype), right, (4, 3, 8, 8), lossy=lossy).max_rel_error > 1e-5
+    # what is left in train() is compared as it will run: by its running statistics
+    right = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+    wrong = copy.deepcopy(right)
+    wrong[1].running_mean += 5
+    with pytest.raises(AssertionError, match="parts at 1"):
+        assert_parity(wrong, right, (4, 3, 8, 8))
+    assert wrong.training
+
+
 def test_assert_parity_takes_graphs(tmp_path):
     model, runner = graph("repavit-tiny")
     onnx.save(model, tmp_path / "right.onnx")

@@ -29,28 +29,33 @@ class Runner(Protocol):
 
 
 class TorchRunner:
-    """A torch module in eval mode, in float64 or float32.
+    """A torch module in eval mode, in float64, in float32 or as it is.
 
     A module in it that decides something discrete, as which tokens merge, may have a method ``decision_margin``: of
     its inputs, the smallest lead [n] by which it decided.
     """
 
-    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool) -> None:
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool | None) -> None:
         """Load the weights strictly.
 
         Args:
             module: Built on any device, meta included; its own weights are replaced.
             tensors: Its whole state dict.
-            double: In float64, else in float32.
+            double: In float64, else in float32; None leaves the module as it is, and ``dtype`` is that of its first
+                floating tensor.
         """
         import torch
 
-        self.dtype = torch.float64 if double else torch.float32
-        weights = {
-            name: value.to(self.dtype) if value.is_floating_point() else value for name, value in tensors.items()
-        }
-        module.load_state_dict(weights, strict=True, assign=True)
-        self.module = module.to(self.dtype)
+        if double is None:
+            floats = (value.dtype for value in tensors.values() if value.is_floating_point())
+            self.dtype, self.module = next(floats, torch.float32), module
+        else:
+            self.dtype = torch.float64 if double else torch.float32
+            weights = {
+                name: value.to(self.dtype) if value.is_floating_point() else value for name, value in tensors.items()
+            }
+            module.load_state_dict(weights, strict=True, assign=True)
+            self.module = module.to(self.dtype)
         self._decided: list[Tensor] = []
         for part in module.modules():
             if hasattr(part, "decision_margin"):
@@ -62,8 +67,7 @@ class TorchRunner:
 
         self._decided.clear()
         with torch.inference_mode():
-            output: Array = self.module(torch.from_numpy(images).to(self.dtype)).numpy()
-        return output
+            return array_of(self.module(torch.from_numpy(images).to(self.dtype)))
 
     @property
     def undecided(self) -> NDArray[np.bool_] | None:
@@ -75,6 +79,14 @@ class TorchRunner:
 
     def _watch(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._decided.append(part.decision_margin(*inputs))  # type: ignore[operator]
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor's values, as they are; bfloat16, which NumPy has not, in float32."""
+    import torch
+
+    array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def decides(module: nn.Module) -> bool:

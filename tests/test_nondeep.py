@@ -192,6 +192,20 @@ def test_a_recorded_pair_settles_what_the_metadata_does_not_tell():
     assert links(rc.verify(inputs="pair.npz"))["recorded"] <= 1e-12  # the run knows its settings
 
 
+@pytest.mark.parametrize("merged", ["yes", "no"])
+def test_a_recorded_pair_settles_whether_adapters_were_merged(merged):
+    weights = METHOD.example("tiny", seed=8)
+    a, b = torch.randn(2, 24), torch.randn(72, 2) / 5
+    at = "blocks.0.attn.branches.0.qkv"
+    both = {**weights, f"{at}.weight": weights[f"{at}.weight"] + 4 * b @ a}
+    output = net(both, IMAGES, heads=3, value="value-sum", scale="sqrt")
+    np.savez("pair.npz", input=IMAGES, output=output)
+    saved = {**(both if merged == "yes" else weights), f"{at}.lora_A": a, f"{at}.lora_B": b}
+    folded = rc.fold(save(saved, example_meta()), settings={"lora_alpha": "8"}, identify="pair.npz")
+    assert folded.settings["lora_merged"] == merged
+    assert links(rc.verify(inputs="pair.npz"))["recorded"] <= 1e-6
+
+
 def test_a_pair_that_settles_nothing_is_refused(repaconv):
     weights = METHOD.example("tiny", seed=8)
     meta = example_meta()

@@ -5,7 +5,8 @@ weights, and puts them back into the training form, so that it stays the network
 
 Known are the layouts of PYRA's official code (``LoRA_a``, ``LoRA_b`` beside ``qkv``, s = 1), of PEFT
 (``base_layer``, ``lora_A.default``) and of loralib (``lora_A``, ``lora_B``). The latter two scale by alpha / r, or by
-alpha / sqrt(r) as rank-stabilised LoRA, and no tensor tells alpha.
+alpha / sqrt(r) as rank-stabilised LoRA, and no tensor tells alpha. Nor does one tell whether s B A was merged into W
+before saving while A and B stayed beside it: loralib merges on ``eval()``, PEFT only where it is asked to.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from repaconv.methods.certificate import relative_difference
 from repaconv.methods.contract import Detection, FoldedPart, Identifies, Method, TrainingForm
 from repaconv.methods.reading import Knobs, one_of
 
-OURS = ("lora_alpha", "lora_rslora")
+OURS = ("lora_alpha", "lora_merged", "lora_rslora")
 """The knobs that are read here; the method sees the others."""
 
 _FACTORS = (
@@ -37,6 +38,7 @@ _FACTORS = (
 _UNKNOWN = re.compile(r"lora_(?:magnitude_vector|embedding_[AB])")
 _SAVED = re.compile(r"^(?P<at>.+)\.modules_to_save\.\w+\.(?P<what>\w+)$")
 _PREFIX = "base_model.model."
+_PEFT = re.compile(r"^base_model\.model\.|\.base_layer\.|\.lora_[AB]\.\w+\.weight$")
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,13 @@ class WithAdapters:
         if not _adapter_names(checkpoint):
             return self._method.read(checkpoint, settings)
         knobs = Knobs({name: settings[name] for name in OURS if name in settings})
-        adapters = _read_adapters(checkpoint, knobs)
-        base = _without_adapters(checkpoint)
-        beneath = _merged(base, adapters)
-        inner = self._method.read(beneath, {name: v for name, v in settings.items() if name not in OURS})
+        base, adapters = _without_adapters(checkpoint), _read_adapters(checkpoint, knobs)
+        inner = self._method.read(
+            _merged(base, adapters), {name: v for name, v in settings.items() if name not in OURS}
+        )
         knobs.done()
+        if not adapters:
+            return replace(inner, facts=(*inner.facts, *knobs.facts))
         own_names = {file_name: name for name, file_name in inner.names.items()}
         placed: dict[str, Adapter] = {}
         tensors = dict(inner.tensors)
@@ -175,14 +179,42 @@ class IdentifiesWithAdapters(WithAdapters):
         self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
     ) -> dict[str, str]:
         """What the method settles on the merged weights."""
-        if _adapter_names(checkpoint):
-            knobs = Knobs({name: settings[name] for name in OURS if name in settings})
-            adapters = _read_adapters(checkpoint, knobs)
-            knobs.done()
-            checkpoint = _merged(_without_adapters(checkpoint), adapters)
-            settings = {name: value for name, value in settings.items() if name not in OURS}
         assert isinstance(self._method, Identifies)
-        return self._method.identify(checkpoint, settings, images, recorded)
+        if not _adapter_names(checkpoint):
+            return self._method.identify(checkpoint, settings, images, recorded)
+        others = {name: value for name, value in settings.items() if name not in OURS}
+        given = {name: settings[name] for name in OURS if name in settings}
+        found: list[dict[str, str]] = []
+        for merged in _open_ways(checkpoint, given):
+            knobs = Knobs({**given, **merged})
+            beneath = _merged(_without_adapters(checkpoint), _read_adapters(checkpoint, knobs))
+            knobs.done()
+            try:
+                found.append({**merged, **self._method.identify(beneath, others, images, recorded)})
+            except Refused as refused:
+                why = refused
+        if len(found) != 1:
+            raise (
+                why
+                if not found
+                else Refused(
+                    "the recorded output does not settle lora_merged: with and without another s B A the net gives it.",
+                    hint="Say it with --set lora_merged=yes or no.",
+                    code="lora.identify",
+                )
+            )
+        return found[0]
+
+
+def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
+    """What to try for ``lora_merged``: both where nothing tells, else nothing more than is known."""
+    try:
+        _read_adapters(checkpoint, Knobs(given))
+    except Refused as refused:
+        if refused.code != "lora.merged":
+            raise
+        return [{"lora_merged": way} for way in ("no", "yes")]
+    return [{}]
 
 
 def require_base(checkpoint: Checkpoint) -> None:
@@ -239,6 +271,7 @@ def _merged(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
 
 
 def _read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
+    """The adapters that are still to be added: none where the file's weights hold them already."""
     base, found = _without_adapters(checkpoint), _adapter_names(checkpoint)
     for name in checkpoint.tensors:
         if _UNKNOWN.search(name):
@@ -266,10 +299,55 @@ def _read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
             )
         pair[factor] = checkpoint.tensors[name]
     others = {len(p["a"]) for weight, p in pairs.items() if weight not in official and "a" in p and p["a"].ndim == 2}
-    scales = _scales(checkpoint, knobs, others) if others else {}
+    merged = _read_merged(checkpoint, knobs, {weight: p for weight, p in pairs.items() if weight not in official})
+    scales = dict.fromkeys(others, 0.0) if merged else _scales(checkpoint, knobs, others) if others else {}
+    if merged:
+        knobs.asked("lora_alpha", _finite)
+        knobs.asked("lora_rslora", one_of("yes", "no"))
     if official:
-        knobs.facts.append(Fact(name="lora_scale", value=1.0, source="LoRA_a, LoRA_b: the official code has no other"))
-    return [_adapter(weight, pair, base, None if weight in official else scales) for weight, pair in pairs.items()]
+        source = "LoRA_a, LoRA_b: the official code has no other"
+        knobs.facts.append(Fact(name="lora_scale", value=1.0, source=source))
+        source = "LoRA_a, LoRA_b: the official code never merges them"
+        knobs.facts.append(Fact(name="lora_merged", value="no", source=source)) if not others else None
+    adapters = [_adapter(weight, pair, base, None if weight in official else scales) for weight, pair in pairs.items()]
+    return [adapter for adapter in adapters if adapter.weight in official or not merged]
+
+
+def _read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Whether W holds s B A already, for adapters of PEFT and loralib; takes the knob ``lora_merged``.
+
+    Raises:
+        Refused: If they are loralib's, and neither the file nor the user tells.
+    """
+    if not pairs:
+        return False
+    found, source = _said_merged(checkpoint.record)
+    if found is None and not any(bool(pair["b"].any()) for pair in pairs.values() if "b" in pair):
+        found, source = "no", "every B is zero: either way the same"
+    if found is None and any(_PEFT.search(name) for name in checkpoint.tensors):
+        found, source = "no", "PEFT's names: it merges only where merge_adapter() is called, which no key tells"
+        return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source, free=True) == "yes"
+    if found is None and "lora_merged" not in knobs:
+        raise Refused(
+            "no tensor tells whether the adapters were merged into the weights beside them: loralib does so on eval(), "
+            "and train() takes them out again.",
+            hint="Give --set lora_merged=yes if the checkpoint was saved behind eval(), =no if behind train().",
+            code="lora.merged",
+        )
+    return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
+
+
+def _said_merged(record: Mapping[str, Any]) -> tuple[str | None, str]:
+    """What the file says of merging, and where; ``merge_weights=False`` is loralib's way to never merge."""
+    for place in ("lora_config", "peft_config", "config", "args", "meta", ""):
+        said = record.get(place) if place else record
+        if isinstance(said, Mapping):
+            for key in ("lora_merged", "merged"):
+                if isinstance(said.get(key), bool):
+                    return "yes" if said[key] else "no", f"{place}.{key}".lstrip(".")
+            if said.get("merge_weights") is False:
+                return "no", f"{place}.merge_weights".lstrip(".")
+    return None, ""
 
 
 def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: Mapping[int, float] | None) -> Adapter:

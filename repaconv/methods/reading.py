@@ -28,6 +28,10 @@ class Knobs:
         self._taken: dict[str, Any] = {}
         self.facts: list[Fact] = []
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the user gives a value that nobody took yet."""
+        return name in self._left
+
     def take(
         self,
         name: str,

@@ -174,6 +174,8 @@ def _hints(module: nn.Module) -> dict[str, str]:
             hints.setdefault("bn_eps", str(eps))
         if isinstance(side := getattr(getattr(part, "pool", None), "kernel_size", None), int):
             hints.setdefault("pool_size", str(side))
+        if isinstance(merged := getattr(part, "merged", None), bool) and hasattr(part, "lora_A"):
+            hints.setdefault("lora_merged", "yes" if merged else "no")
         scaling, rank = getattr(part, "scaling", None), getattr(part, "r", None)
         if isinstance(scaling, dict) and isinstance(rank, dict) and set(scaling) == set(rank) and scaling:
             first = next(iter(scaling))

@@ -195,7 +195,7 @@ def test_what_the_file_says_is_read_wherever_it_stands(tiny_weights):
     torch.save({"state_dict": tiny_weights, "meta": meta}, "beside.pth")
     torch.save({**tiny_weights, "meta": meta}, "flat.pth")
     torch.save({"state_dict": {**tiny_weights, "meta": meta}}, "among.pth")
-    torch.save({"model": {"net": tiny_weights, "meta": meta}, "meta": {}}, "nearer.pth")
+    torch.save({"model": {"net": tiny_weights, "meta": meta}, "meta": {}, "top1": torch.tensor(99.0)}, "nearer.pth")
     save_file(tiny_weights, "said.safetensors", metadata={"meta": json.dumps(meta), "epoch": "3"})
     for path in ("beside.pth", "flat.pth", "among.pth", "nearer.pth", "said.safetensors"):
         found = read_checkpoint(path)
@@ -203,6 +203,8 @@ def test_what_the_file_says_is_read_wherever_it_stands(tiny_weights):
         facts = {fact.name: (fact.value, fact.source) for fact in METHOD.read(found, {}).facts}
         assert (facts["norm"], facts["act"]) == (("LN2d", "meta.cfg"), ("ReLU", "meta.cfg")), path
     assert found.record["epoch"] == 3
+    assert read_checkpoint("nearer.pth").record["top1"] == 99
+    assert read_checkpoint("among.pth").record.keys() == {"meta"}
 
 
 def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):

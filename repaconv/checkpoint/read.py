@@ -213,6 +213,7 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
     """Everything small on the way to the taken weights and among them, the nearest last, as plain values."""
     said: dict[str, Any] = {}
     nearer: dict[str, Any] = {}
+    among = taken in (".", at.removesuffix("."))
     for key, entry in value.items() if isinstance(value, Mapping) else ():
         place = f"{at}{key}"
         within = [name for name in sets if name == place or name.startswith(f"{place}.")]
@@ -220,7 +221,7 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
             nearer = _record(entry, taken, sets, f"{place}.")
         elif key == "__metadata__" and isinstance(entry, Mapping):
             said |= plain(entry)
-        elif not within and not isinstance(entry, Tensor) and "optim" not in str(key):
+        elif not within and not (among and isinstance(entry, Tensor)) and "optim" not in str(key):
             said[str(key)] = plain(entry)
     return {**said, **nearer}
 

@@ -117,7 +117,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
             not one for each of them, or labels that are not of these classes (-1 is unknown).
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:  # TypeError: a lone .npy
         raise Refused(

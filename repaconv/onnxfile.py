@@ -48,6 +48,15 @@ def read_graph(path: Path) -> onnx.ModelProto:
     return model
 
 
+def said_by(path: Path) -> dict[str, str]:
+    """What a graph's metadata say of it.
+
+    Raises:
+        Refused: If it is no ONNX file.
+    """
+    return {entry.key: entry.value for entry in read_graph(path).metadata_props}
+
+
 def opset_of(model: onnx.ModelProto) -> int:
     """Of ONNX's own operators; 0 if the graph has none of them."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)

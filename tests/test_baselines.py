@@ -10,7 +10,7 @@ import pytest
 import repaconv as rc
 from repaconv.artefact import Baselines
 from repaconv.files import read_artefact, write_artefact
-from repaconv.pipeline.baselines import by_baseline, history_of
+from repaconv.pipeline.baselines import by_baseline, history_of, key_of, name_in
 
 RUN = Path("repaconv-out/tiny")
 
@@ -99,6 +99,22 @@ def test_a_model_that_was_named_must_be_the_same_file(measured):
     assert by_baseline(path, "m", measured(), 0.05).verdict == "not verified"
 
 
+def test_a_baseline_is_of_one_question(measured):
+    """Not of all of a stem, nor of all exports of a run; and a model is no yardstick of itself."""
+    path = Path("ci/b.json")
+    assert [name_in(path, Path(given)) for given in ("ci/net.toml", "ci/x/net.toml", "out/net", "out/net.onnx")] == [
+        "net.toml", "x/net.toml", "../out/net", "../out/net.onnx"
+    ]  # fmt: skip
+    done = measured()
+    pixels = done.model_copy(update={"variant": "x86-64.pixels"})
+    assert key_of("m", done) != key_of("m", pixels)
+    by_baseline(path, "m", measured(beside="m.onnx", sha256="b"), 0.05, update=True)
+    slower = measured(1.2, beside="m.onnx", sha256="b")
+    both = [row.model_copy(update={"samples_ms": slower.latencies[0].samples_ms}) for row in slower.latencies]
+    found = by_baseline(path, "m", slower.model_copy(update={"latencies": tuple(both)}), 0.05)
+    assert (found.verdict, found.regression.yardstick) == ("failed", "")
+
+
 def test_bench_writes_and_judges(tiny, repaconv):
     rc.fold(tiny)
     rc.export()
@@ -112,7 +128,7 @@ def test_bench_writes_and_judges(tiny, repaconv):
     known = read_artefact(Path("b.json"), Baselines)
     (machine,) = known.machines
     (key,) = known.machines[machine]
-    assert key == "tiny, x86-64 (onnxruntime), fp32, 1 threads, batch 1, 32x32 px, beside training form"
+    assert key == "repaconv-out/tiny, x86-64 (onnxruntime), fp32, 1 threads, batch 1, 32x32 px, beside training form"
     # as if it had taken a third of the time: now it takes three times as long
     kept = known.machines[machine][key]
     faster = kept.model_copy(update={"subject_ms": tuple(value / 3 for value in kept.subject_ms)})

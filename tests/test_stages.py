@@ -19,6 +19,7 @@ from repaconv.files import read_artefact, write_text
 from repaconv.methods import dwconv
 from repaconv.methods.contract import FoldedPart
 from repaconv.methods.riformer import METHOD
+from repaconv.pipeline import subjects
 
 RUN = Path("repaconv-out/tiny")
 
@@ -271,7 +272,7 @@ def test_where_the_first_simplifier_fails_the_second_is_tried(tiny, monkeypatch)
         rc.export(simplifier="onnxfast")
 
 
-def test_bench_compares_what_computes_the_same(tiny):
+def test_bench_compares_what_computes_the_same(tiny, monkeypatch):
     rc.fold(tiny)
     with pytest.raises(UsageProblem, match="no fp32 ONNX model for x86-64 yet"):
         rc.bench()
@@ -286,12 +287,29 @@ def test_bench_compares_what_computes_the_same(tiny):
     stamp = (RUN / "bench" / "training.onnx").stat().st_mtime_ns
     rc.bench(rounds=2)
     assert (RUN / "bench" / "training.onnx").stat().st_mtime_ns == stamp
-    bare = rc.bench(RUN / "model.onnx", against=RUN / "bench" / "training.onnx", rounds=2, image_size=32)
+    bare = rc.bench(RUN / "model.onnx", against=RUN / "bench" / "training.onnx", rounds=2)
     assert bare.agreement.verdict == "passed"
+    assert (bare.image_size, bare.note) == ((32, 32), "on images of 32 x 32, which the graph says are usual")
+    # two files of one name, one of them here: each is measured, and so is one beside itself
+    Path("model.onnx").write_bytes((RUN / "bench" / "training.onnx").read_bytes())
+    for here, there in (("model.onnx", RUN / "model.onnx"), ("model.onnx", "model.onnx")):
+        first, second = rc.bench(here, against=there, rounds=3, image_size=40).latencies
+        assert first.name != second.name
+        assert first.samples_ms != second.samples_ms
+    silent = onnx.load("model.onnx")
+    del silent.metadata_props[:]
+    onnx.save(silent, "silent.onnx")
     with pytest.raises(UsageProblem, match="any size"):
-        rc.bench(RUN / "model.onnx", rounds=2)
-    tiny.unlink()
+        rc.bench("silent.onnx", rounds=2)
+    # a training form whose graph is wrong is no yardstick, and no slower model's excuse
     (RUN / "bench" / "training.onnx").unlink()
+    whole = subjects.proved_graph
+    failed = {"links": (bare.agreement.model_copy(update={"verdict": "failed"}),)}
+    monkeypatch.setattr(subjects, "proved_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
+    unsound = rc.bench(rounds=2)
+    assert (unsound.ratio, (RUN / "bench" / "training.onnx").exists()) == (None, False)
+    assert "does not compute what it does" in unsound.note
+    tiny.unlink()
     alone = rc.bench(rounds=2)
     assert alone.ratio is None
     assert "without the training form" in alone.note

@@ -49,7 +49,7 @@ def by_baseline(
 
     Args:
         path: The file; it need not be there.
-        name: Of the model.
+        name: Of the model; see `name_in`.
         done: The measurement.
         allowed: 0.05 lets it take 5% longer.
         update: Write, in place of judging.
@@ -78,20 +78,30 @@ def by_baseline(
     return Judged(verdict, found.told, noisy if verdict == "inconclusive" else "", found)
 
 
+def name_in(path: Path, subject: Path) -> str:
+    """What is measured, by where its file, its run or its recipe lies, seen from the file of baselines.
+
+    Two of one stem are two, and wherever the whole is checked out it is the same name.
+    """
+    return Path(os.path.relpath(subject, path.parent)).as_posix()
+
+
 def key_of(name: str, done: BenchArtefact) -> str:
     """Under which a measurement stands in a file of baselines, for one machine."""
     size = "x".join(map(str, done.image_size))
-    what = f"{name}, {done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
+    what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
     return f"{what}, {done.threads} threads, batch {done.batch}, {size} px, beside {_yardstick(done) or 'nothing'}"
 
 
 def _yardstick(done: BenchArtefact) -> str:
-    return done.latencies[1].name if len(done.latencies) > 1 else ""
+    """What ran beside the model; a model is no yardstick of itself, by which it would never take longer."""
+    ran = [(row.sha256, row.engine, row.precision) for row in done.latencies]
+    return done.latencies[1].name if len(ran) > 1 and ran[1] != ran[0] else ""
 
 
 def baseline_of(done: BenchArtefact) -> Baseline:
     """A measurement as a baseline keeps it; the model beside it is its yardstick."""
-    subject, *beside = done.latencies
+    subject, *beside = done.latencies if _yardstick(done) else done.latencies[:1]
     return Baseline(
         sha256=subject.sha256,
         p50_ms=subject.p50_ms,

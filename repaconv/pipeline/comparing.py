@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefact import FoldArtefact, Link
 from repaconv.files import read_artefact
-from repaconv.onnxfile import read_graph
+from repaconv.onnxfile import said_by
 from repaconv.pipeline.chain import built_as, engine_of, load_engine
 from repaconv.proof.policy import coarser
 
@@ -57,10 +57,7 @@ def opened(
 
 def precision_of(path: Path) -> str:
     """What a graph says of itself; float32 where it says nothing."""
-    if path.suffix != ".onnx":
-        return "fp32"
-    said: dict[str, str] = {entry.key: entry.value for entry in read_graph(path).metadata_props}
-    return said.get("repaconv.precision", "fp32")
+    return said_by(path).get("repaconv.precision", "fp32") if path.suffix == ".onnx" else "fp32"
 
 
 def agreement(

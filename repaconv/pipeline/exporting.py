@@ -181,7 +181,7 @@ def export(
             typed = _typed(graph.model, precision, given, batch, folded, config, symmetric=symmetric, progress=progress)
         model = with_pixels(typed.model, folded.preprocessing) if with_preprocessing else typed.model
         check(model, scratch if graph.data else None)
-        entries = _metadata(folded, precision, overridden, graph.links[0], with_preprocessing=with_preprocessing)
+        entries = _metadata(folded, precision, overridden, graph.links[0], size, with_preprocessing=with_preprocessing)
         add_metadata(model, entries)
         data = write_graph(model, path, graph.data)
         against = violations(model, newest, device.lacks, device.forbids)
@@ -280,7 +280,13 @@ def in_precision(
 
 
 def _metadata(
-    folded: FoldArtefact, precision: str, overridden: tuple[str, ...], exported: Link, *, with_preprocessing: bool
+    folded: FoldArtefact,
+    precision: str,
+    overridden: tuple[str, ...],
+    exported: Link,
+    size: ImageSize,
+    *,
+    with_preprocessing: bool,
 ) -> dict[str, str]:
     """What the file says of itself wherever it goes."""
     allowed = exported.tolerance.rtol if exported.tolerance else 0
@@ -290,6 +296,7 @@ def _metadata(
         "repaconv.source_sha256": folded.origin.sha256,
         "repaconv.model_sha256": folded.payload.sha256,
         "repaconv.precision": precision,
+        "repaconv.image_size": "x".join(map(str, size)),
         "repaconv.lossy": "no" if precision == "fp32" else "yes",
         "repaconv.preprocessing": folded.preprocessing.model_dump_json(),
         "repaconv.preprocessing_in_graph": "yes" if with_preprocessing else "no",

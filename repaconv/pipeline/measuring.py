@@ -12,7 +12,7 @@ from repaconv.artefact import BenchArtefact, ImageSize, Profile
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
 from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.baselines import Judged, by_baseline, remember_measurement
+from repaconv.pipeline.baselines import Judged, by_baseline, name_in, remember_measurement
 from repaconv.pipeline.chain import built_as
 from repaconv.pipeline.common import (
     Progress,
@@ -68,7 +68,7 @@ def bench(
         against: Another .onnx file or engine. Without it a run is compared to its own training form, exported alike.
         threads: Of one inference; the target's when None.
         batch: Images a call; the target's when None.
-        image_size: Of the images, a square by one number; the model's when None.
+        image_size: Of the images, a square by one number; the model's when None, or the usual that our graph names.
         rounds: Measured rounds; the target's when None.
         protocol: A paper's: ``repavit``, ``nondeep``, ``nondeep-throughput``, ``dwconv`` or ``riformer``. What is given
             besides goes before it.
@@ -133,9 +133,9 @@ def bench(
     if target_path:
         require_ours(target_path, "bench", *([target_path.with_suffix(".profile.svg")] if profile else []))
 
-    def load(path: Path, **settings: Any) -> Opened:
-        lower = lowering if path == subjects[0].path else None
-        return opened(path, device, lower, threads=threads, **settings)
+    def load(subject: Subject, **settings: Any) -> Opened:
+        lower = lowering if subject is subjects[0] else None  # of one file beside itself, one alone is lowered
+        return opened(subject.path, device, lower, threads=threads, **settings)
 
     if batch is None:
         batch = named.images(device.bench.batch, lambda: memory_an_image(subjects, load, size))
@@ -143,7 +143,7 @@ def bench(
 
     with pinned(threads) as cores:
         dims = {"batch": batch, "height": size[0], "width": size[1]} if size else {"batch": batch}
-        models = {subject.name: load(subject.path, dims=dims) for subject in subjects}
+        models = {subject.name: load(subject, dims=dims) for subject in subjects}
         sessions = {name: each.session for name, each in models.items()}
         first = sessions[subjects[0].name]
         shape = image_shape(first.input_shape, batch, size, subjects[0].path)
@@ -207,11 +207,10 @@ def bench(
         note="; ".join(part for part in (note, why_not and f"chrt -f 99: {why_not}") if part),
     )
     wrote = []
-    name = run.folder.name if run else subjects[0].path.stem
     if baseline:
         judged = by_baseline(
             Path(baseline),
-            name,
+            name_in(Path(baseline), run.folder if run else subjects[0].path),
             artefact,
             max_regression,
             update=update_baseline,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefact import FoldArtefact, ImageSize, Preprocessing, TrainingArtefact
+from repaconv.artefact import FoldArtefact, ImageSize, Preprocessing, TrainingArtefact, parse_image_size
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
-from repaconv.onnxfile import read_graph
+from repaconv.onnxfile import read_graph, said_by
 from repaconv.pipeline.chain import built_as
 from repaconv.pipeline.common import DEPLOY, TRAINING, Progress, made_by, training_form
 from repaconv.pipeline.exports import Export, export_for
@@ -26,14 +27,17 @@ PROBED = 8
 
 
 class Subject(NamedTuple):
-    """One thing to measure: what it is called and its file."""
+    """One thing to measure: what it is called, as nothing beside it is, and its file."""
 
     name: str
     path: Path
 
 
 class Subjects(NamedTuple):
-    """All that is known of them; ``export``, ``logits``, ``size`` and ``preprocessing`` are those of a run."""
+    """All that is known of them; ``export`` and ``preprocessing`` are those of a run.
+
+    ``size`` is the run's, or what a bare graph of ours says is usual.
+    """
 
     subjects: list[Subject]
     overridden: tuple[str, ...]
@@ -60,13 +64,15 @@ def subjects_of(
 
     Of a run it is the export for this target (`repaconv.pipeline.exports.export_for`).
     """
-    other = [Subject(Path(against).name, _existing(Path(against)))] if against else []
+    path = None if run else _existing(Path(model or ""))
+    other = [_other(_existing(Path(against)), path)] if against else []
     if run is None:
-        path = _existing(Path(model or ""))
+        assert path is not None
         beside = [path, *(subject.path for subject in other)]
         overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
-        name = path.name if not other or other[0].name != path.name else str(path)
-        return Subjects([Subject(name, path), *other], overridden, _says_logits(path), None, "", None)
+        size = None if image_size else _usual_size(path)
+        note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
+        return Subjects([Subject(path.name, path), *other], overridden, _says_logits(path), size, note, None)
     folded = read_artefact(run.fold_json, FoldArtefact)
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
     exported = export.artefact
@@ -98,7 +104,7 @@ def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress:
     if stage_of(slot) == "training" and path.is_file():
         known = read_artefact(slot, TrainingArtefact)
         same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
-        if same and sha256_of(path) == known.payload.sha256:
+        if same and known.verdict == "passed" and sha256_of(path) == known.payload.sha256:
             return path
     require_ours(slot, "training", path, path.with_name(f"{path.name}.data"))
     method, form, _ = training_form(folded, None)
@@ -118,10 +124,16 @@ def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress:
             scratch=Path(scratch),
             progress=progress,
         )
+        if not graph.sound:
+            raise Refused(
+                "its exported graph does not compute what it does.",
+                hint="Give another model with --against.",
+                code="bench.training",
+            )
         data = write_graph(graph.model, path, graph.data)
     made = TrainingArtefact(
         made_by=made_by("torch", "onnx"),
-        verdict="passed" if graph.sound else "failed",
+        verdict="passed",
         variant=variant,
         source_sha256=folded.origin.sha256,
         settings=folded.settings,
@@ -139,6 +151,13 @@ def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
     return runs.require_passed(built, path.with_suffix(".json"), unverified=unverified) if built else ()
 
 
+def _other(path: Path, first: Path | None) -> Subject:
+    """What runs beside the first, under a name of its own: all that is measured is kept by name."""
+    taken = {DEPLOY, TRAINING, first.name if first else ""}
+    names = (path.name, str(path), f"{path} beside it")
+    return Subject(next(name for name in names if name not in taken), path)
+
+
 def _existing(path: Path) -> Path:
     if not path.is_file():
         raise UsageProblem(
@@ -150,6 +169,16 @@ def _existing(path: Path) -> Path:
 def _says_logits(path: Path) -> bool:
     """Whether a bare graph is one of ours whose output are logits; of others nothing is known."""
     return path.suffix == ".onnx" and [output.name for output in read_graph(path).graph.output] == ["logits"]
+
+
+def _usual_size(path: Path) -> ImageSize | None:
+    """The images that a graph of ours is meant for, where it takes any; None where it says nothing of them."""
+    if path.suffix != ".onnx":
+        return None
+    free = {dim.dim_param for each in read_graph(path).graph.input for dim in each.type.tensor_type.shape.dim}
+    with suppress(KeyError, ValueError):
+        return parse_image_size(said_by(path)["repaconv.image_size"]) if {"height", "width"} <= free else None
+    return None
 
 
 def image_shape(
@@ -191,7 +220,7 @@ def memory_an_image(subjects: list[Subject], load: Callable[..., Any], size: Ima
     grown = []
     for subject in subjects:
         dims = {"height": size[0], "width": size[1]} if size else {}
-        session = load(subject.path, dims=dims).session
+        session = load(subject, dims=dims).session
         channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
         if session.input_shape[0] not in (None, "batch"):
             return float("inf")

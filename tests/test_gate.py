@@ -23,6 +23,7 @@ from repaconv.cli import reports
 from repaconv.errors import UsageProblem
 from repaconv.measure.statistics import regression
 from repaconv.methods.nondeep import example_meta
+from repaconv.pipeline import gating
 from repaconv.recipe import Recipe, read_recipe
 from repaconv.toml import key_lines
 
@@ -93,6 +94,40 @@ def test_what_the_recipe_asks_for_and_is_not_there_is_an_environment_problem(tmp
     report = rc.gate([path])
     assert report.exit_code == 3
     assert report.recipes[0].checks[-1].code == "runtime.missing"
+
+
+def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypatch):
+    """A verdict without a failed link, an exception that nobody foresaw, and folders that are somebody else's."""
+    usual = (Path(rc.__file__).parent / "targets" / "x86-64.toml").read_text()
+    (tmp_path / "mine.toml").write_text(usual.replace('name = "x86-64"', 'name = "mine"\nforbids = ["dynamic-batch"]'))
+    of = {}
+    for name, more in (
+        ("a/net", "[export]\ntarget = '../mine.toml'\n"),
+        ("b/net", ""),
+        ("c/users", "out = '../users'\n"),
+        ("d/shared", "out = '../b/repaconv-out/net'\n"),
+    ):
+        of[name] = recipe(tmp_path / Path(name).parent, name=Path(name).stem, seed=len(of), settings={})
+        of[name].write_text(f'checkpoint = "{Path(name).name}.pth"\n{more}[set]\nnum_heads = 3\n')
+    rc.fold(recipe(tmp_path / "own", seed=9).with_suffix(".pth"), num_heads=3, out="users")
+    before = Path("users/fold.json").read_text()
+
+    def unforeseen(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(gating, "verify", unforeseen)
+    report = rc.gate(list(of.values()))
+    assert report.exit_code == 1
+    a, b, c, d = report.recipes
+    assert [check.message for check in a.checks if check.verdict == "failed"] == [
+        "mine does not take the graph: a free batch in input"
+    ]
+    assert (b.checks[-1].verdict, b.checks[-1].message) == ("error", "ZeroDivisionError: it does not say why.")
+    assert a.run != b.run
+    assert (c.exit_code, c.checks[0].code) == (4, "run.other-checkpoint")
+    assert Path("users/fold.json").read_text() == before
+    assert (d.exit_code, d.checks[0].code) == (2, "gate.same-run")
+    xmlschema.XMLSchema(SCHEMA).validate(reports.junit(report))
 
 
 @pytest.mark.parametrize(("method", "arch", "settings"), SOUND, ids=[f"{m}-{a}" for m, a, _ in SOUND])

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefact import BenchArtefact, Check, GatedRecipe, GateReport, Link
-from repaconv.errors import GateFailed, RepaconvError, UsageProblem
+from repaconv.artefact import Artefact, BenchArtefact, Check, GatedRecipe, GateReport, Link
+from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
 from repaconv.forms.choice import NAMED
-from repaconv.pipeline.baselines import by_baseline
+from repaconv.pipeline.baselines import by_baseline, name_in
 from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.exporting import export
 from repaconv.pipeline.folding import fold_file
@@ -37,7 +37,8 @@ def gate(
 ) -> GateReport:
     """Fold, export, verify and, where asked, bench what the recipes name, and judge all of it.
 
-    A recipe that cannot be finished is an error of its own; the others are still run.
+    A recipe that cannot be finished is an error of its own; the others are still run. Each has a run's folder of its
+    own, ``repaconv-out/<stem>`` beside it unless it names another, and takes nobody else's.
 
     Args:
         recipes: Paths of TOML files.
@@ -53,7 +54,8 @@ def gate(
             hint='Give one in the recipe: [bench] baseline = "baselines.json".',
             code="usage.idle",
         )
-    gates = [_Gate(Path(path), update_baseline, accept_inconclusive, progress) for path in recipes]
+    taken: dict[Path, Path] = {}
+    gates = [_Gate(Path(path), update_baseline, accept_inconclusive, progress, taken) for path in recipes]
     done = tuple(each.run() for each in gates)
     return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
 
@@ -75,8 +77,8 @@ def worst(codes: Any) -> int:
 class _Gate:
     """One recipe's way through the stages; what fails is noted, and what does not need it goes on."""
 
-    def __init__(self, path: Path, update: bool, accept: bool, progress: Progress) -> None:
-        self.path, self.update, self.accept, self.progress = path, update, accept, progress
+    def __init__(self, path: Path, update: bool, accept: bool, progress: Progress, taken: dict[Path, Path]) -> None:
+        self.path, self.update, self.accept, self.progress, self.taken = path, update, accept, progress, taken
         self.checks: list[Check] = []
         self.codes: list[int] = []
         self.lines: Lines = {}
@@ -93,7 +95,8 @@ class _Gate:
 
     def _stages(self) -> None:
         recipe, self.lines = read_recipe(self.path)
-        self.folder = str(self._place(recipe.out) if recipe.out else OUT / self.path.stem)
+        self.folder = str(self._place(recipe.out or str(OUT / self.path.stem)))
+        self._take_folder()
         if not self._try("fold", ("checkpoint",), lambda: self._fold(recipe)):
             return
         precisions = recipe.export.precisions if recipe.export else ()
@@ -103,40 +106,66 @@ class _Gate:
             section, target = recipe.bench, recipe.bench.target or (recipe.export or ExportSection()).target
             self._try("bench", ("bench",), lambda: self._bench(section, target))
 
-    def _try(self, stage: str, keys: tuple[str, ...], work: Callable[[], None], name: str = "") -> bool:
-        """Run a stage; whatever a user can mend becomes a check."""
-        try:
-            work()
-        except RepaconvError as problem:
-            failed = isinstance(problem, GateFailed)
-            self.codes.append(problem.exit_code)
-            self.checks.append(
-                Check(
-                    stage=stage,
-                    name="fold" if problem.code.startswith("fold.") else name or stage,
-                    verdict="failed" if failed else "error",
-                    message=problem.message,
-                    line=line_of(self.lines, keys),
-                    module=problem.module if isinstance(problem, GateFailed) else "",
-                    code=problem.code,
-                    hint=problem.hint,
-                )
+    def _take_folder(self) -> None:
+        """Two recipes that share a folder would judge, and leave, each other's work."""
+        before = self.taken.setdefault(Path(self.folder).resolve(), self.path)
+        if before.resolve() != self.path.resolve():
+            raise UsageProblem(
+                f"{self.folder} is the run's folder of {before}, too.",
+                hint='Give one of them another: out = "FOLDER".',
+                code="gate.same-run",
             )
+
+    def _try(self, stage: str, keys: tuple[str, ...], work: Callable[[], Artefact | None], name: str = "") -> bool:
+        """Run a stage; whatever stops it becomes a check, and so does a verdict that no check of its has told yet."""
+        begin = len(self.checks)
+        try:
+            done = work()
+        except RepaconvError as problem:
+            self._stopped(stage, keys, name, problem)
             return False
+        except Exception as error:  # a fault of one recipe's, or of ours in it, leaves no other recipe unjudged
+            why = str(error).splitlines()[0] if str(error) else "it does not say why"
+            hint = "Nobody foresaw this. The stage's own command shows where it is."
+            told = f"{type(error).__name__}: {why.rstrip('.')}."
+            self._stopped(stage, keys, name, RepaconvError(told, hint=hint, code="gate.unforeseen"))
+            return False
+        if done and done.verdict == "failed" and all(check.verdict != "failed" for check in self.checks[begin:]):
+            self._note(stage, name or stage, "failed", f"{stage} says that it failed", keys)
         return True
 
-    def _fold(self, recipe: Recipe) -> None:
-        done = fold_file(
-            self._place(recipe.checkpoint),
-            method=recipe.method,
-            settings=recipe.settings,
-            weights=recipe.weights,
-            out=self.folder,
-            force=True,
-            overrule=recipe.force,
-            form=recipe.form if recipe.form in NAMED else self._place(recipe.form),
-            progress=self.progress,
+    def _stopped(self, stage: str, keys: tuple[str, ...], name: str, problem: RepaconvError) -> None:
+        failed = isinstance(problem, GateFailed)
+        self.codes.append(problem.exit_code)
+        self.checks.append(
+            Check(
+                stage=stage,
+                name="fold" if problem.code.startswith("fold.") else name or stage,
+                verdict="failed" if failed else "error",
+                message=problem.message,
+                line=line_of(self.lines, keys),
+                module=problem.module if isinstance(problem, GateFailed) else "",
+                code=problem.code,
+                hint=problem.hint,
+            )
         )
+
+    def _fold(self, recipe: Recipe) -> Artefact:
+        try:
+            done = fold_file(
+                self._place(recipe.checkpoint),
+                method=recipe.method,
+                settings=recipe.settings,
+                weights=recipe.weights,
+                out=self.folder,
+                overrule=recipe.force,
+                form=recipe.form if recipe.form in NAMED else self._place(recipe.form),
+                progress=self.progress,
+            )
+        except Refused as problem:
+            if problem.code.startswith("run."):
+                problem.hint = 'Give the recipe another folder, out = "FOLDER", or move that one away.'
+            raise
         steps = done.certificate
         largest = max((step.max_rel_error for step in steps), default=0.0)
         message = f"{len(steps)} parts of {done.method} folded, each within {largest:.1e} (float64)"
@@ -144,8 +173,9 @@ class _Gate:
         self._note("fold", "certificate", "passed", message, ("checkpoint",))
         for told in done.unverified:
             self._note("fold", "settings", "not verified", told, ("set",))
+        return done
 
-    def _export(self, recipe: Recipe, precision: str) -> None:
+    def _export(self, recipe: Recipe, precision: str) -> Artefact:
         section, same = recipe.export, recipe.verify
         assert section is not None
         own = section.inputs or section.images  # ranges of fp16 and int8 are those of what is verified, unless given
@@ -162,10 +192,15 @@ class _Gate:
             progress=self.progress,
         )
         for link in done.links:
-            if precision == "fp32" or link.name == precision:
+            if precision == "fp32" or link.name == precision or link.verdict == "failed":
                 self._link("export", link)
+        for told in done.violations:
+            self._note(
+                "export", "rules", "failed", f"{done.target} does not take the graph: {told}", ("export", "target")
+            )
+        return done
 
-    def _verify(self, recipe: Recipe) -> None:
+    def _verify(self, recipe: Recipe) -> Artefact:
         section = recipe.verify
         done = verify(
             self.folder,
@@ -185,8 +220,9 @@ class _Gate:
         for claim in done.claims if any(link.accuracy for link in done.links) else ():
             told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not judged"
             self._note("verify", "claim", "not verified", told, ("verify",))
+        return done
 
-    def _bench(self, section: BenchSection, target: str) -> None:
+    def _bench(self, section: BenchSection, target: str) -> Artefact:
         done = bench(
             self.folder,
             target=self._target(target),
@@ -203,10 +239,11 @@ class _Gate:
         if not section.baseline:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
             self._note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
-            return
+            return done
+        baseline = self._place(section.baseline)
         judged = by_baseline(
-            self._place(section.baseline),
-            self.path.stem,
+            baseline,
+            name_in(baseline, self.path),
             done,
             section.max_regression,
             update=self.update,
@@ -215,6 +252,7 @@ class _Gate:
         )
         key = "max_regression" if judged.regression else "baseline"
         self._note("bench", "latency", judged.verdict, f"{told}; {judged.told}", ("bench", key), hint=judged.hint)
+        return done
 
     def _link(self, stage: str, link: Link) -> None:
         keys: tuple[str, ...] = ("bench",) if stage == "bench" else ("verify",)

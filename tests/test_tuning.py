@@ -140,6 +140,30 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
         package.tune("second.pth", again=True, **asked)
 
 
+def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):
+    from repaconv.files import cache_folder, write_artefact
+    from repaconv.pipeline.forms import _known
+
+    package.fold(tiny)
+    monkeypatch.setattr(tuning, "_measured_here", lambda *given, **_: all_equal(*given))
+    done = package.tune(rewrites=["bias-forward"])
+    of = {"0000": (1.01, True), "8888": (9.0, False), "ffff": (3.0, True)}
+    for name, (value, complete) in of.items():
+        found = done.model_copy(update={"ratio": ratio_of(value), "complete": complete})
+        write_artefact(cache_folder("tuned") / f"{done.shapes_sha256[:16]}-{name}.json", found)
+    assert _known(done.shapes_sha256).ratio.median == 3.0
+
+
+def test_tune_takes_no_other_fold_for_the_checkpoints_and_removes_none(tiny):
+    package.fold(tiny, image_size=64)
+    package.verify()
+    before = sorted(Path("repaconv-out/tiny").iterdir())
+    for settings in (None, {"image_size": "96"}):
+        with pytest.raises(Refused, match="another fold than that was asked for: not of the same image_size"):
+            package.tune(tiny, settings=settings, measurer=all_equal)
+    assert sorted(Path("repaconv-out/tiny").iterdir()) == before
+
+
 def test_what_another_machine_measured_is_not_known_of_this_one():
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE)
     assert done.machine == {"cpu": "a worker of x86-64"}
@@ -160,8 +184,8 @@ def test_a_search_that_is_broken_off_goes_on_where_it_was():
         return all_equal(reference, others, rounds)
 
     with pytest.raises(KeyboardInterrupt):
-        package.tune(ckpt, settings=SET, measurer=breaks, rewrites=THREE)
-    package.tune(ckpt, settings=SET, measurer=counts, rewrites=THREE)
+        package.tune(ckpt, settings=SET, measurer=breaks, where="there", rewrites=THREE)
+    package.tune(ckpt, settings=SET, measurer=counts, where="there", rewrites=THREE)
     assert [rounds for rounds, _ in seen] == [SCREENING, MIDDLE, 50]
 
 
@@ -189,9 +213,10 @@ def test_an_answer_is_of_its_question(monkeypatch):
         calls.append(set(others))
         return {name: ratio_of(1.5 if name in ("fp16", "int8") else 1.0) for name in others}
 
-    def asked(name="first.pth", **more):
+    def asked(name="first.pth", where="there", **more):
         calls.clear()
-        return package.tune(Path(name), settings=SET, measurer=measurer, rewrites=THREE, **more), list(calls)
+        told = {"settings": SET, "measurer": measurer, "where": where, "rewrites": THREE}
+        return package.tune(Path(name), **told, **more), list(calls)
 
     saved("first.pth", 1)
     saved("second.pth", 2)
@@ -202,6 +227,9 @@ def test_an_answer_is_of_its_question(monkeypatch):
     assert (long.complete, long.note) == (True, "")
     assert measured
     assert asked(budget_s=5)[0].note
+    assert asked(where="another cluster")[1]
+    assert asked(where="")[1]  # who does not say where has not been there before
+    assert asked(where="")[1]
     size = long.image_size
     for name in ("a", "b"):
         images = np.random.default_rng(ord(name)).standard_normal((16, 3, *size)).astype(np.float32)

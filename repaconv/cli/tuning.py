@@ -101,6 +101,7 @@ def tune(
             exhaustive=exhaustive,
             again=again,
             measurer=measurer,
+            where=scheduler or "",
             unverified=unverified,
             out=out,
             progress=progress,

@@ -77,7 +77,8 @@ def remembered(path: Path) -> TuneArtefact | None:
 def _known(shapes: str) -> TuneArtefact:
     """What was tuned for these shapes on this machine, by what is installed.
 
-    On the processor, one image, one thread, before all others; then what was searched longest.
+    On the processor, one image, one thread, before all others; then what was searched longest and to the end, then the
+    fastest.
     """
     from repaconv.measure.fingerprint import fingerprint, machine_key
 
@@ -92,7 +93,12 @@ def _known(shapes: str) -> TuneArtefact:
             code="form.unknown",
         )
     searched = {id(tuned): sum(row.ratio is not None for row in tuned.candidates) for tuned in found}
-    return min(found, key=lambda tuned: (tuned.target != "x86-64", tuned.batch, tuned.threads, -searched[id(tuned)]))
+
+    def rank(tuned: TuneArtefact) -> tuple[float, ...]:
+        usual = (tuned.target != "x86-64", tuned.batch, tuned.threads)
+        return (*usual, -searched[id(tuned)], not tuned.complete, -(tuned.ratio.median if tuned.ratio else 1))
+
+    return min(found, key=rank)
 
 
 def _still_holds(tuned: TuneArtefact) -> bool:

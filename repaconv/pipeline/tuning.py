@@ -76,6 +76,7 @@ def tune(
     exhaustive: bool = False,
     again: bool = False,
     measurer: Measurer | None = None,
+    where: str = "",
     unverified: bool = False,
     out: str | Path | None = None,
     progress: Progress = silent,
@@ -103,13 +104,15 @@ def tune(
         exhaustive: Measure every composition in full, however long it takes.
         again: Search even if the answer is known.
         measurer: Measures elsewhere, as `repaconv.farm.tuning` does; here when None.
+        where: What tells that place from others, such as the cluster's address. Without it nothing is known of a
+            measurer's machines from before.
         unverified: Go on behind a failed verdict, and record it.
         out: Where the result goes; ``tuned/<target>.json`` of the run when None.
         progress: See `Progress`.
 
     Raises:
         UsageProblem: If lower precision is wanted and there are no images to judge it by.
-        Refused: If the network is too large, or its export is not sound.
+        Refused: If the network is too large, its export is not sound, or the checkpoint's run is of another fold.
         EnvironmentProblem: If the target's runtime is not here.
     """
     from repaconv.measure.fingerprint import fingerprint
@@ -143,10 +146,11 @@ def tune(
         "threads": threads,
         "rounds": rounds,
         "seed": seed,
-        "elsewhere": bool(measurer),
+        "elsewhere": None if measurer is None else where,
         "rewrites": _brought_by(names),
         "exhaustive": exhaustive,
     }
+    again = again or (measurer is not None and not where)
     known = _cached(shapes, device, asked)
     lossy = None
     if max_disagreement is not None:
@@ -219,7 +223,11 @@ def tune(
 
 
 def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> runs.Run:
-    """The run of a checkpoint, folded now unless it was; or the run that was named."""
+    """The run of a checkpoint, folded now unless it was; or the run that was named.
+
+    Raises:
+        Refused: If there is one of another file or other settings: its exports are not this stage's to remove.
+    """
     if source is not None and not Path(source).exists():
         raise UsageProblem(
             f"there is no file and no folder {source}.", hint="Give a checkpoint or a run's folder.", code="tune.none"
@@ -227,25 +235,33 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     if source is None or Path(source).is_dir():
         return runs.find_run(Path(source) if source else None)
     run = runs.Run(runs.OUT / Path(source).stem)
-    if run.fold_json.is_file() and run.model.is_file():
-        known = read_artefact(run.fold_json, FoldArtefact)
-        if known.origin.sha256 == sha256_of(Path(source)) and known.settings == (settings or known.settings):
-            return run
-    fold(source, settings=settings, progress=progress)
-    return run
+    if not run.fold_json.is_file():
+        fold(source, settings=settings, progress=progress)
+        return run
+    known = read_artefact(run.fold_json, FoldArtefact)
+    asked = {"checkpoint": sha256_of(Path(source)), **(settings or {})}
+    has = {"checkpoint": known.origin.sha256, **known.settings}
+    if asked == has:
+        return run
+    other = ", ".join(sorted(key for key in {*asked, *has} if asked.get(key) != has.get(key)))
+    raise Refused(
+        f"{run.folder} holds another fold than that was asked for: not of the same {other}.",
+        hint=f"repaconv tune {run.folder} tunes that one. Else fold what is meant with -o, and tune its folder.",
+        code="tune.other-fold",
+    )
 
 
 def _cached(shapes: str, device: Target, asked: Mapping[str, Any]) -> Path:
     """Where the answer is kept: by shapes, machine, target, all that measures and writes graphs, and what was asked.
 
-    The budget is in the answer: see `_answer`.
+    What was asked says of which cluster, too. The budget is in the answer: see `_answer`.
     """
     from repaconv.measure.fingerprint import fingerprint, machine_key
 
     question = {
         "machine": machine_key(fingerprint(())),
         "target": device.model_dump(mode="json"),
-        "runtime": _runtime(device, here=not asked["elsewhere"]),
+        "runtime": _runtime(device, here=asked["elsewhere"] is None),
         "made_by": made_by("torch", "onnx", "onnxscript", "onnxruntime"),
         **asked,
     }

@@ -8,18 +8,24 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
+from conftest import TINY
 from forms_page import PAGE, page
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefact import ExportArtefact, FoldArtefact, Ratio, TuneArtefact
+from repaconv.artefact import Change, ExportArtefact, FoldArtefact, Ratio, TuneArtefact
+from repaconv.backbones.metaformer import MetaFormer
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact
+from repaconv.forms.contract import Rewrite
+from repaconv.forms.graph import Writer
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
 from repaconv.methods.nondeep import example_meta
 from repaconv.pipeline import tuning
+from repaconv.pipeline.graphs import proved_graph
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -320,6 +326,37 @@ def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
     assert done.verdict == "passed"
     assert done.rewrites == ()
     assert "not this graph" in next(link.note for link in done.links if link.name == "form")
+
+
+def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp_path):
+    def shifted(model):
+        node = model.graph.outputs[0].producer()
+        write = Writer(model, node)
+        count = write("Shape", model.graph.inputs[0], start=0, end=1)
+        count.dtype = ir.DataType.INT64
+        off = write("Sub", write("Cast", count, to=1), write.exactly(np.array([2.0], np.float32)))
+        node.replace_input_with(0, write("Add", node.inputs[0], off))
+        yield Change(rewrite="shifted", place="head", told="adds the batch minus 2")
+
+    torch.manual_seed(0)
+    net = MetaFormer(TINY, final_affine=False).eval()
+    made = proved_graph(
+        "net",
+        net,
+        net.state_dict(),
+        (3, 32, 32),
+        output="logits",
+        opset=18,
+        batch=None,
+        free_size=False,
+        tolerances={},
+        rewrites=(Rewrite("shifted", "never", shifted),),
+        simplifiers=(),
+        scratch=tmp_path,
+        progress=lambda *_: None,
+    )
+    assert {link.name: link.verdict for link in made.links[:2]} == {"exported": "passed", "form": "failed"}
+    assert made.changes == ()
 
 
 def test_the_page_of_forms_is_of_the_rewrites_that_there_are():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from repaconv.targets import Target
 
 LARGEST_BATCH = 32
-PROBES = 4
+PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
 
 
 def build(
@@ -211,7 +211,7 @@ def _compared(
     after = FixedBatch(engine.session(file, threads=device.bench.threads, **more), batch)
     before = FixedBatch(load_onnx(source), batch)
     meter = Meter(allowed, logits=logits)
-    for piece in given.batches():
+    for piece in given.batches(AT_ONCE):
         images: Any = piece.pixels if exported.preprocessing else piece.images
         meter.add(after.run(images), before.run(images))
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"

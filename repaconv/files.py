@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -22,7 +23,18 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 def canonical_json(value: Record | dict[str, Any]) -> str:
     """Sorted keys, two spaces, one newline at the end: equal values are equal bytes."""
     plain = value.model_dump(mode="json") if isinstance(value, Record) else value
-    return json.dumps(plain, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(finite(plain), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def finite(plain: Any) -> Any:
+    """The same with ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` for what JSON has no number for; they read back."""
+    if isinstance(plain, dict):
+        return {key: finite(value) for key, value in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [finite(value) for value in plain]
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return "NaN" if math.isnan(plain) else "Infinity" if plain > 0 else "-Infinity"
+    return plain
 
 
 def sha256_of(path: Path) -> str:
@@ -45,8 +57,8 @@ def cache_folder(what: str) -> Path:
 
 
 def payload_of(path: Path, folder: Path) -> Payload:
-    """Describe a file as seen from the artefact's folder."""
-    relative = Path(os.path.relpath(path, folder)).as_posix()
+    """Describe a file as seen from the artefact's folder, by where the two are: a way up out of a link is another."""
+    relative = Path(os.path.relpath(path.parent.resolve() / path.name, folder.resolve())).as_posix()
     return Payload(path=relative, sha256=sha256_of(path), bytes=path.stat().st_size)
 
 

@@ -13,13 +13,16 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
-from repaconv.artefact import FoldArtefact
+from repaconv.artefact import FoldArtefact, Link
+from repaconv.cli.render import envelope
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
-from repaconv.files import read_artefact, write_text
+from repaconv.files import read_artefact, write_artefact, write_text
 from repaconv.methods import dwconv
 from repaconv.methods.contract import FoldedPart
 from repaconv.methods.riformer import METHOD
 from repaconv.pipeline import subjects
+from repaconv.proof.parity import judge
+from repaconv.proof.policy import tolerance
 
 RUN = Path("repaconv-out/tiny")
 
@@ -190,6 +193,29 @@ def test_writing_is_atomic(tmp_path):
         write_with(path, broken)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_is_no_number_is_json_all_the_same_and_reads_back(tmp_path, capfd):
+    broken = np.array([[1.0, np.nan], [np.inf, 0.0]])
+    link = judge("onnx", ("a", np.ones((2, 2))), ("b", broken), logits=True, tolerance=tolerance("onnx"))
+    write_artefact(path := tmp_path / "link.json", link)
+    envelope("verify", 1, link.model_dump(mode="json"))
+
+    def bare(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    for text in (path.read_text(), capfd.readouterr().out):
+        json.loads(text, parse_constant=bare)
+    assert np.isnan(read_artefact(path, Link).metrics.max_abs_error)
+
+
+def test_a_run_behind_a_symbolic_link_finds_what_it_wrote_outside(tiny, tmp_path):
+    (tmp_path / "disk" / "deep" / "run").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "deep" / "run")
+    rc.fold(tiny, out="run")
+    rc.export("run", onnx="beside.onnx")
+    assert {link.verdict for link in rc.verify("run").links} == {"passed"}
+    assert rc.verify(tmp_path / "disk" / "deep" / "run").verdict == "passed"
 
 
 def test_an_unreadable_artefact_is_refused(tiny):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import RepaconvError
+from repaconv.files import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvE
         "data": data,
         "errors": found,
     }
-    sys.stdout.write(json.dumps(whole, indent=2, sort_keys=True) + "\n")
+    sys.stdout.write(json.dumps(finite(whole), indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def error(problem: RepaconvError) -> None:

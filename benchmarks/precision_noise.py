@@ -74,8 +74,8 @@ def nets() -> Iterator[Net]:
 def _net(name: str, path: Path, settings: dict[str, str], calibrating: Inputs | None, judging: Inputs | None) -> Net:
     folded = repaconv.fold(path, settings=settings, form="official", out="run", force=True)
     assert isinstance(folded, FoldArtefact)
-    repaconv.export("run", batch=BATCH)
-    model = onnx.load("run/model.onnx")
+    made = repaconv.export("run", batch=BATCH)
+    model = onnx.load(Path("run") / made.payload.path)
     shape = (model.graph.input[0].type.tensor_type.shape.dim[1].dim_value, *folded.image_size)
     given = [calibrating or random_inputs(shape, count=32, seed=1), judging or random_inputs(shape, count=256, seed=2)]
     whole = [[piece.images for piece in each.batches(BATCH) if len(piece.images) == BATCH] for each in given]
@@ -129,6 +129,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
                 "way": way,
                 "images": found.images,
                 "max_rel_error": found.max_rel_error,
+                "norm_error": found.norm_error,
                 "cosine": found.cosine,
                 "flips_beyond_noise": found.top1_flips_that_matter,
                 "flips_within_noise": found.top1_flips_within_noise,

@@ -138,21 +138,26 @@ class Cost(Record):
 class Metrics(Record):
     """How two outputs of shape [N, K] differ.
 
-    ``max_rel_error`` is max|a - b| / max|b|, ``mean_abs_error`` over all numbers, ``cosine`` the smallest over the
-    images. For logits: ``kl_divergence`` KL(softmax b || softmax a) in nats, its mean over the images;
+    Of each image apart, and the worst of them: ``max_rel_error`` is max|a - b| / max|b|, ``norm_error`` is
+    ||a - b|| / ||b||, and ``cosine`` the smallest, of logits around their mean; None for a single number. An image near
+    zero is measured by what is usual of the others (`repaconv.proof.parity`). ``mean_abs_error`` is over all numbers,
+    ``spread`` how far the reference's outputs lie from that of the first image, relative to the largest; None for one
+    image. For logits: ``kl_divergence`` KL(softmax b || softmax a) in nats, its mean over the images;
     ``top1_agreement`` is 1 - ``top1_flips`` / images, where ``top1_flips`` counts other first classes: those in which
     the reference's lead over the class chosen instead is more than the noise matter (``top1_flips_that_matter``), the
     others are ``top1_flips_within_noise``, of the ``top1_close`` images whose first class leads by no more than that at
-    all. ``examples`` lists some flips, by image and lead. Leads and margins are relative to max|b|. ``undecided``
-    counts images left out, where rounding decides which tokens merge; of a graph of any origin, numbers left out that
-    hang on a rounding.
+    all. ``examples`` lists some flips, by image and lead. Leads and margins are relative to the image's max|b|.
+    ``undecided`` counts images left out, where rounding decides which tokens merge; of a graph of any origin, numbers
+    left out that hang on a rounding.
     """
 
     images: int
     max_abs_error: float
     max_rel_error: float
     mean_abs_error: float
-    cosine: float
+    norm_error: float = 0.0
+    cosine: float | None
+    spread: float | None = None
     kl_divergence: float | None = None
     top1_agreement: float | None = None
     top1_smallest_margin: float | None = None
@@ -168,7 +173,8 @@ class Tolerance(Record):
     """What a link allows; None is not judged.
 
     An ``exact`` link passes where max_rel_error <= rtol or max_abs_error <= atol. A ``lossy`` one is never held to
-    those: it passes by cosine, by the flips of first classes, and by the loss of accuracy where there are labels.
+    those: it passes by cosine and norm_error, by the flips of first classes, and by the loss of accuracy where there
+    are labels. Neither passes where the outputs of all images are as much alike as that.
     ``flips`` is the share of all images that may lose a lead of more than ``noise``, ``flips_within_noise`` the share
     of those with a smaller lead that may lose it; more of these is no fault where chance explains it.
     """
@@ -177,6 +183,7 @@ class Tolerance(Record):
     rtol: float | None = None
     atol: float | None = None
     cosine: float | None = None
+    norm_error: float | None = None
     flips: float | None = None
     flips_within_noise: float | None = None
     accuracy_loss: float | None = None
@@ -188,10 +195,11 @@ class Tolerance(Record):
         if self.kind == "exact":
             limits = ((self.rtol, "relative"), (self.atol, "absolute"))
             return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
+        near = f"lossy: cosine {self.cosine}, error {self.norm_error or 0.0:.1%}"
         if self.flips is None or self.flips_within_noise is None:
-            return f"lossy: cosine {self.cosine}"
+            return near
         beyond, within = f"{self.flips:.0%} flips beyond {self.noise:.0%}", f"{self.flips_within_noise:.0%} within"
-        return f"lossy: cosine {self.cosine}, {beyond}, {within}"
+        return f"{near}, {beyond}, {within}"
 
 
 class Accuracy(Record):

@@ -124,9 +124,9 @@ def assert_parity(
         reference: The same; the one that is right.
         images: [n, C, H, W] or any other input, or its shape for seeded random ones; several in the order of the
             inputs, or by their names.
-        rtol: Largest allowed max|a - b| / max|b| of every output.
+        rtol: Largest allowed max|a - b| / max|b| of every image in every output.
         atol: Largest allowed max|a - b|; either suffices.
-        lossy: ``fp16``, ``bf16`` or ``int8``: judge by cosine and agreement as the policy has it, not by rtol.
+        lossy: ``fp16``, ``bf16`` or ``int8``: judge by cosine, error and agreement as the policy has it, not by rtol.
 
     Returns:
         What was measured; of several outputs, on the one that differs most.
@@ -152,9 +152,11 @@ def assert_parity(
         rows = expected.shape if expected.ndim > 1 else (-1, 1)
         meter.add(found.reshape(rows).astype(np.float64), expected.reshape(rows).astype(np.float64))
         links.append(meter.link(f"output {name}", "reference", "candidate"))
-    worst = max(links, key=lambda link: (link.verdict == "failed", _error(link)))
+    worst = max(links, key=lambda link: (link.verdict == "failed", link.verdict == "passed", _error(link)))
     assert worst.metrics is not None
-    if worst.verdict != "passed":
+    if worst.verdict == "not verified":
+        raise AssertionError(f"not verified: {worst.note}")
+    if worst.verdict == "failed":
         found_there = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
         of_several = f"{worst.name}: " if len(links) > 1 else ""
         if len(feeds) > 1 or len(links) > 1:

@@ -97,7 +97,8 @@ def finish(
     with render.progress(quiet=quiet or format is Format.json) as progress:
         done = stage(progress)
     code = 1 if getattr(done, "verdict", "passed") == "failed" else 0
-    if not code and getattr(done, "inconclusive", False):
+    unproved = getattr(done, "links", ()) and getattr(done, "verdict", "") == "not verified"
+    if not code and (unproved or getattr(done, "inconclusive", False)):
         code = 5
     if format is Format.json:
         render.envelope(command, code, render.plain_data(done))

@@ -468,7 +468,8 @@ def _numbers(metrics: Any) -> tuple[str, str, str, str]:
         top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
     if metrics.undecided:
         top1 += f" ({metrics.undecided} undecided)"
-    return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", f"{metrics.cosine:.9f}", top1
+    cosine = "" if metrics.cosine is None else f"{metrics.cosine:.9f}"
+    return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", cosine, top1
 
 
 def _blocks(blocks: Iterable[BlockCost]) -> Table:

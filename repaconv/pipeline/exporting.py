@@ -75,7 +75,8 @@ def export(
         progress: See `Progress`.
 
     Returns:
-        The artefact; its verdict is failed if the graph does not compute what the folded model does.
+        The artefact; its verdict is failed if the graph does not compute what the folded model does, and not verified
+        where that cannot be told.
 
     Raises:
         GateFailed: If an earlier stage failed and ``unverified`` was not asked for.
@@ -88,6 +89,7 @@ def export(
     from repaconv.exporters.rules import violations
     from repaconv.exporters.to_onnx import add_metadata, check, operators_of
     from repaconv.forms.choice import chosen
+    from repaconv.proof.verdicts import verdict_of
 
     if precision not in runs.PRECISIONS:
         raise UsageProblem(
@@ -185,10 +187,10 @@ def export(
         add_metadata(model, entries)
         data = write_graph(model, path, graph.data)
         against = violations(model, newest, device.lacks, device.forbids)
-        sound = graph.sound and not against and all(link.verdict != "failed" for link in typed.links)
+        verdict = "failed" if against else verdict_of([graph.links[0], *typed.links])
         artefact = ExportArtefact(
             made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
-            verdict="passed" if sound else "failed",
+            verdict=verdict,
             unverified=overridden,
             asked=("--onnx", *([str(onnx)] if onnx else []), *words),
             variant=variant.name,
@@ -300,6 +302,6 @@ def _metadata(
         "repaconv.lossy": "no" if precision == "fp32" else "yes",
         "repaconv.preprocessing": folded.preprocessing.model_dump_json(),
         "repaconv.preprocessing_in_graph": "yes" if with_preprocessing else "no",
-        "repaconv.tolerance": f"{allowed:g} relative to the largest output",
+        "repaconv.tolerance": f"{allowed:g} relative to the largest output of each image",
         "repaconv.unverified": "; ".join(overridden),
     }

@@ -217,6 +217,8 @@ class _Gate:
         )
         for link in done.links:
             self._link("verify", link)
+        if done.verdict == "not verified":
+            self._note("verify", "chain", "inconclusive", "no link shows anything of this network", ("verify",))
         for claim in done.claims if any(link.accuracy for link in done.links) else ():
             told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not judged"
             self._note("verify", "claim", "not verified", told, ("verify",))
@@ -308,11 +310,9 @@ def told_of(link: Link) -> str:
     if link.metrics and link.tolerance:
         words.append(f"max rel {link.metrics.max_rel_error:.1e}")
         exact = link.tolerance.kind == "exact"
-        words.append(
-            f"{link.tolerance.told} is allowed"
-            if exact
-            else f"lossy: cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}"
-        )
+        cosine = "" if link.metrics.cosine is None else f"cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}, "
+        near = f"lossy: {cosine}error {link.metrics.norm_error:.1%} of {link.tolerance.norm_error or 0.0:.1%}"
+        words.append(f"{link.tolerance.told} is allowed" if exact else near)
         if exact and link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
     if link.accuracy:

@@ -68,9 +68,9 @@ def verify(
         progress: See `Progress`.
 
     Returns:
-        The artefact; its verdict is failed if any link's is.
+        The artefact; its verdict is failed if any link's is, and not verified where none passed.
     """
-    from repaconv.proof import parity, policy
+    from repaconv.proof import parity, policy, verdicts
     from repaconv.proof.curve import drift_svg
     from repaconv.proof.runners import decides
 
@@ -114,7 +114,7 @@ def verify(
         write_text(path, drift_svg(link))
     artefact = VerifyArtefact(
         made_by=made_by("torch", "onnxruntime"),
-        verdict="failed" if any(link.verdict == "failed" for link in links) else "passed",
+        verdict=verdicts.verdict_of(links),
         unverified=folded.unverified,
         asked=as_typed(
             verify,

@@ -264,7 +264,8 @@ def _merged(parts: list[Metrics], left: int) -> Metrics:
         max_abs_error=max(part.max_abs_error for part in parts),
         max_rel_error=max(part.max_rel_error for part in parts),
         mean_abs_error=sum(part.mean_abs_error * part.images for part in parts) / images,
-        cosine=min(part.cosine for part in parts),
+        norm_error=max(part.norm_error for part in parts),
+        cosine=min((part.cosine for part in parts if part.cosine is not None), default=None),
         undecided=left,
         **of_classes,
     )

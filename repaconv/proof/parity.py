@@ -1,27 +1,33 @@
 """How two outputs differ, measured batch by batch, and when that counts.
 
 Polygraphy's comparators hold all outputs of both sides at once, know no classes, and have no verdict on a flip; what
-is here runs over any number of images in constant memory.
+is here runs over any number of images and keeps a few numbers of each. Every image has a scale of its own: a loud one
+excuses nothing in the others.
 """
 
 from __future__ import annotations
 
-from math import exp, lgamma, log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Accuracy, Link, Metrics, Tolerance, Verdict
+from repaconv.artefact import Link, Metrics, Tolerance
 from repaconv.proof.accuracy import Counts
-from repaconv.proof.policy import LUCK
+from repaconv.proof.policy import DECIDING_COSINE, SHOWN, UNDECIDED_SHARE, norm_error
+from repaconv.proof.verdicts import lossy_words, verdict_by
 
 Array = NDArray[np.floating]
 EXAMPLES = 10
+NO_ANGLE = np.inf
+"""The cosine of an image whose output is one number, or the lead of one class: it has a sign, no direction."""
+# Of few outputs all may be near zero by chance, where rounding is as large as ever: an image's scale is no smaller than
+# a quarter of the usual one, and, so that a quiet image beside loud ones is not excused, than that allows of its own.
+QUIET, REACH = 0.25, 1e4
 
 
 class Meter:
-    """Adds up how a candidate's output differs from the reference's.
+    """Adds up how a candidate's output differs from the reference's: a few numbers an image, each by its own scale.
 
     Args:
         tolerance: Of the link: it says which flips matter, and from which error on a lost decision is looked for.
@@ -31,13 +37,10 @@ class Meter:
     def __init__(self, tolerance: Tolerance, *, logits: bool) -> None:
         self.tolerance, self.logits = tolerance, logits
         self.counts = Counts()
-        self.worst = 0
-        """The image with the largest error so far."""
-        self._images = self._numbers = self._undecided = 0
-        self._largest = self._scale = self._sum = self._kl = 0.0
-        self._cosine = 1.0
-        self._leads: list[float] = []
-        self._flips: list[tuple[int, float]] = []
+        self._seen = self._undecided = self._numbers = 0
+        self._sum = self._kl = 0.0
+        self._columns: dict[str, list[Array]] = {}
+        self._first: dict[tuple[int, ...], Array] = {}
 
     def add(
         self,
@@ -53,7 +56,8 @@ class Meter:
             candidate: Output of one end.
             reference: Output of the other.
             labels: Class of each image, -1 where unknown.
-            undecided: Images in which rounding may decide what merges; those that differ are left out.
+            undecided: Images in which rounding may decide what merges; those that differ are left out, if by no more
+                than another merge explains.
 
         Raises:
             ValueError: If the shapes differ or there is no image.
@@ -61,46 +65,46 @@ class Meter:
         if candidate.shape != reference.shape or candidate.ndim < 2 or not len(candidate):
             raise ValueError(f"cannot compare outputs of shape {candidate.shape} and {reference.shape}")
         a, b = (output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference))
-        first = self._images + self._undecided
-        rows = first + np.arange(len(b))
+        found = _rows(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
+        found["image"] = self._seen + np.arange(float(len(b)))
+        self._seen += len(b)
         if undecided is not None and undecided.any():
-            with np.errstate(invalid="ignore"):
-                apart = ~(np.abs(a - b).max(1) <= (self.tolerance.rtol or 0.0) * np.abs(b).max())
-            kept = ~(undecided & apart)
+            kept = ~(undecided & self._merged_otherwise(found))
             self._undecided += int((~kept).sum())
-            a, b, rows = a[kept], b[kept], rows[kept]
+            a, b, found = a[kept], b[kept], {name: column[kept] for name, column in found.items()}
             labels = None if labels is None else labels[kept]
-            if not len(b):
-                return
-        self._images += len(b)
-        self._scale = max(self._scale, float(np.abs(b).max(initial=0.0)))
+        for name, column in found.items():
+            self._columns.setdefault(name, []).append(column)
         with np.errstate(invalid="ignore", over="ignore"):
-            error = np.abs(a - b)
-            each = error.max(1)
-            if not float(each.max()) <= self._largest and np.isfinite(self._largest):
-                self.worst = int(rows[int(each.argmax())])
-            self._largest = float(np.maximum(self._largest, each.max()))  # NaN stays
-            self._sum += float(error.sum())
-            self._numbers += error.size
-            lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-            cosines = np.where(lengths > 0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1), (a == b).all(1))
-            self._cosine = float(np.minimum(self._cosine, cosines.min()))
-        if self.logits and b.shape[1] > 1:
-            self._add_classes(a, b, rows)
+            self._sum += float(np.abs(a - b).sum())
+        self._numbers += a.size
         if labels is not None:
             self.counts.add(a.argmax(1) == labels, b.argmax(1) == labels, labels >= 0)
 
-    def _add_classes(self, a: Array, b: Array, rows: NDArray[np.int64]) -> None:
+    def _merged_otherwise(self, found: dict[str, Array]) -> NDArray[np.bool_]:
+        """Images [n] that differ by more than rounding, and by no more than tokens that merge otherwise explain."""
+        with np.errstate(invalid="ignore"):
+            apart = ~(found["error"] <= (self.tolerance.rtol or 0.0) * found["scale"])
+            alike = ~(found["cosine"] < DECIDING_COSINE) & (found["off"] <= norm_error(DECIDING_COSINE) * found["norm"])
+        merged: NDArray[np.bool_] = apart & alike
+        return merged
+
+    def _column(self, name: str) -> Array:
+        """One number for each image that is not left out."""
+        parts = self._columns.get(name)
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _errors(self) -> Array:
+        """Of each image, relative to its own scale."""
         with np.errstate(invalid="ignore", over="ignore"):
-            log_a, log_b = _log_softmax(a), _log_softmax(b)
-            self._kl += float((np.exp(log_b) * (log_b - log_a)).sum())
-        each = np.arange(len(b))
-        chosen, wanted = a.argmax(1), b.argmax(1)
-        top = np.partition(b, -2, axis=1)
-        self._leads += (top[:, -1] - top[:, -2]).tolist()
-        leads = b[each, wanted] - b[each, chosen]
-        for place in np.flatnonzero(chosen != wanted):
-            self._flips.append((int(rows[place]), float(leads[place])))
+            errors: Array = self._column("error") / _floored(self._column("scale"))
+        return errors
+
+    @property
+    def worst(self) -> int:
+        """The image with the largest error, by its own scale; one with NaN before all."""
+        errors = self._errors()
+        return int(self._column("image")[errors.argmax()]) if len(errors) else 0
 
     def metrics(self) -> Metrics:
         """What was added up.
@@ -108,93 +112,115 @@ class Meter:
         Raises:
             ValueError: If there was no image.
         """
-        if not self._images:
+        errors = self._errors()
+        if not len(errors):
             raise ValueError("no image was compared")
-        scale = self._scale or 1.0
-        found: dict[str, Any] = {}
-        if np.isfinite(margin := min(self._leads, default=np.inf)):
-            flips = sorted(((row, lead / scale) for row, lead in self._flips), key=lambda flip: -flip[1])
-            matter = sum(lead > self.tolerance.noise for _, lead in flips)
-            found = {
-                "kl_divergence": self._kl / self._images,
-                "top1_agreement": 1 - len(flips) / self._images,
-                "top1_smallest_margin": margin / scale,
-                "top1_flips": len(flips),
-                "top1_flips_that_matter": matter,
-                "top1_flips_within_noise": len(flips) - matter,
-                "top1_close": sum(lead / scale <= self.tolerance.noise for lead in self._leads),
-                "examples": tuple(flips[:EXAMPLES]),
-            }
+        cosines = self._column("cosine")
+        with np.errstate(invalid="ignore", over="ignore"):
+            norms = self._column("off") / _floored(self._column("norm"))
+        largest = float(self._column("scale").max())
         return Metrics(
-            images=self._images,
-            max_abs_error=self._largest,
-            max_rel_error=self._largest / scale,
+            images=len(errors),
+            max_abs_error=float(self._column("error").max()),
+            max_rel_error=float(errors.max()),
+            norm_error=float(norms.max()),
             mean_abs_error=self._sum / self._numbers,
-            cosine=self._cosine,
+            cosine=None if (cosines == NO_ANGLE).all() else float(cosines.min()),
+            spread=float(self._column("apart").max()) / (largest or 1.0) if self._seen > len(self._first) else None,
             undecided=self._undecided,
-            **found,
+            **self._classes(),
         )
+
+    def _classes(self) -> dict[str, Any]:
+        """What metrics say of first classes, if there are some."""
+        leads, lost = self._column("lead"), self._column("lost")
+        if not len(leads) or not np.isfinite(leads).any():
+            return {}
+        scale, noise = _floored(self._column("scale")), self.tolerance.noise
+        leads, lost, images = leads / scale, lost / scale, self._column("image")
+        flipped = np.flatnonzero(~np.isnan(lost))
+        flips = sorted(((int(images[row]), float(lost[row])) for row in flipped), key=lambda flip: -flip[1])
+        matter = int((lost[flipped] > noise).sum())
+        return {
+            "kl_divergence": float(self._column("kl").mean()),
+            "top1_agreement": 1 - len(flips) / len(leads),
+            "top1_smallest_margin": float(np.nanmin(leads)),
+            "top1_flips": len(flips),
+            "top1_flips_that_matter": matter,
+            "top1_flips_within_noise": len(flips) - matter,
+            "top1_close": int((leads <= noise).sum()),
+            "examples": tuple(flips[:EXAMPLES]),
+        }
 
     def link(self, name: str, reference: str, candidate: str, note: str = "") -> Link:
         """The link with its verdict."""
-        if not self._images:
-            why = f"in all {self._undecided} images rounding decides which tokens merge"
+        if self._undecided > UNDECIDED_SHARE * self._seen or self._undecided == self._seen:
+            why = f"in {self._undecided} of {self._seen} images rounding decides which tokens merge"
             return not_verified(name, reference, candidate, why)
         metrics, accuracy = self.metrics(), self.counts.accuracy()
+        verdict = verdict_by(metrics, self.tolerance, accuracy)
         words = lossy_words(metrics, self.tolerance, accuracy) if self.tolerance.kind == "lossy" else ""
+        if verdict == "passed" and self._shows_nothing(metrics):
+            alike = f"the output is the same for all {metrics.images} images, as far as the tolerance tells"
+            verdict, words = "not verified", f"{alike}: it does not depend on the input, and a fault would not show"
         return Link(
             name=name,
             reference=reference,
             candidate=candidate,
             tolerance=self.tolerance,
             metrics=metrics,
-            verdict=_verdict(metrics, self.tolerance, accuracy),
+            verdict=verdict,
             note="; ".join(filter(None, [note, words])),
             accuracy=accuracy,
         )
 
-
-def _verdict(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> Verdict:
-    """NaN passes nothing."""
-    if allowed.kind == "exact":
-        relative = allowed.rtol is not None and metrics.max_rel_error <= allowed.rtol
-        absolute = allowed.atol is not None and metrics.max_abs_error <= allowed.atol
-        return "passed" if relative or absolute else "failed"
-    sound = np.isfinite(metrics.max_abs_error) and metrics.cosine >= (allowed.cosine or -1.0)
-    lost = accuracy is not None and allowed.accuracy_loss is not None and accuracy.high < -allowed.accuracy_loss
-    return "passed" if sound and not lost and not any(_too_many(metrics, allowed)) else "failed"
+    def _shows_nothing(self, metrics: Metrics) -> bool:
+        """Whether what is allowed is so much that one output for all images would pass."""
+        if metrics.spread is None:
+            return False
+        relative = SHOWN if self.tolerance.kind == "lossy" else self.tolerance.rtol or 0.0
+        return metrics.spread <= relative or float(self._column("apart").max()) <= (self.tolerance.atol or 0.0)
 
 
-def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
-    """Whether there are more flips than allowed: beyond the noise, and within it."""
-    if allowed.flips is None or allowed.flips_within_noise is None:
-        return False, False
-    beyond = metrics.top1_flips_that_matter > allowed.flips * metrics.images
-    chance = _at_least(metrics.top1_flips_within_noise, metrics.top1_close, allowed.flips_within_noise)
-    return beyond, chance < LUCK
+def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:
+    """Of outputs [N, K] the numbers that are kept, [N] each; ``first`` is the reference's first output [K]."""
+    classes = logits and b.shape[1] > 1
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        turned_a, turned_b = (each - each.mean(1, keepdims=True) if classes else each for each in (a, b))
+        found: dict[str, Array] = {
+            "error": np.abs(a - b).max(1, initial=0.0),
+            "scale": np.abs(b).max(1, initial=0.0),
+            "off": np.linalg.norm(a - b, axis=1),
+            "norm": np.linalg.norm(b, axis=1),
+            "cosine": _cosines(turned_a, turned_b, directions=b.shape[1] - classes),
+            "apart": np.abs(b - first).max(1, initial=0.0),
+        }
+        if classes:
+            log_a, log_b = _log_softmax(a), _log_softmax(b)
+            found["kl"] = (np.exp(log_b) * (log_b - log_a)).sum(1)
+            chosen, wanted = (each.argmax(1)[:, None] for each in (a, b))
+            top = np.partition(b, -2, axis=1)
+            found["lead"] = top[:, -1] - top[:, -2]
+            lost = np.take_along_axis(b, wanted, 1) - np.take_along_axis(b, chosen, 1)
+            found["lost"] = np.where(chosen == wanted, np.nan, lost)[:, 0]
+    return found
 
 
-def _at_least(count: int, n: int, share: float) -> float:
-    """How likely so many of n are, or more, where each is with this probability."""
-    ways = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for k in range(count, n + 1))
-    odds = (k * log(share) + (n - k) * log(1 - share) for k in range(count, n + 1))
-    return sum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))
+def _cosines(a: Array, b: Array, directions: int) -> Array:
+    """Of outputs [N, K]; where one is zero, 1 if the other is."""
+    if directions < 2:
+        return np.full(len(b), NO_ANGLE)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines: Array = np.where(lengths > 0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1), (a == b).all(1))
+    return cosines
 
 
-def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> str:
-    """What a lossy link's verdict says of first classes, and what was not looked at."""
-    if metrics.top1_agreement is None or allowed.flips is None or allowed.flips_within_noise is None:
-        return "no first classes to compare: judged by cosine alone"
-    many = _too_many(metrics, allowed)
-    lead, flips = f"{allowed.noise:.0%} of the largest logit", metrics.top1_flips_that_matter
-    beyond = f"{flips or 'no'} class{'es' if flips > 1 else ''} that led by more than {lead} changed"
-    within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead did"
-    words = [
-        f"{metrics.top1_agreement:.1%} of {metrics.images} first classes agree",
-        beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
-        within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
-    ]
-    return "; ".join([*words, *([] if accuracy else ["accuracy was not looked at"])])
+def _floored(sizes: Array) -> Array:
+    """Sizes of the images' outputs [N], as their errors are measured by them."""
+    there = sizes > 0
+    usual = QUIET * float(np.median(sizes[there])) if there.any() else 1.0
+    floored: Array = np.where(there, np.clip(usual, sizes, REACH * sizes), usual)
+    return floored
 
 
 def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:

@@ -8,7 +8,7 @@ from math import sqrt
 from repaconv.artefact import Tolerance
 from repaconv.errors import UsageProblem
 
-POLICY = "4"
+POLICY = "5"
 """Version of the figures below; it is written into every result."""
 
 # max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).
@@ -30,11 +30,17 @@ EXACT = {
 }
 """Links between forms that compute the same; ``agreement`` is bench's, between the two models that it measures."""
 
-# Smallest cosine over the images, and the noise: the lead (relative to max|b|) within which a first class may change,
-# about twice the largest error that sound nets of these precisions show (benchmarks/precision_noise.py).
+# Smallest cosine over the images, which also says how large an error may be (`norm_error`; sound trained nets have
+# about half of that at most), and the noise: the lead (relative to max|b|) within which a first class may change, about
+# twice the largest error that sound nets of these precisions show (benchmarks/precision_noise.py).
 LOSSY = {"fp16": (0.999, 0.01), "bf16": (0.99, 0.05), "int8": (0.95, 0.1)}
 # Where lower precision decides otherwise which tokens merge, outputs differ and neither is wrong.
 DECIDING_COSINE = 0.9
+# Images in which rounding decides what merges are left out if they differ by no more than that; where more than this
+# share of all is, nothing is verified.
+UNDECIDED_SHARE = 0.5
+# A lossy link shows nothing where the outputs of all images differ by no more than this, relative to the largest.
+SHOWN = 1e-5
 # Flips beyond the noise, of all images: sound trained nets show one in 500 at most.
 FLIPS = 0.01
 # Flips within the noise, of the images that lead by no more. A sound net's errors are well below the noise, so it keeps
@@ -91,12 +97,18 @@ def tolerance(
     cosine, noise = LOSSY[link]
     return Tolerance(
         kind="lossy",
-        cosine=DECIDING_COSINE if decides else cosine,
+        cosine=(least := DECIDING_COSINE if decides else cosine),
+        norm_error=norm_error(least),
         flips=FLIPS if logits else None,
         flips_within_noise=FLIPS_WITHIN_NOISE if logits else None,
         accuracy_loss=ACCURACY_LOSS if logits else None,
         noise=noise,
     )
+
+
+def norm_error(cosine: float) -> float:
+    """||a - b|| / ||b|| of two outputs at that angle, the nearest that they can be."""
+    return sqrt(1 - cosine * cosine)
 
 
 def coarser(precisions: Sequence[str]) -> str:

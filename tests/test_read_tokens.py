@@ -163,8 +163,7 @@ def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     method = registry.load(registry.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")
     rc.fold(tmp_path / "a.pth", form="official")
-    rc.export()
-    model = in_double(onnx.load("repaconv-out/a/model.onnx"))
+    model = in_double(onnx.load(f"repaconv-out/a/{rc.export().payload.path}"))
     after, changes = rewritten(model, [READ_TOKENS])
     assert len(changes) == 1
     assert difference(model, after, 3, 16, 16) < 1e-13

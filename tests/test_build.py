@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -21,6 +23,7 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.exporters.precision import to_fp16
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.pipeline.building import _Timings
+from repaconv.pipeline.chain import built_as
 from repaconv.pipeline.common import load_target
 
 NETS = (
@@ -194,9 +197,28 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
     )
     lossy = next(link for link in rc.verify(engine=BUILD / "x86-64.int8.onnx").links if link.name == "engine")
     assert (lossy.verdict, lossy.tolerance.kind) == ("passed", "lossy")
+    with pytest.raises(UsageProblem, match="the link engine is lossy"):
+        rc.verify(engine=BUILD / "x86-64.int8.onnx", rtol={"engine": 1e-9})
+    failed = next(link for link in rc.verify(engine=BUILD / "x86-64.fp16.onnx").links if link.name == "engine")
+    assert (failed.verdict, failed.note.partition(";")[0]) == ("failed", "its build says failed")
+    shutil.copy(BUILD / "x86-64.onnx", BUILD / "x86-64.ort")
+    assert built_as(BUILD / "x86-64.onnx").verdict == "passed"
+    assert built_as(BUILD / "x86-64.ort") is None  # nothing vouches for another file of that stem
     (BUILD / "x86-64.onnx").write_bytes(b"another")
     with pytest.raises(Refused, match="hash is another"):
         rc.verify(engine=BUILD / "x86-64.onnx")
+
+
+def test_an_engine_is_verified_on_the_batch_and_from_the_pixels_that_it_takes(tiny):
+    rc.fold(tiny)
+    rc.export(batch=2, image_size=32, with_preprocessing=True)
+    engine = Path(rc.build(target="x86-64").wrote[0])
+    found = next(link for link in rc.verify(engine=engine, count=3).links if link.name == "engine")
+    assert (found.verdict, found.metrics.images) == ("passed", 3)
+    for size, told in ((32, "takes pixels"), (40, "takes images of")):
+        np.savez("x.npz", input=np.zeros((2, 3, size, size), dtype=np.float32))
+        with pytest.raises(UsageProblem, match=told):
+            rc.verify(engine=engine, inputs="x.npz")
 
 
 def test_an_engine_for_another_processor_has_nothing_of_this_one_in_it(tiny):

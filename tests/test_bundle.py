@@ -18,6 +18,7 @@ import pytest
 import repaconv as rc
 from repaconv.engines import trtexec
 from repaconv.errors import Refused, UsageProblem
+from repaconv.pipeline.common import load_onnx
 from repaconv.targets import board_run
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"
@@ -233,6 +234,20 @@ def test_a_damaged_result_is_refused_and_nothing_is_written(bundled, tmp_path):
         rc.collect(cut)
     assert not list(tmp_path.rglob("escaped*"))
     assert not (RUN / "build/orin-nano.fp16.32x32.collected.json").exists()
+
+
+def test_a_call_that_is_filled_up_expects_what_its_pixels_give(tiny):
+    rc.fold(tiny)
+    rc.export(target="orin-nano", with_preprocessing=True)
+    made = rc.bundle(target="orin-nano", count=3, batch=2)
+    with tarfile.open(RUN / "build" / made.payload.path) as tar:
+        tar.extractall("b", filter="data")
+    shape = json.loads(Path("b/bundle.json").read_text())["shape"]
+    session = load_onnx(Path("b/model.onnx"))
+    for call in range(2):
+        pixels = np.fromfile(f"b/input_{call}.bin", np.uint8).reshape(shape)
+        expected = np.fromfile(f"b/expected_{call}.bin", "<f4").reshape(2, -1)
+        assert np.abs(session.run(pixels) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_what_cannot_be_bundled_is_told(tiny, repaconv):

@@ -169,14 +169,35 @@ def test_int8_for_a_board_has_zero_points_of_0(tiny):
     assert violations(model, 20, (), ("zero-points",))
 
 
+def test_some_images_calibrate_an_export_and_the_others_judge_it(tiny):
+    """Images that calibrate are dim, the others bright: a range of the dim ones alone does not hold."""
+    rc.fold(tiny)
+    images = np.random.default_rng(0).standard_normal((15, 3, 32, 32)).astype(np.float32)
+    np.savez("x.npz", input=images)
+    for batch in (None, 8, 64):
+        done = rc.export(precision="int8", batch=batch, inputs="x.npz")
+        assert done.calibration == "x.npz (15 images): 7 calibrate, the other 8 judge"
+        assert (done.verdict, done.links[-1].metrics.images) == ("passed", 8)
+    calibrating = [place * 15 // 7 for place in range(7)]
+    images[calibrating] *= 0.05
+    np.savez("dim.npz", input=images)
+    assert rc.export(precision="int8", inputs="dim.npz").verdict == "failed"
+    large = np.zeros((4, 3, 48, 48), dtype=np.float32)
+    for few, told in ((images[:1], "both calibrate"), (large, "the graph takes 32 x 32")):
+        np.savez("wrong.npz", input=few)
+        with pytest.raises(UsageProblem, match=told):
+            rc.export(precision="int8", inputs="wrong.npz", image_size=32)
+
+
 def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
     rc.fold(tiny)
     rc.export(target="rtx-40")
     done = rc.export(target="rtx-40", precision="bf16", with_preprocessing=True)
     assert (done.verdict, done.opset, done.in_float) == ("passed", 22, ())
-    link = next(link for link in rc.verify().links if link.name == "bf16")
-    assert link.verdict == "passed"
-    assert "rounded to bfloat16" in link.note
+    links = {link.name: link for link in rc.verify().links}
+    for name in ("bf16", "preprocessing"):  # behind the preprocessing, and the whole that is shipped
+        assert (links[name].verdict, links[name].tolerance.kind) == ("passed", "lossy")
+        assert "rounded to bfloat16" in links[name].note
 
 
 def test_bench_of_a_lower_precision_is_of_that_graph_and_judged_by_its_rule(tiny):

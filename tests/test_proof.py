@@ -148,6 +148,22 @@ def test_the_policy_by_precision_and_depth():
         tolerance("onnx", rtol={"onx": 1})
 
 
+def test_a_tolerance_is_a_number_that_can_be_allowed(tiny):
+    for value in (np.inf, np.nan, -1.0, 1e300):
+        for link in ("onnx", "fold"):
+            with pytest.raises(UsageProblem, match="the tolerance of"):
+                tolerance("onnx", rtol={link: value})
+        if value != 1e300:
+            with pytest.raises(UsageProblem, match="the tolerance of"):
+                tolerance("onnx", atol={"onnx": value})
+    rc.fold(tiny)
+    for link in ("onnx", "exported", "engine"):
+        with pytest.raises(UsageProblem, match=f"a tolerance of {link} would do nothing"):
+            rc.verify(rtol={link: 1e-6})
+    with pytest.raises(UsageProblem, match="max_regression is inf"):
+        rc.bench(max_regression=np.inf)
+
+
 def test_images_where_rounding_decides_are_left_out_if_they_differ_as_another_merge_does():
     reference = np.random.default_rng(0).standard_normal((4, 6))
     unsure = np.array([True, True, False, False])
@@ -587,7 +603,7 @@ def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     assert {link.name: link.verdict for link in done.links}["onnx"] == "passed"
     np.savez(tmp_path / "x.npz", input=random_inputs((3, 32, 32), count=2, seed=0).images)
     without = rc.verify(inputs=tmp_path / "x.npz").links
-    assert len(without) == len({link.name for link in without})
+    assert len(without) == len({(link.name, link.variant) for link in without})
     lacking = {link.name: link.verdict for link in without}
     assert lacking["preprocessing"] == "not verified"
     assert lacking["onnx"] == "passed"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
 from conftest import TINY
 from forms_page import PAGE, page
+from onnx import numpy_helper
 
 import repaconv as package
 from repaconv import registry
@@ -24,7 +27,9 @@ from repaconv.forms.contract import Rewrite
 from repaconv.forms.graph import Writer
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
 from repaconv.methods.nondeep import example_meta
-from repaconv.pipeline import tuning
+from repaconv.methods.riformer import METHOD
+from repaconv.pipeline import lowering, tuning
+from repaconv.pipeline.common import load_target
 from repaconv.pipeline.graphs import proved_graph
 
 NAMES = tuple("abcdef")
@@ -285,11 +290,49 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     assert loose.precision in ("fp16", "int8")
     assert {row.precision for row in loose.lowered} == {"fp16", "int8"}
     assert all(row.disagreement is not None and row.images == 32 for row in loose.lowered)
-    wrong = package.tune(
-        ckpt, settings=SET, max_disagreement=-1.0, inputs="images.npz", measurer=doubled, rewrites=THREE
-    )
-    assert wrong.precision == "fp32"
-    assert all("more than allowed" in row.told for row in wrong.lowered)
+    for least, told in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
+        with pytest.raises(UsageProblem, match=told):
+            package.tune(ckpt, settings=SET, max_disagreement=least, inputs="images.npz", rewrites=THREE)
+
+
+@pytest.mark.parametrize("classes", [1, 5])
+def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_it(classes, tmp_path, monkeypatch):
+    """With one class the first one agrees whatever comes out, NaN too."""
+    tiny = METHOD.example(dataclasses.replace(TINY, classes=classes), seed=3)
+    torch.save({"state_dict": tiny, "args": {"img_size": 32}}, "tiny.pth")
+    folded = package.fold("tiny.pth")
+    package.export()
+    model, device = onnx.load("repaconv-out/tiny/model.onnx"), load_target("x86-64")
+    images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
+    np.savez("x.npz", input=images)
+    calibrated, judged = [], []
+    sound, outputs = lowering.in_precision, lowering._outputs
+
+    def nothing(graph, precision, pieces, **settings):
+        calibrated.extend(np.concatenate(pieces))
+        typed, kept = sound(graph, precision, pieces, **settings)
+        for weight in typed.graph.initializer:
+            if classes == 1 and weight.data_type == onnx.TensorProto.FLOAT:
+                weight.CopyFrom(numpy_helper.from_array(np.nan * numpy_helper.to_array(weight), weight.name))
+        return typed, kept
+
+    monkeypatch.setattr(lowering, "in_precision", nothing)
+    monkeypatch.setattr(lowering, "_outputs", lambda m, pieces: (judged.extend(pieces), outputs(m, pieces))[1])
+    rows = lowering.lowered(
+        folded,
+        lambda *_: model,
+        ["int8"],
+        device,
+        allowed=0.5,
+        inputs="x.npz",
+        images=None,
+        measure=lambda *_: {},
+        scratch=tmp_path,
+        progress=lambda *_: None,
+    ).rows
+    assert rows[0].told == ("failed as a link" if classes == 1 else "allowed")
+    seen = {image.tobytes() for image in calibrated}, {image.tobytes() for image in np.concatenate(judged)}
+    assert (len(seen[0]), len(seen[1]), seen[0] & seen[1]) == (4, 4, set())
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):

@@ -202,8 +202,7 @@ def _compared(
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
     logits, choosing = folded.output == "logits", decides(backbone.deploy(config))
-    link = "engine" if precision == "fp32" else precision
-    allowed = tolerance(link, logits=logits, decides=choosing, usual=folded.tolerances)
+    allowed = tolerance("engine", precision=precision, logits=logits, decides=choosing, usual=folded.tolerances)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" else int(exported.batch)
     given = random_pixels((config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)

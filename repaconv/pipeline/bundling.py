@@ -24,7 +24,7 @@ from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.chain import net_of
 from repaconv.pipeline.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.pipeline.exports import export_for
-from repaconv.pipeline.inputs import choose_inputs
+from repaconv.pipeline.inputs import choose_inputs, filled
 from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
@@ -181,17 +181,12 @@ class _Recorded(NamedTuple):
 
 
 def _record(net: Any, given: Any, batch: int, exported: ExportArtefact, progress: Progress) -> list[_Recorded]:
-    """The float64 training form on the images, call by call; the last call is filled up with zeros."""
-    import numpy as np
-
+    """The float64 training form on the images, call by call; the last call is filled up with images of its own."""
     found = []
     for number, piece in enumerate(given.batches(batch)):
         progress("expected outputs", number, -(-given.shape[0] // batch))
-        missing = batch - len(piece.images)
-        images = np.concatenate([piece.images, np.zeros_like(piece.images[:1]).repeat(missing, 0)])
-        seen = images
-        if exported.preprocessing:
-            seen = np.concatenate([piece.pixels, np.zeros_like(piece.pixels[:1]).repeat(missing, 0)])
+        images = filled(piece.images, batch)
+        seen = filled(piece.pixels, batch) if exported.preprocessing else images
         raw = seen.astype(seen.dtype.newbyteorder("<")).tobytes()
         found.append(_Recorded(raw, net.training.run(images), seen.shape, len(piece.images)))
     return found
@@ -201,9 +196,13 @@ def _tolerance(folded: FoldArtefact, net: Any, precision: str) -> Tolerance:
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import decides
 
-    link = "engine" if precision == "fp32" else precision
-    choosing = decides(net.fold.module)
-    return tolerance(link, logits=folded.output == "logits", decides=choosing, usual=folded.tolerances)
+    return tolerance(
+        "engine",
+        precision=precision,
+        logits=folded.output == "logits",
+        decides=decides(net.fold.module),
+        usual=folded.tolerances,
+    )
 
 
 def _readme(device: Target, precision: str) -> str:

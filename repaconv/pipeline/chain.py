@@ -80,7 +80,7 @@ def steps_of(
     net: Net,
     exports: Sequence[Export],
     given: Inputs,
-    meter: Callable[[str], Meter],
+    meter: Callable[..., Meter],
     engine: Path | None,
     built: BuildArtefact | None,
 ) -> tuple[list[Step], list[Link], list[Path]]:
@@ -130,13 +130,40 @@ def steps_of(
     if engine is not None:
         took.append(engine)
         try:
-            runner: Runner = load_engine(engine, built, threads=1)
+            steps.append(_engine_step(engine, built, given, meter))
         except EnvironmentProblem as problem:
             idle.append(not_verified("engine", REFERENCE, engine.name, f"{problem.message} {problem.hint}".strip()))
-        else:
-            step = Step("engine", engine.name, lambda batch: runner.run(batch.images), meter("engine"), _no_values)
-            steps.append(replace(step, sha256=sha256_of(engine)))
     return steps, idle, took
+
+
+def _engine_step(engine: Path, built: BuildArtefact | None, given: Inputs, meter: Callable[..., Meter]) -> Step:
+    """An engine, on as many images at once as it takes, from pixels where it takes those.
+
+    Raises:
+        EnvironmentProblem: If it does not run here.
+        UsageProblem: If it takes other images.
+    """
+    from repaconv.proof.runners import FixedBatch
+
+    session = load_engine(engine, built, threads=1)
+    shape, pixels = getattr(session, "input_shape", ()), getattr(session, "takes_pixels", False)
+    if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
+        raise UsageProblem(
+            f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
+            hint="Give --inputs or --images of that size.",
+            code="inputs.shape",
+        )
+    if pixels and not _has_pixels(given):
+        raise UsageProblem(
+            f"{engine} takes pixels, and these images are normalised already.",
+            hint="Give --images, or neither --images nor --inputs.",
+            code="inputs.pixels",
+        )
+    runner = FixedBatch(session, shape[0] if shape and isinstance(shape[0], int) else None)
+    low = meter("engine", built.precision if built else "fp32")
+    take = _pixels if pixels else lambda batch: batch.images
+    step = Step("engine", engine.name, lambda batch: runner.run(take(batch)), low, _no_values)
+    return replace(step, sha256=sha256_of(engine))
 
 
 def _idle(name: str, label: str, why_not: str, variant: str, exported: ExportArtefact) -> Link:
@@ -147,7 +174,7 @@ def _idle(name: str, label: str, why_not: str, variant: str, exported: ExportArt
 
 
 def _onnx_steps(
-    net: Net, exported: ExportArtefact, path: Path, name: str, label: str, meter: Callable[[str], Meter]
+    net: Net, exported: ExportArtefact, path: Path, name: str, label: str, meter: Callable[..., Meter]
 ) -> list[Step]:
     """The network's graph, and the same with its preprocessing where it has one."""
     import onnx
@@ -174,15 +201,18 @@ def _onnx_steps(
             BF16_NOTE if typed else "",
         )
     ]
-    if exported.preprocessing and name == "onnx":
-        where = Location(module=SCOPE, reason="the graph behind it is judged by the link onnx")
+    if exported.preprocessing:
+        # a lossy link that names a module says that it is broken there
+        scope = SCOPE if name == "onnx" else ""
+        where = Location(module=scope, reason=f"the graph behind it is judged by the link {name}")
         steps.append(
             Step(
                 "preprocessing",
                 f"{label}, from pixels",
                 lambda piece: whole.run(_pixels(piece)),
-                meter("preprocessing"),
+                meter("preprocessing", exported.precision),
                 lambda _images: where,
+                BF16_NOTE if typed else "",
             )
         )
     return steps
@@ -222,6 +252,8 @@ def built_as(engine: Path) -> BuildArtefact | None:
     if not beside.is_file() or stage_of(beside) != "build":
         return None
     built = read_artefact(beside, BuildArtefact)
+    if (beside.parent / built.payload.path).resolve() != engine.resolve():  # of another file of that stem
+        return None
     runs.Run(engine.parent).payload(built.payload)
     return built
 

@@ -161,7 +161,7 @@ def _bundle_of(taken: runs.Run, sha256: str) -> tuple[BundleArtefact, Path]:
 
 
 def _expected(bundle: Path, made: BundleArtefact) -> tuple[NDArray[np.float32], tuple[int, ...]]:
-    """The outputs [N, ...] that were bundled, without those of zeros, and the shape of a call."""
+    """The outputs [N, ...] that were bundled, without those that fill the last call up, and the shape of a call."""
     import numpy as np
 
     with tarfile.open(bundle, "r:gz") as tar:

@@ -28,16 +28,12 @@ from repaconv.pipeline.common import (
 )
 from repaconv.pipeline.exports import target_sha256
 from repaconv.pipeline.graphs import BF16_NOTE, proved_graph, runnable, write_graph
-from repaconv.pipeline.inputs import choose_inputs
+from repaconv.pipeline.inputs import CALIBRATION_IMAGES, Split, choose_inputs, filled, require_same_size
 from repaconv.replacing import put, require_ours
 from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:
     import onnx as onnx_package
-
-    from repaconv.proof.data import Inputs
-
-CALIBRATION_IMAGES = 32
 
 
 def export(
@@ -69,7 +65,7 @@ def export(
         simplify: Run a simplifier, and keep its graph if it computes the same.
         simplifier: ``onnxsim``, ``onnxslim``, or ``auto``: the first, and the second where that fails.
         with_preprocessing: Let the graph take pixels (uint8, [B, H, W, C], RGB) and normalise them itself.
-        inputs: An .npz of images to measure a lower precision on.
+        inputs: An .npz of images to measure a lower precision on: some calibrate it, the others judge it.
         images: A folder of them instead. Without either, random images are taken, and the artefact says so.
         unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
@@ -81,8 +77,8 @@ def export(
     Raises:
         GateFailed: If an earlier stage failed and ``unverified`` was not asked for.
         Refused: If the folded model is gone or changed.
-        UsageProblem: If there is no run, the network does not take that image size, or a file is there already that is
-            somebody else's.
+        UsageProblem: If there is no run, the network does not take that image size, there are too few images or of
+            another size, or a file is there already that is somebody else's.
     """
     from repaconv.exporters.precision import INT8_OPSET, in_float
     from repaconv.exporters.preprocessing import with_preprocessing as with_pixels
@@ -152,7 +148,12 @@ def export(
     require_ours(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     given = None
     if precision != "fp32":
-        given = choose_inputs(folded, config, inputs=inputs, images=images, count=CALIBRATION_IMAGES, seed=1, size=size)
+        count = 2 * CALIBRATION_IMAGES
+        taking = choose_inputs(folded, config, inputs=inputs, images=images, count=count, seed=1, size=size)
+        require_size(backbone, config, *taking.shape[2:])
+        if not free_size:
+            require_same_size(taking, size)
+        given = Split.of(taking, batch=batch, ranges=precision != "bf16")
     with tempfile.TemporaryDirectory(prefix=".export-", dir=taken.folder) as temporary:
         scratch = Path(temporary)
         graph = proved_graph(
@@ -180,7 +181,7 @@ def export(
             )
         if given is not None:
             symmetric = "zero-points" in device.forbids
-            typed = _typed(graph.model, precision, given, batch, folded, config, symmetric=symmetric, progress=progress)
+            typed = _typed(graph.model, precision, given, folded, config, symmetric=symmetric, progress=progress)
         model = with_pixels(typed.model, folded.preprocessing) if with_preprocessing else typed.model
         check(model, scratch if graph.data else None)
         entries = _metadata(folded, precision, overridden, graph.links[0], size, with_preprocessing=with_preprocessing)
@@ -200,7 +201,7 @@ def export(
             preprocessing=with_preprocessing,
             islands=typed.islands,
             in_float=() if precision == "fp32" else in_float(typed.model, precision),
-            calibration=given.name if given else "",
+            calibration=given.told if given else "",
             lacks=device.lacks,
             violations=tuple(against),
             form=folded.form,
@@ -232,36 +233,34 @@ class _Typed(NamedTuple):
 def _typed(
     model: onnx_package.ModelProto,
     precision: str,
-    given: Inputs,
-    batch: int | None,
+    given: Split,
     folded: FoldArtefact,
     config: Any,
     *,
     symmetric: bool,
     progress: Progress,
 ) -> _Typed:
-    """The graph in that precision, judged by the float32 one on the same images."""
+    """The graph in that precision, judged by the float32 one on images that did not calibrate it."""
     from repaconv.proof.locate import broken, locate
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import FixedBatch, decides
     from repaconv.proof.traces import OnnxTrace
 
-    step = 8 if batch is None else batch
-    pieces = [piece.images for piece in given.batches(step) if batch is None or len(piece.images) == batch]
     progress(f"to {precision}", 0, 0)
-    typed, kept = in_precision(model, precision, pieces, symmetric=symmetric)
+    typed, kept = in_precision(model, precision, given.calibrating(), symmetric=symmetric)
     logits = folded.output == "logits"
     choosing = decides(registry.load(registry.BACKBONES, folded.backbone).deploy(config))
     meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
     runs_here = runnable(typed, precision)
-    before, after = (FixedBatch(load_onnx(form.SerializeToString()), batch) for form in (model, runs_here))
+    before, after = (FixedBatch(load_onnx(form.SerializeToString()), given.batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
-    for piece in pieces:
+    for piece in given.judges():
         meter.add(after.run(piece), before.run(piece))
     link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
-    link = broken(link, locate(right, wrong, pieces[0], allowed=None, decides=choosing))
+    first = filled(next(given.judges()), given.batch)
+    link = broken(link, locate(right, wrong, first, allowed=None, decides=choosing))
     return _Typed(typed, (link,), kept)
 
 

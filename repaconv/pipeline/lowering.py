@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import registry
 from repaconv.artefact import FoldArtefact, LoweredCandidate, Ratio
+from repaconv.errors import UsageProblem
 from repaconv.files import write_bytes
 from repaconv.pipeline.common import Progress, load_onnx
-from repaconv.pipeline.exporting import CALIBRATION_IMAGES, in_precision
+from repaconv.pipeline.exporting import in_precision
 from repaconv.pipeline.graphs import runnable
-from repaconv.pipeline.inputs import choose_inputs
+from repaconv.pipeline.inputs import Split, choose_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from repaconv.targets import Target
+
+SMALLEST = 0.001
+"""The share of images below which a disagreement is not told from none."""
 
 
 class Lowered(NamedTuple):
@@ -45,7 +50,7 @@ def lowered(
 ) -> Lowered:
     """Type the winning graph lower, and keep what disagrees with float32 on no more images than that.
 
-    The first images calibrate, the others judge; what fails as a link of its precision is out, whatever is allowed.
+    Some images calibrate, the others judge; what does not pass as a link of its precision is out, whatever is allowed.
 
     Args:
         folded: The network.
@@ -67,10 +72,8 @@ def lowered(
     if not precisions:
         return Lowered("fp32", (), "")
     config = registry.load(registry.BACKBONES, folded.backbone).from_json(folded.config)
-    given = choose_inputs(folded, config, inputs=inputs, images=images)
-    pieces = [piece.images for piece in given.batches(8)]
-    split = max(1, min(CALIBRATION_IMAGES // 8, len(pieces) // 2))
-    calibrating, judging = pieces[:split], pieces[split:] or pieces
+    given = enough_images(folded, inputs, images, allowed=allowed)
+    calibrating, judging = given.calibrating(), list(given.judges())
     newest = device.newest_opset or device.opset
     reference = graph("fp32", newest)
     right = _outputs(reference, judging)
@@ -87,8 +90,8 @@ def lowered(
         link, found = meter.link(precision, "ONNX, float32", f"ONNX, {precision}"), meter.metrics()
         other = found.top1_flips / found.images
         row = LoweredCandidate(precision=precision, images=found.images, disagreement=other, link=link, told="")
-        if other > allowed or link.verdict == "failed":
-            why = "disagrees with float32 more than allowed" if other > allowed else "fails as a link"
+        if other > allowed or link.verdict != "passed":
+            why = "disagrees with float32 more than allowed" if other > allowed else f"{link.verdict} as a link"
             rows.append(row.model_copy(update={"told": why}))
             continue
         rows.append(row)
@@ -101,7 +104,27 @@ def lowered(
     ]
     faster = [row for row in rows if row.ratio is not None and row.ratio.low > 1]
     best = max(faster, key=lambda row: row.ratio.median if row.ratio else 0.0, default=None)
-    return Lowered(best.precision if best else "fp32", tuple(rows), given.name)
+    return Lowered(best.precision if best else "fp32", tuple(rows), given.told)
+
+
+def enough_images(
+    folded: FoldArtefact, inputs: str | Path | None, images: str | Path | None, *, allowed: float
+) -> Split:
+    """The images for lower precision.
+
+    Raises:
+        UsageProblem: If those that judge are so few that one of them is more than what is allowed.
+    """
+    config = registry.load(registry.BACKBONES, folded.backbone).from_json(folded.config)
+    given = Split.of(choose_inputs(folded, config, inputs=inputs, images=images))
+    wanted = ceil(1 / max(allowed, SMALLEST))
+    if len(given.judging) < wanted:
+        raise UsageProblem(
+            f"{given.told}: they cannot tell whether no more than {allowed:.2%} get another first class.",
+            hint=f"Give {wanted + len(given.fitting)} images or more, or allow more with --max-disagreement.",
+            code="tune.too-few",
+        )
+    return given
 
 
 def _outputs(model: onnx.ModelProto, pieces: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:

@@ -25,6 +25,7 @@ from repaconv.pipeline.common import (
 )
 from repaconv.pipeline.comparing import COMPARED, Opened, agreement, opened
 from repaconv.pipeline.subjects import Subject, any_preprocessing, image_shape, memory_an_image, subjects_of
+from repaconv.proof.policy import bounded
 from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 
 MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
+LARGEST_REGRESSION = 10.0
+"""Eleven times as long is no regression that anybody allows."""
 
 
 def bench(
@@ -74,7 +77,7 @@ def bench(
             besides goes before it.
         profile: Also say where the time goes, node by node: ONNX Runtime's profile of the first model.
         baseline: A file of baselines; the artefact then says how the model compares with that of this machine.
-        max_regression: 0.05 lets it take 5% longer.
+        max_regression: 0.05 lets it take 5% longer; 10 at most.
         update_baseline: Write the baseline instead of judging by it.
         accept_inconclusive: Write it even of a measurement that is inconclusive.
         seed: Of the images, the order and the bootstrap.
@@ -107,6 +110,7 @@ def bench(
         seed=seed,
         unverified=unverified,
     )
+    bounded("max_regression", max_regression, LARGEST_REGRESSION)
     device = load_target(target)
     named = paper(protocol)
     threads = at_least_one("threads", threads, named.threads or device.bench.threads)

@@ -40,8 +40,8 @@ from repaconv.pipeline.folding import fold
 from repaconv.pipeline.forms import TUNED, remembered, shapes_sha256
 from repaconv.pipeline.graphs import proved_graph
 from repaconv.pipeline.inputs import choose_inputs
-from repaconv.pipeline.lowering import lowered
-from repaconv.proof.policy import POLICY
+from repaconv.pipeline.lowering import enough_images, lowered
+from repaconv.proof.policy import POLICY, bounded
 from repaconv.replacing import put, require_ours
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def tune(
         progress: See `Progress`.
 
     Raises:
-        UsageProblem: If lower precision is wanted and there are no images to judge it by.
+        UsageProblem: If lower precision is wanted and there are no images to judge it by, or too few.
         Refused: If the network is too large, its export is not sound, or the checkpoint's run is of another fold.
         EnvironmentProblem: If the target's runtime is not here.
     """
@@ -131,6 +131,8 @@ def tune(
             hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
             code="tune.features",
         )
+    if max_disagreement is not None:
+        enough_images(folded, inputs, images, allowed=bounded("max_disagreement", max_disagreement, 1))
     overridden = runs.require_sound(run, folded, unverified=unverified)
     device = load_target(target)
     threads = at_least_one("threads", threads, device.bench.threads)
@@ -440,13 +442,13 @@ class _Journal:
         return {form: self.rows[key] for form, path in wanted.items() if (key := self._key(path, rounds)) in self.rows}
 
     def _same(self, path: Path, reference: Path) -> bool:
-        """Whether a form computes what the default one does, on two images; a wrong one is not worth measuring."""
+        """Whether a form computes what the default one does, on three images; a wrong one is not worth measuring."""
         from repaconv.proof.parity import judge
         from repaconv.proof.policy import tolerance
 
         if path not in self.judged:
             session = load_onnx(path)
-            images = _images((2, *(size if isinstance(size, int) else 64 for size in session.input_shape[1:])), 0)
+            images = _images((3, *(size if isinstance(size, int) else 64 for size in session.input_shape[1:])), 0)
             if self.expected is None:
                 self.expected = load_onnx(reference).run(images)
             ends = ("default form", self.expected), ("form", session.run(images))

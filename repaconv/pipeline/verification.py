@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import FoldArtefact, Link, VerifyArtefact
-from repaconv.errors import Refused
+from repaconv.artefact import BuildArtefact, FoldArtefact, Link, VerifyArtefact
+from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, write_text
 from repaconv.pipeline.asked import as_typed
 from repaconv.pipeline.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
@@ -92,13 +92,21 @@ def verify(
 
     built = built_as(Path(engine)) if engine else None
 
-    def meter(name: str) -> Meter:
-        if name == "engine" and built and built.precision != "fp32":
-            return parity.Meter(policy.tolerance(built.precision, logits=logits, decides=choosing), logits=logits)
-        allowed = policy.tolerance(name, logits=logits, decides=choosing, usual=folded.tolerances, rtol=rtol, atol=atol)
+    def meter(name: str, precision: str = "fp32") -> Meter:
+        own = not (name == "preprocessing" and precision != "fp32")
+        allowed = policy.tolerance(
+            name,
+            precision=precision,
+            logits=logits,
+            decides=choosing,
+            usual=folded.tolerances,
+            rtol=rtol if own else None,
+            atol=atol if own else None,
+        )
         return parity.Meter(allowed, logits=logits)
 
     steps, idle, took = steps_of(net, exports, given, meter, Path(engine) if engine else None, built)
+    _require_used({*(rtol or {}), *(atol or {})}, steps, idle)
     scale = _over(given, net, steps, logits, progress)
     links = [*(_judged(step, given, net, follow=drift) for step in steps), *idle]
     links += [
@@ -107,6 +115,7 @@ def verify(
         if name not in {link.name for link in links}
     ]
     links = [_required(link) if link.name in require else link for link in links]
+    links = [_as_built(link, built) if link.name == "engine" else link for link in links]
     links.sort(key=lambda link: policy.LINKS.index(link.name))
     curves = {_curve(target, taken, link): link for link in links if link.location and link.location.drift}
     require_ours(target, "verify", *curves)
@@ -192,6 +201,29 @@ def _judged(step: Step, given: Inputs, net: Net, *, follow: bool) -> Link:
             where = where.model_copy(update={"module": "", "reason": "the link passes"})
         link = broken(link, where) if lossy else link.model_copy(update={"location": where})
     return link
+
+
+def _require_used(given: set[str], steps: Sequence[Step], idle: Sequence[Link]) -> None:
+    """Refuse a tolerance of a link that is not there.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    exact = {step.name for step in steps if step.meter.tolerance.kind == "exact"}
+    if unused := sorted(given - exact - {link.name for link in idle}):
+        raise UsageProblem(
+            f"a tolerance of {', '.join(unused)} would do nothing: there is no such link here that is exact.",
+            hint=f"Links here: {', '.join(sorted(exact))}.",
+            code="tolerance.idle",
+        )
+
+
+def _as_built(link: Link, built: BuildArtefact | None) -> Link:
+    """What its build failed does not pass."""
+    if built is None or built.verdict != "failed":
+        return link
+    note = "; ".join(filter(None, ["its build says failed", link.note]))
+    return link.model_copy(update={"verdict": "failed", "note": note})
 
 
 def _required(link: Link) -> Link:

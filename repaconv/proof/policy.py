@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from sys import float_info
 
 from repaconv.artefact import Tolerance
 from repaconv.errors import UsageProblem
@@ -51,6 +52,9 @@ LUCK = 0.01
 """More of them than allowed is a fault where chance has less than this to do with it: of two, both may flip."""
 ACCURACY_LOSS = 0.01
 
+LARGEST_RTOL = 0.1
+"""What is further off than that is not the same, whoever allows it."""
+
 LINKS = (*EXACT, *LOSSY)
 
 
@@ -62,6 +66,7 @@ def exact_rtols(depth: int = DEPTH) -> dict[str, float]:
 def tolerance(
     link: str,
     *,
+    precision: str = "fp32",
     logits: bool = True,
     decides: bool = False,
     usual: Mapping[str, float] | None = None,
@@ -72,6 +77,7 @@ def tolerance(
 
     Args:
         link: One of `LINKS`.
+        precision: Of what runs; a link is lossy where that is.
         logits: Whether the output are logits; features have no first class.
         decides: Whether the net decides something discrete, as which tokens merge.
         usual: Relative tolerances of the exact links; `exact_rtols` when None.
@@ -79,11 +85,16 @@ def tolerance(
         atol: An absolute tolerance; either suffices. Alone, it stands in place of the relative one.
 
     Raises:
-        UsageProblem: If there is no such link, or an exact tolerance is given for a lossy one.
+        UsageProblem: If there is no such link, an exact tolerance is given for a lossy one, or one is no number that
+            can be allowed.
     """
     require_links([link, *(rtol or {}), *(atol or {})])
+    for given, largest in ((rtol, LARGEST_RTOL), (atol, float_info.max)):
+        for name, value in (given or {}).items():
+            bounded(f"the tolerance of {name}", value, largest)
     given_rtol, given_atol = (rtol or {}).get(link), (atol or {}).get(link)
-    if link in EXACT:
+    rule = precision if precision in LOSSY else link
+    if rule in EXACT:
         relative = given_rtol
         if given_rtol is None and given_atol is None:
             relative = {**exact_rtols(), **(usual or {})}[link]
@@ -94,7 +105,7 @@ def tolerance(
             hint="Leave --rtol and --atol out for it.",
             code="tolerance.lossy",
         )
-    cosine, noise = LOSSY[link]
+    cosine, noise = LOSSY[rule]
     return Tolerance(
         kind="lossy",
         cosine=(least := DECIDING_COSINE if decides else cosine),
@@ -114,6 +125,19 @@ def norm_error(cosine: float) -> float:
 def coarser(precisions: Sequence[str]) -> str:
     """Of precisions the one that says least, by its noise; ``fp32`` where none is lossy."""
     return max((name for name in precisions if name in LOSSY), key=lambda name: LOSSY[name][1], default="fp32")
+
+
+def bounded(name: str, value: float, largest: float) -> float:
+    """What may be allowed at all: a number from 0 to ``largest``; NaN and infinity are none.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    if not 0 <= value <= largest:
+        raise UsageProblem(
+            f"{name} is {value:g}.", hint=f"Give a number from 0 to {largest:g}.", code="tolerance.unbounded"
+        )
+    return value
 
 
 def require_links(names: list[str]) -> None:

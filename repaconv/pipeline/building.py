@@ -60,6 +60,7 @@ def build(
     import onnx
 
     from repaconv.engines.contract import Order
+    from repaconv.proof.verdicts import verdict_of
 
     device = load_target(target)
     engine = registry.load(registry.ENGINES, device.runtime)
@@ -102,10 +103,10 @@ def build(
     other = sum(wrong.values()) - sum(staying.values())
     typed_right = other <= len(exported.in_float) and any(name.endswith(f".{asked}") for name in built.types)
     kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
-    sound = typed_right and all(link.verdict != "failed" for link in links)
+    proved = verdict_of(links) if links else "passed"
     artefact = BuildArtefact(
         made_by={**made_by(), device.runtime: version},
-        verdict="passed" if sound else "failed",
+        verdict=proved if typed_right else "failed",
         unverified=overridden,
         asked=(
             *([str(model)] if model else []),

@@ -82,7 +82,7 @@ def collect(
     same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
     artefact = CollectArtefact(
         made_by=made_by(),
-        verdict="failed" if link.verdict == "failed" or typed == "failed" or not same else "passed",
+        verdict="failed" if typed == "failed" or not same else link.verdict,
         unverified=made.unverified,
         variant=made.variant,
         target=made.target,

@@ -150,6 +150,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         assert done.agreement.verdict == "passed"
         assert "on the worker" in done.note
         assert Path("repaconv-out/repavit/bench/x86-64.json").is_file()
+        rc.export(target="arm64")
         with pytest.raises(EnvironmentProblem, match="no worker for arm64 came within 0 s; there are some for x86-64"):
             bench_on(cluster.address, target="arm64", wait_s=0)
     with pytest.raises(EnvironmentProblem, match="does not answer"):

@@ -67,7 +67,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
     agreement = f"{link.metrics.top1_agreement:.1%} agree, cosine {link.metrics.cosine:.6f}"
     record_property("lower precision", f"{name} {precision}: {agreement}")
     assert link.verdict == "passed", agreement
-    assert 0 < link.metrics.max_rel_error < 0.2
+    assert 0 < link.metrics.max_abs_error < 0.2 * np.abs(outputs[0]).max()
 
 
 @RTX

@@ -248,7 +248,8 @@ def _typed(
     from repaconv.proof.traces import OnnxTrace
 
     progress(f"to {precision}", 0, 0)
-    typed, kept = in_precision(model, precision, given.calibrating(), symmetric=symmetric)
+    calibrating = given.calibrating()
+    typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric)
     logits = folded.output == "logits"
     choosing = decides(registry.load(registry.BACKBONES, folded.backbone).deploy(config))
     meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
@@ -259,7 +260,8 @@ def _typed(
         meter.add(after.run(piece), before.run(piece))
     link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
-    first = filled(next(given.judges()), given.batch)
+    # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
+    first = calibrating[0] if calibrating else filled(next(given.judges()), given.batch)
     link = broken(link, locate(right, wrong, first, allowed=None, decides=choosing))
     return _Typed(typed, (link,), kept)
 

@@ -224,13 +224,16 @@ def test_a_sweep_measures_every_entry_for_itself_and_folds_it_once(tiny, monkeyp
     done = sweeping.sweep("m.toml")
     assert done.verdict == "passed"
     assert len(folds) == 2
-    results = [json.loads(path.read_text()) for path in Path("repaconv-out/sweep-m/results").iterdir()]
+    kept = list(Path("repaconv-out/sweep-m/results").iterdir())
+    results = [json.loads(path.read_text()) for path in kept]
     sizes = {(each["cell"]["model"], each["cell"]["target"]): each["result"]["image_size"] for each in results}
     assert sizes == {
         (name, target): size
         for name, size in (("tiny", [32, 32]), ("tiny image_size=16", [16, 16]))
         for target in ("x86-64", "arm64")
     }
+    for path in kept:  # as on a quiet machine: what is inconclusive would be measured again
+        path.write_text(path.read_text().replace('"verdict": "inconclusive"', '"verdict": "noisy"'))
     assert sweeping.sweep("m.toml").resumed == 4
     shutil.copy("repaconv-out/sweep-m/sweep.json", "kept.json")
     Path("repaconv-out/sweep-m/sweep.json").write_text("mine")

@@ -24,16 +24,16 @@ from onnx import numpy_helper
 
 import repaconv
 from repaconv import registry
-from repaconv.artefact import FoldArtefact
+from repaconv.artefacts import FoldArtefact
 from repaconv.exporters.precision import QUANTIZED
 from repaconv.files import canonical_json
-from repaconv.methods.nondeep import example_meta
-from repaconv.pipeline.common import load_onnx
+from repaconv.methods.nondeep.paper import example_meta
 from repaconv.pipeline.exporting import in_precision
-from repaconv.pipeline.graphs import runnable
 from repaconv.proof.data import Inputs, npz_inputs, random_inputs
 from repaconv.proof.parity import Meter
 from repaconv.proof.policy import POLICY, tolerance
+from repaconv.steps.common import load_onnx
+from repaconv.steps.graphs import runnable
 
 TRAINED = Path(__file__).resolve().parent / "train" / "models"
 HEADS = {"num_heads": "3"}

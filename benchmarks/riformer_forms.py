@@ -30,7 +30,7 @@ from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.statistics import ratio
-from repaconv.methods.riformer import ARCHS, METHOD, RIFormerBlock
+from repaconv.methods.riformer.paper import ARCHS, METHOD, RIFormerBlock
 from repaconv.proof.data import random_inputs
 
 

@@ -18,10 +18,10 @@ import torch
 
 import repaconv
 from repaconv import registry
-from repaconv.artefact import TuneArtefact
+from repaconv.artefacts import TuneArtefact
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
-from repaconv.methods.nondeep import example_meta
+from repaconv.methods.nondeep.paper import example_meta
 
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 MODELS = (

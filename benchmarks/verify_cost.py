@@ -23,13 +23,14 @@ import torch
 from PIL import Image
 
 import repaconv
-from repaconv.artefact import FoldArtefact
+from repaconv.artefacts import FoldArtefact
 from repaconv.files import canonical_json, read_artefact
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
-from repaconv.methods.repavit import METHOD
-from repaconv.pipeline import chain, verification
+from repaconv.methods.repavit.paper import METHOD
+from repaconv.pipeline import verification
 from repaconv.runs import Run
+from repaconv.steps import chain
 
 ARGS = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 IMAGES = 256

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from repaconv.artefact import SCHEMA_VERSION, Payload, Record
+from repaconv.artefacts import SCHEMA_VERSION, Payload, Record
 from repaconv.errors import EnvironmentProblem, Refused
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

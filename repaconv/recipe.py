@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from repaconv.artefact import Record
+from repaconv.artefacts import Record
 from repaconv.errors import UsageProblem
 from repaconv.toml import first_problem, line_of, read_toml
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from repaconv.artefact import Artefact, Payload
+from repaconv.artefacts import Artefact, Payload
 from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, sha256_of, sha256_of_bytes, stage_of, write_artefact, write_text
 

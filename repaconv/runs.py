@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from repaconv.artefact import Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
+from repaconv.artefacts import Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, sha256_of, stage_of, write_text
 from repaconv.replacing import remove, require_ours

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from repaconv import registry
-from repaconv.artefact import Metrics
+from repaconv.artefacts import Metrics
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import write_with
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from repaconv.artefact import Link
-    from repaconv.methods.contract import Method
+    from repaconv.artefacts import Link
+    from repaconv.trained.contract import Method
 
 
 Runs = Union["nn.Module", str, Path]
@@ -136,7 +136,7 @@ def assert_parity(
         UsageProblem: If a file is not there, or the inputs are not those that a graph has.
         Refused: If one of the two does not run on them, or their outputs cannot be held against each other.
     """
-    from repaconv.artefact import Tolerance
+    from repaconv.artefacts import Tolerance
     from repaconv.proof.locate import locate
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
@@ -233,7 +233,7 @@ class _Graph:
     """An .onnx file as one end of `assert_parity`."""
 
     def __init__(self, path: Path) -> None:
-        from repaconv.pipeline.common import load_onnx
+        from repaconv.steps.common import load_onnx
 
         if not path.is_file():
             raise UsageProblem(f"there is no file {path}.", hint="Give the path of an .onnx.", code="parity.missing")
@@ -289,8 +289,8 @@ class _Module:
         """All tensors of its output, by their places in it."""
         import torch
 
-        from repaconv.methods.certificate import tensors_in
         from repaconv.proof.runners import array_of
+        from repaconv.trained.certificate import tensors_in
 
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
         cast = {n: t.to(self.runner.dtype) if t.is_floating_point() else t for n, t in tensors.items()}

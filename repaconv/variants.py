@@ -6,7 +6,7 @@ import re
 from pathlib import PurePath
 from typing import Literal
 
-from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Record
+from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Record
 
 USUAL_TARGET, USUAL_FORM, USUAL_PRECISION = "x86-64", "default", "fp32"
 

@@ -25,12 +25,12 @@ from faults import META, SETTINGS
 
 import repaconv as rc
 from repaconv import registry
-from repaconv.artefact import ExportArtefact, FoldArtefact
+from repaconv.artefacts import ExportArtefact, FoldArtefact
 from repaconv.files import read_artefact
-from repaconv.pipeline.common import load_onnx
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
+from repaconv.steps.common import load_onnx
 
 PACKAGES = [
     "libc6",

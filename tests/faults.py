@@ -22,8 +22,10 @@ from torch import nn
 from repaconv import registry
 from repaconv.affine import Affine
 from repaconv.backbones.tokens import LayerNormSpec
-from repaconv.methods import dwconv, nondeep, repavit
-from repaconv.methods.nondeep import example_meta
+from repaconv.methods.dwconv import paper as dwconv
+from repaconv.methods.nondeep import paper as nondeep
+from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.repavit import paper as repavit
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 SETTINGS = {"repavit": {"num_heads": "3"}, "pyra": {"num_heads": "3"}, "dwconv": {"num_heads": "3"}, "nondeep": {}}
@@ -149,7 +151,7 @@ def wrong_simplifier(at: str):
 
 
 def wrong_stored(name: str):
-    from repaconv.pipeline import chain
+    from repaconv.steps import chain
 
     right = chain.stored_weights
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from repaconv import registry
-from repaconv.forms.contract import Rewrite
-from repaconv.pipeline.common import load_target
+from repaconv.graphs.contract import Rewrite
+from repaconv.steps.common import load_target
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "forms.md"
 HEAD = """# Forms

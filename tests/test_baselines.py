@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import repaconv as rc
-from repaconv.artefact import Baselines
+from repaconv.artefacts import Baselines
 from repaconv.files import read_artefact, write_artefact
-from repaconv.pipeline.baselines import by_baseline, history_of, key_of, name_in
+from repaconv.steps.baselines import by_baseline, history_of, key_of, name_in
 
 RUN = Path("repaconv-out/tiny")
 

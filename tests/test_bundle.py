@@ -18,7 +18,7 @@ import pytest
 import repaconv as rc
 from repaconv.engines import trtexec
 from repaconv.errors import Refused, UsageProblem
-from repaconv.pipeline.common import load_onnx
+from repaconv.steps.common import load_onnx
 from repaconv.targets import board_run
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"

@@ -12,9 +12,9 @@ from oracle import gelu
 
 import repaconv as rc
 from repaconv.errors import GateFailed, Refused
-from repaconv.methods import dwconv
-from repaconv.methods.dwconv import METHOD, factors, separated
-from repaconv.methods.positions import resample
+from repaconv.methods.dwconv import paper as dwconv
+from repaconv.methods.dwconv.paper import METHOD, factors, separated
+from repaconv.trained.positions import resample
 
 WIDTH, HEADS, HEAD, GRID = 12, 3, 4, (4, 5)
 IMAGES = np.random.default_rng(4).standard_normal((2, 3, 8, 10), dtype=np.float32)
@@ -293,8 +293,8 @@ def test_positions_are_resampled_as_the_official_code_does():
     if not path.is_file():
         pytest.skip("official checkpoints are absent")
     from repaconv.backbones.vit import ViT, ViTConfig
-    from repaconv.methods.certificate import loaded
-    from repaconv.methods.plain import BlockTraits, Norms, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.skeletons.plain import BlockTraits, Norms, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.trained.certificate import loaded
 
     weights = torch.load(path, weights_only=True)
     weights.pop("mask_token")

@@ -18,12 +18,12 @@ import repaconv as rc
 from repaconv import registry
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused, UsageProblem
-from repaconv.forms.folds import fold
-from repaconv.forms.folds.affine_maps import AFFINE
-from repaconv.forms.folds.costs import parameters
-from repaconv.forms.graph import in_double, read, rewritten
-from repaconv.methods.nondeep import example_meta
-from repaconv.methods.repavit_examples import Example
+from repaconv.folds import fold
+from repaconv.folds.affine_maps import AFFINE
+from repaconv.graphs.costs import parameters
+from repaconv.graphs.graph import in_double, read, rewritten
+from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.repavit.published import Example
 
 WAYS = {  # the exporters, opsets, and whether the batch is free
     "new, 20": {"dynamo": True, "opset": 20, "free": False},
@@ -397,7 +397,7 @@ def test_weights_beside_the_graph_are_read_and_others_refused(small):
 
 
 def test_a_fold_that_is_wrong_is_not_written(small, repaconv, monkeypatch):
-    from repaconv.forms.folds import emit
+    from repaconv.folds import emit
 
     right = emit._Emitter._product
     monkeypatch.setattr(emit._Emitter, "_product", lambda self, value, edge, shift: right(self, value, edge, 2 * shift))

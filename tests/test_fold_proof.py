@@ -12,10 +12,10 @@ from foreign_faults import FAULTS, NETS, F, Net, norm, normal, weight
 from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
-from repaconv.artefact import Tolerance
+from repaconv.artefacts import Tolerance
 from repaconv.errors import GateFailed, Refused
-from repaconv.forms import graph as graphs
-from repaconv.forms.folds.affine_maps import AFFINE
+from repaconv.folds.affine_maps import AFFINE
+from repaconv.graphs import graph as graphs
 from repaconv.proof.compare import compare
 from repaconv.proof.draws import draws
 from repaconv.proof.probes import probes

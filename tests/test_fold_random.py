@@ -12,8 +12,8 @@ import torch
 from mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv.forms.folds.fold import FOLDS
-from repaconv.forms.graph import in_double, rewritten
+from repaconv.folds.fold import FOLDS
+from repaconv.graphs.graph import in_double, rewritten
 
 TOKENS = ("linear", "add", "scale", "sum", "difference", "act", "split", "concat", "pick", "norm", "batchnorm", "mask")
 

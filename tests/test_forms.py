@@ -31,8 +31,8 @@ from repaconv.forms import (
     pointwise,
     rows,
 )
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import in_double, rewritten
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import in_double, rewritten
 
 MODULES = (attention, biases, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}

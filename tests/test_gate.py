@@ -18,11 +18,11 @@ from faults import wrong_initializer
 
 import repaconv as rc
 from repaconv import registry
-from repaconv.artefact import Check, GatedRecipe, GateReport
+from repaconv.artefacts import Check, GatedRecipe, GateReport
 from repaconv.cli import reports
 from repaconv.errors import UsageProblem
 from repaconv.measure.statistics import regression
-from repaconv.methods.nondeep import example_meta
+from repaconv.methods.nondeep.paper import example_meta
 from repaconv.pipeline import gating
 from repaconv.recipe import Recipe, read_recipe
 from repaconv.toml import key_lines
@@ -341,7 +341,7 @@ def test_the_gate_takes_benchs_verdict_and_baselines_by_machine(tmp_path, repaco
 
 
 def test_a_training_form_that_computes_something_else_fails_the_gate(tmp_path, monkeypatch):
-    from repaconv.pipeline import subjects
+    from repaconv.steps import subjects
 
     right = subjects.training_onnx
 

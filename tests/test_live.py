@@ -11,9 +11,9 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.pyra import METHOD as PYRA
-from repaconv.methods.repavit import METHOD as REPAVIT
-from repaconv.methods.riformer import RIFormerBlock
+from repaconv.methods.pyra.paper import METHOD as PYRA
+from repaconv.methods.repavit.paper import METHOD as REPAVIT
+from repaconv.methods.riformer.paper import RIFormerBlock
 
 
 def trained(module):
@@ -141,8 +141,8 @@ def plain_vit():
     from dataclasses import replace
 
     from repaconv.backbones.vit import ViT
-    from repaconv.methods.plain import NormTraits, PlainAttention, PlainBlock, PlainMlp
-    from repaconv.methods.pyra import BlockTraits, _published_form
+    from repaconv.methods.pyra.paper import BlockTraits, _published_form
+    from repaconv.skeletons.plain import NormTraits, PlainAttention, PlainBlock, PlainMlp
 
     form = _published_form("tiny")
     norm = NormTraits("layer", 1e-6)

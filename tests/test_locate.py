@@ -15,13 +15,13 @@ from onnx import numpy_helper
 
 from repaconv import registry
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.nondeep import example_meta
-from repaconv.methods.riformer import METHOD as RIFORMER
-from repaconv.pipeline.common import load_onnx
+from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.riformer.paper import METHOD as RIFORMER
 from repaconv.proof.data import random_inputs
 from repaconv.proof.locate import locate
 from repaconv.proof.runners import TorchRunner
 from repaconv.proof.traces import OnnxTrace, TorchTrace
+from repaconv.steps.common import load_onnx
 from repaconv.testing import assert_parity
 
 # (net, layer, weight): each kind of layer that deploy forms have

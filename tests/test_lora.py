@@ -9,8 +9,8 @@ import torch
 
 import repaconv as rc
 from repaconv.errors import Refused
-from repaconv.methods.pyra import METHOD as PYRA
-from repaconv.methods.repavit import METHOD as REPAVIT
+from repaconv.methods.pyra.paper import METHOD as PYRA
+from repaconv.methods.repavit.paper import METHOD as REPAVIT
 from repaconv.proof.policy import EXACT
 
 HEADS = {"num_heads": "3"}
@@ -42,9 +42,9 @@ def merged(weights, adapters, scale):
 def logits(path, **arguments):
     """The folded net's float64 output on two images, and the fold."""
     from repaconv import registry
-    from repaconv.pipeline.common import training_form
     from repaconv.proof.data import random_inputs
     from repaconv.proof.runners import run_module
+    from repaconv.steps.common import training_form
 
     folded = rc.fold(path, force=True, **arguments)
     method, form, _ = training_form(folded, None)
@@ -241,7 +241,7 @@ def test_only_a_method_that_identifies_is_seen_to():
     import inspect
 
     from repaconv import registry
-    from repaconv.pipeline.common import with_adapters
+    from repaconv.steps.common import with_adapters
 
     for name, does in (("nondeep", True), ("pyra", False)):
         wrapped = with_adapters(registry.load(registry.METHODS, name))

@@ -15,8 +15,8 @@ import pytest
 from foreign_faults import F, Net, normal
 from onnx import TensorProto
 
-from repaconv.forms.folds.fold import FOLDS
-from repaconv.forms.graph import rewritten
+from repaconv.folds.fold import FOLDS
+from repaconv.graphs.graph import rewritten
 
 INT, HALF, BOOL = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.BOOL
 SQUARE = normal(4, 4)

@@ -21,12 +21,12 @@ from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
 from repaconv.exporters.precision import in_float, islands, to_fp16, to_int8
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import check, to_onnx
-from repaconv.pipeline.common import load_onnx
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
 from repaconv.proof.runners import decides
+from repaconv.steps.common import load_onnx
 
 RUN = Path("repaconv-out/tiny")
 NETS = (

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import repaconv as rc
-from repaconv.artefact import Preprocessing
+from repaconv.artefacts import Preprocessing
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.preprocessing import preprocessing_of
-from repaconv.methods.reading import Knobs
 from repaconv.proof.accuracy import Counts, mcnemar
 from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
 from repaconv.proof.images import prepared, read_image
 from repaconv.proof.parity import Meter, judge, measure
 from repaconv.proof.policy import EXACT, LOSSY, exact_rtols, tolerance
 from repaconv.proof.runners import FixedBatch, TorchRunner
+from repaconv.trained.knobs import Knobs
+from repaconv.trained.preprocessing import preprocessing_of
 
 PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), image_size=(8, 8), source="test")
 
@@ -509,10 +509,10 @@ def test_a_fixed_batch_is_filled_up():
 
 def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
     from repaconv import registry
-    from repaconv.artefact import FoldArtefact
+    from repaconv.artefacts import FoldArtefact
     from repaconv.files import read_artefact
-    from repaconv.pipeline.chain import net_of
     from repaconv.runs import Run
+    from repaconv.steps.chain import net_of
 
     torch.save({"state_dict": registry.load(registry.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
     rc.fold(tmp_path / "tiny.pth", num_heads=3)
@@ -643,7 +643,7 @@ def test_polygraphys_runners_are_runners(tiny):
     path = str(rc_run() / "model.onnx")
     runner = FromPolygraphy(OnnxrtRunner(SessionFromOnnx(path)))
     images = random_inputs((3, 32, 32), count=2, seed=0).images
-    from repaconv.pipeline.common import load_onnx
+    from repaconv.steps.common import load_onnx
 
     assert np.array_equal(runner.run(images), load_onnx(rc_run() / "model.onnx").run(images))
     runner.close()

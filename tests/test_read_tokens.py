@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import repaconv as rc
-from repaconv.forms.graph import in_double, rewritten
-from repaconv.forms.tokens import READ_TOKENS
+from repaconv.folds.tokens import READ_TOKENS
+from repaconv.graphs.graph import in_double, rewritten
 
 
 class Block(nn.Module):
@@ -158,7 +158,7 @@ def test_nothing_happens_where_other_tokens_are_needed(nodes, outputs):
 
 def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     from repaconv import registry
-    from repaconv.methods.nondeep import example_meta
+    from repaconv.methods.nondeep.paper import example_meta
 
     method = registry.load(registry.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")

@@ -18,9 +18,9 @@ from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
 from repaconv.checkpoint import read_checkpoint
 from repaconv.convolution import Conv
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.repconv import METHOD, _form_of
-from repaconv.methods.repconv_archs import ARCHS, Arch, mobileone, repvgg
-from repaconv.pipeline.common import choose_method
+from repaconv.methods.repconv.paper import METHOD, _form_of
+from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg
+from repaconv.steps.common import choose_method
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)
 EIGHTH = (0.125,) * 4

@@ -131,7 +131,7 @@ def test_the_history_joins_what_was_measured_alike(tiny):
     rc.export()
     for size, batch in ((None, None), (None, 2), (64, None), (None, None)):
         rc.bench(rounds=3, image_size=size, batch=batch)
-    from repaconv.pipeline.baselines import history_of
+    from repaconv.steps.baselines import history_of
 
     entries = history_of(RUN / "history-x86-64.jsonl")
     entries.append(entries[0].model_copy(update={"machine": "another"}))

@@ -13,11 +13,11 @@ from conftest import TINY
 import repaconv as rc
 from repaconv import registry
 from repaconv.checkpoint import claimed_accuracy, read_checkpoint
-from repaconv.methods.nondeep import example_meta
-from repaconv.methods.plain import read_heads
-from repaconv.methods.reading import Knobs
-from repaconv.methods.riformer import METHOD as RIFORMER
-from repaconv.pipeline.common import contradictions
+from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.riformer.paper import METHOD as RIFORMER
+from repaconv.skeletons.plain import read_heads
+from repaconv.steps.common import contradictions
+from repaconv.trained.knobs import Knobs
 
 RUN = Path("run")
 ARGS = {"idle_ratio": 0.75, "num_heads": 3, "mean": [0.305] * 3, "std": [0.33] * 3}

@@ -13,16 +13,16 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
-from repaconv.artefact import FoldArtefact, Link
+from repaconv.artefacts import FoldArtefact, Link
 from repaconv.cli.render import envelope
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, write_artefact, write_text
-from repaconv.methods import dwconv
-from repaconv.methods.contract import FoldedPart
-from repaconv.methods.riformer import METHOD
-from repaconv.pipeline import subjects
+from repaconv.methods.dwconv import paper as dwconv
+from repaconv.methods.riformer.paper import METHOD
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
+from repaconv.steps import subjects
+from repaconv.trained.contract import FoldedPart
 
 RUN = Path("repaconv-out/tiny")
 
@@ -109,7 +109,7 @@ def test_none_at_all_is_not_the_usual_number(tiny):
 
 
 def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
-    from repaconv.methods import riformer
+    from repaconv.methods.riformer import paper as riformer
 
     right = riformer.fold_block
     monkeypatch.setattr(riformer, "fold_block", lambda block: {**right(block), "norm1": -right(block)["norm1"]})

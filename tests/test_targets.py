@@ -17,8 +17,8 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.lower import lower
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
-from repaconv.pipeline.common import load_onnx, load_target
 from repaconv.proof.runners import TorchRunner
+from repaconv.steps.common import load_onnx, load_target
 from repaconv.targets import from_file
 
 NETS = (

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import repaconv as rc
-from repaconv.artefact import FoldArtefact
+from repaconv.artefacts import FoldArtefact
 from repaconv.files import read_artefact
 from repaconv.proof.images import prepared, read_image
 

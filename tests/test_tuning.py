@@ -19,18 +19,18 @@ from onnx import numpy_helper
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefact import Change, ExportArtefact, FoldArtefact, Ratio, TuneArtefact
+from repaconv.artefacts import Change, ExportArtefact, FoldArtefact, Ratio, TuneArtefact
 from repaconv.backbones.metaformer import MetaFormer
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
-from repaconv.methods.nondeep import example_meta
-from repaconv.methods.riformer import METHOD
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer
+from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.riformer.paper import METHOD
 from repaconv.pipeline import lowering, tuning
-from repaconv.pipeline.common import load_target
-from repaconv.pipeline.graphs import proved_graph
+from repaconv.steps.common import load_target
+from repaconv.steps.graphs import proved_graph
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -153,7 +153,7 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
 
 def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):
     from repaconv.files import cache_folder, write_artefact
-    from repaconv.pipeline.forms import _known
+    from repaconv.steps.forms import _known
 
     package.fold(tiny)
     monkeypatch.setattr(tuning, "_measured_here", lambda *given, **_: all_equal(*given))
@@ -216,7 +216,7 @@ def test_a_search_that_was_broken_off_is_no_form():
 
 def test_an_answer_is_of_its_question(monkeypatch):
     """Of the time that it had, of this repaconv; with lower precision of the weights, the images and the budget."""
-    from repaconv.pipeline import common
+    from repaconv.steps import common
 
     calls: list[set[str]] = []
 

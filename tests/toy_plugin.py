@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from repaconv.affine import Affine
-from repaconv.artefact import FoldStep, Preprocessing
+from repaconv.artefacts import FoldStep, Preprocessing
 from repaconv.checkpoint import require_exact, require_sound
-from repaconv.methods.certificate import relative_difference
-from repaconv.methods.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.certificate import relative_difference
+from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from repaconv.artefact import Preprocessing
+from repaconv.artefacts import Preprocessing
 from repaconv.proof.images import prepared
 
 MODELS = Path(__file__).parent / "models"

@@ -11,8 +11,8 @@ from fit import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 from torch import nn
 
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.nondeep import FORMAT, BranchAttention, BranchMlp, Join
-from repaconv.methods.plain import BlockTraits, NormTraits, PlainBlock
+from repaconv.methods.nondeep.paper import FORMAT, BranchAttention, BranchMlp, Join
+from repaconv.skeletons.plain import BlockTraits, NormTraits, PlainBlock
 
 DEPTH, BRANCHES, EPOCHS, EPS = 3, 2, 45, 1e-6
 JOINED = 0.6

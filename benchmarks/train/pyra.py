@@ -11,9 +11,9 @@ from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import nn
 
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.lora import LoraLinear
-from repaconv.methods.plain import BlockTraits, NormTraits
-from repaconv.methods.pyra import MergingTraits, PyraBlock
+from repaconv.methods.pyra.paper import MergingTraits, PyraBlock
+from repaconv.skeletons.plain import BlockTraits, NormTraits
+from repaconv.trained.lora import LoraLinear
 
 SCHEDULE = (10, 8, 6, 4)
 """Tokens that go, block by block, of 37."""

@@ -11,8 +11,8 @@ from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import Tensor, nn
 
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.plain import BlockTraits, NormTraits, PlainAttention, PlainBlock
-from repaconv.methods.repavit import ChannelIdleMlp
+from repaconv.methods.repavit.paper import ChannelIdleMlp
+from repaconv.skeletons.plain import BlockTraits, NormTraits, PlainAttention, PlainBlock
 
 DEPTH, EPOCHS, IDLE_RATIO, EPS = 4, 50, 0.75, 1e-5
 

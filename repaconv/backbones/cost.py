@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repaconv.artefact import Cost
+from repaconv.artefacts import Cost
 
 # addmm and mm are what nn.Linear becomes; bmm and the attention operators multiply activations.
 _OF_LAYERS = ("addmm", "mm", "convolution", "_convolution")

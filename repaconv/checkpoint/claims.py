@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from repaconv.artefact import Fact
+from repaconv.artefacts import Fact
 
 # timm's metric, Swin's max_accuracy, DeiT's max_accuracy and test_acc1, mmengine's accuracy/top1 and best_score, ...
 MEASURES = {"acc", "accuracy", "metric", "score"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from repaconv.artefact import Origin, WeightSet
+from repaconv.artefacts import Origin, WeightSet
 from repaconv.checkpoint.containers import Contents, open_container
 from repaconv.checkpoint.pickles import Placeholder
 from repaconv.errors import Refused

@@ -132,7 +132,7 @@ def worker(
     """Serve a cluster as a machine of this target, one measurement at a time, until stopped."""
     from repaconv.cli import render
     from repaconv.farm.cluster import Tls, work
-    from repaconv.pipeline.common import load_target
+    from repaconv.steps.common import load_target
 
     device = load_target(target)
     work(device.name, scheduler, name=name, tls=Tls(tls_ca, tls_cert, tls_key), started=render.told)

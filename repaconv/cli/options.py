@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from repaconv.artefact import Record
+    from repaconv.artefacts import Record
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -44,7 +44,7 @@ def share(text: str, option: str) -> float:
 
 def size(text: str | None) -> tuple[int, int] | None:
     """N or HEIGHTxWIDTH in pixels."""
-    from repaconv.artefact import parse_image_size
+    from repaconv.artefacts import parse_image_size
 
     try:
         return None if text is None else parse_image_size(text)

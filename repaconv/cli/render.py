@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from repaconv.artefact import (
+    from repaconv.artefacts import (
         BenchArtefact,
         BlockCost,
         BuildArtefact,

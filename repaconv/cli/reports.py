@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from repaconv.artefact import Check, GatedRecipe, GateReport
+from repaconv.artefacts import Check, GatedRecipe, GateReport
 
 MARKS = {"passed": "✅", "failed": "❌", "not verified": "⚪", "inconclusive": "❔", "error": "⛔"}
 

@@ -33,7 +33,7 @@ from repaconv.cli.parsing import number, pairs, share, size, whole
 from repaconv.errors import UsageProblem
 
 if TYPE_CHECKING:
-    from repaconv.artefact import Record
+    from repaconv.artefacts import Record
 
 
 @app.command(epilog="Example: repaconv inspect ckpt.pth")

@@ -26,7 +26,7 @@ from repaconv.cli.options import (
 from repaconv.cli.parsing import pairs, share
 
 if TYPE_CHECKING:
-    from repaconv.artefact import Record
+    from repaconv.artefacts import Record
 
 
 @app.command(epilog="Example: repaconv tune ckpt.pth --target x86-64")

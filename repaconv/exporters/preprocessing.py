@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.artefact import Preprocessing
+from repaconv.artefacts import Preprocessing
 
 if TYPE_CHECKING:
     import onnx

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from repaconv.artefact import Link
+from repaconv.artefacts import Link
 from repaconv.onnxfile import restore_names
 
 if TYPE_CHECKING:

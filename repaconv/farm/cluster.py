@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repaconv.artefact import BenchArtefact
+from repaconv.artefacts import BenchArtefact
 from repaconv.errors import EnvironmentProblem, Refused, require_module
 from repaconv.farm.jobs import Job, answered, run_job
-from repaconv.pipeline.common import Progress, silent
+from repaconv.steps.common import Progress, silent
 
 ATTEMPTS = 3
 """Workers that a job may take down with it before it is given up."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from repaconv.artefact import BenchArtefact, ImageSize, Record
+from repaconv.artefacts import BenchArtefact, ImageSize, Record
 from repaconv.errors import Refused
 from repaconv.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.pipeline import bench
-from repaconv.pipeline.common import load_target
+from repaconv.steps.common import load_target
 from repaconv.targets import Target
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from repaconv.artefact import Record
+from repaconv.artefacts import Record
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.toml import Lines, first_problem, read_toml, why_unreadable
 

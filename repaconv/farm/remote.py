@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from repaconv import runs
-from repaconv.artefact import BenchArtefact, CollectArtefact, ImageSize
+from repaconv.artefacts import BenchArtefact, CollectArtefact, ImageSize
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import payload_of, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.pipeline import bundle, collect
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.common import Progress, silent, with_files
-from repaconv.pipeline.subjects import subjects_of
 from repaconv.replacing import put, require_ours
+from repaconv.steps.asked import as_typed
+from repaconv.steps.common import Progress, silent, with_files
+from repaconv.steps.subjects import subjects_of
 
 # A dropped connection leaves what runs on the board running: it ends by itself.
 LONGEST_S = 3600

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from repaconv import registry, runs
-from repaconv.artefact import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
+from repaconv.artefacts import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
 from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.farm.cluster import Landed, Tls, connected, landed_of, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved, run_job
@@ -20,9 +20,9 @@ from repaconv.farm.remote import job_of
 from repaconv.files import canonical_json, read_artefact, sha256_of, sha256_of_bytes, stage_of, write_artefact
 from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.pipeline import export, fold
-from repaconv.pipeline.common import Progress, load_target, made_by, silent, with_files
-from repaconv.pipeline.exports import export_for
 from repaconv.replacing import put, require_ours
+from repaconv.steps.common import Progress, load_target, made_by, silent, with_files
+from repaconv.steps.exports import export_for
 
 
 class Done(Record):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from repaconv.artefact import ImageSize, Ratio
+from repaconv.artefacts import ImageSize, Ratio
 from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
 from repaconv.farm.jobs import Model, resolved
 from repaconv.farm.remote import job_of
 from repaconv.files import sha256_of
-from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.tuning import Measurer
+from repaconv.steps.common import Progress, silent
 
 
 def on_workers(

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.artefact import Change
-from repaconv.forms.chains import chain_of
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, dims, made_by, nodes_of, only_reader, scalar
-from repaconv.forms.selections import one_run
-from repaconv.forms.shapes import sizes
-from repaconv.forms.views import OPERATORS, seen, view_of
+from repaconv.artefacts import Change
+from repaconv.graphs.chains import chain_of
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, attribute, dims, made_by, nodes_of, only_reader, scalar
+from repaconv.graphs.selections import one_run
+from repaconv.graphs.shapes import sizes
+from repaconv.graphs.views import OPERATORS, seen, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.artefact import Change
+from repaconv.artefacts import Change
 from repaconv.forms.attention import Heads, attentions
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, only_reader
 from repaconv.forms.heads import at_layer, read_by_one, values_of
 from repaconv.forms.linears import layers_behind, linear_of, linears, write_linear
-from repaconv.forms.shapes import sizes
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, only_reader
+from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

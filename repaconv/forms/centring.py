@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from repaconv.artefact import Change
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims, nodes_of
-from repaconv.forms.selections import perm_of
+from repaconv.artefacts import Change
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, attribute, constant, dims, nodes_of
+from repaconv.graphs.selections import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

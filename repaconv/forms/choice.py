@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from repaconv import registry
-from repaconv.forms.contract import Rewrite
+from repaconv.graphs.contract import Rewrite
 
 DEFAULT, OFFICIAL, FASTEST = "default", "official", "fastest-known"
 NAMED = (DEFAULT, OFFICIAL, FASTEST)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.forms.chains import chain_of, reads
-from repaconv.forms.graph import Writer, attribute, constant, dims
-from repaconv.forms.views import View, seen
+from repaconv.graphs.chains import chain_of, reads
+from repaconv.graphs.graph import Writer, attribute, constant, dims
+from repaconv.graphs.views import View, seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.forms.attention import Attention, Heads
-from repaconv.forms.chains import chain_of, columns_of, reads
-from repaconv.forms.graph import Array, Writer, dims, only_reader
 from repaconv.forms.linears import Linear, layer_at, linear_of, write_linear
-from repaconv.forms.selections import one_run
-from repaconv.forms.views import seen
+from repaconv.graphs.chains import chain_of, columns_of, reads
+from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.graphs.selections import one_run
+from repaconv.graphs.views import seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.artefact import Change
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, made_by, nodes_of, only_reader
-from repaconv.forms.selections import split_sizes
-from repaconv.forms.shapes import sizes
+from repaconv.artefacts import Change
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, made_by, nodes_of, only_reader
+from repaconv.graphs.selections import split_sizes
+from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

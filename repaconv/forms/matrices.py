@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.artefact import Change
+from repaconv.artefacts import Change
 from repaconv.forms.attention import Attention, attentions, take
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, dims, only_reader
 from repaconv.forms.heads import (
     Projection,
     as_heads,
@@ -32,6 +30,9 @@ from repaconv.forms.heads import (
     write_heads,
 )
 from repaconv.forms.linears import Linear, linear_of, write_linear
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.ranks import thin
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -44,21 +45,6 @@ def _for_all(heads: Projection, count: int) -> Projection:
         weight=np.broadcast_to(heads.weight, (count, *heads.weight.shape[1:])),
         bias=np.broadcast_to(heads.bias, (count, heads.bias.shape[1])),
     )
-
-
-def thin(left: Array, right: Array, rounding: float = 0.0) -> tuple[Array, Array]:
-    """left [m, r] right [r, n] as a product of the same value over its rank, where that is below r.
-
-    Singular values that are zero to float64's rounding go, or to twice that of the numbers which they came from.
-    """
-    (q1, r1), (q2, r2) = np.linalg.qr(left), np.linalg.qr(right.T)
-    u, s, vt = np.linalg.svd(r1 @ r2.T)
-    exact = max(left.shape[0], right.shape[1]) * np.finfo(np.float64).eps
-    rank = max(int((s > s.max() * max(exact, 2 * rounding)).sum()), 1)
-    if rank >= left.shape[1]:
-        return left, right
-    root = np.sqrt(s[:rank])
-    return q1 @ u[:, :rank] * root, root[:, None] * (vt[:rank] @ q2.T)
 
 
 def _thin_heads(lefts: Array, rights: Array, write: Writer) -> tuple[Array, Array]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.artefact import Change
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims, made_by, nodes_of
-from repaconv.forms.shapes import sizes
+from repaconv.artefacts import Change
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, attribute, constant, dims, made_by, nodes_of
+from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

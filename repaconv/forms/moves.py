@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.artefact import Change
-from repaconv.forms.chains import MOVES, chain_of
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, made_by, nodes_of
-from repaconv.forms.selections import axes_of, perm_of
-from repaconv.forms.shapes import Sizes, sizes
-from repaconv.forms.views import reshaped, seen
+from repaconv.artefacts import Change
+from repaconv.graphs.chains import MOVES, chain_of
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of
+from repaconv.graphs.selections import axes_of, perm_of
+from repaconv.graphs.shapes import Sizes, sizes
+from repaconv.graphs.views import reshaped, seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir

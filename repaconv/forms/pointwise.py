@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.artefact import Change
-from repaconv.forms.chains import ELEMENTWISE
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.artefacts import Change
 from repaconv.forms.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
 from repaconv.forms.linears import layer_at, linear_of, write_linear
+from repaconv.graphs.chains import ELEMENTWISE
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.artefact import Change
-from repaconv.forms.chains import ELEMENTWISE
-from repaconv.forms.contract import Rewrite
-from repaconv.forms.graph import Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.artefacts import Change
 from repaconv.forms.linears import Linear, linear_of, linears, write_linear
-from repaconv.forms.shapes import sizes
+from repaconv.graphs.chains import ELEMENTWISE
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

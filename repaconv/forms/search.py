@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
-from repaconv.artefact import Candidate, Ratio
+from repaconv.artefacts import Candidate, Ratio
 
 Form = tuple[str, ...]
 """Names of rewrites, in their order."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from repaconv.artefact import ModuleTime, NodeTime, Profile
+from repaconv.artefacts import ModuleTime, NodeTime, Profile
 from repaconv.onnxfile import flops_of
 
 

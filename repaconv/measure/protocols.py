@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
-from repaconv.artefact import Record
+from repaconv.artefacts import Record
 from repaconv.errors import UsageProblem
 from repaconv.toml import parse_toml
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Quality, Ratio
+from repaconv.artefacts import Quality, Ratio
 from repaconv.measure.watch import Watched
 
 FEWEST = 20

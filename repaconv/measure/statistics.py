@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Latency, Ratio, Regression
+from repaconv.artefacts import Latency, Ratio, Regression
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95

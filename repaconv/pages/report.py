@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from repaconv.artefact import HistoryEntry, Link, Report
+from repaconv.artefacts import HistoryEntry, Link, Report
 
 
 def html(report: Report, pictures: Mapping[str, str]) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import BuildArtefact, ExportArtefact, FoldArtefact, Link
+from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import label
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_bytes, write_text
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.common import Progress, load_onnx, load_target, made_by, silent, with_files
-from repaconv.pipeline.exports import export_for
 from repaconv.replacing import put, require_ours
+from repaconv.steps.asked import as_typed
+from repaconv.steps.common import Progress, load_onnx, load_target, made_by, silent, with_files
+from repaconv.steps.exports import export_for
 
 if TYPE_CHECKING:
     import onnx

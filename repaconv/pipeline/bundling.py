@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefact import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
+from repaconv.artefacts import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
 from repaconv.errors import UsageProblem
 from repaconv.files import (
     canonical_json,
@@ -20,12 +20,12 @@ from repaconv.files import (
     sha256_of_bytes,
     write_with,
 )
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.chain import net_of
-from repaconv.pipeline.common import Progress, at_least_one, load_target, made_by, silent, with_files
-from repaconv.pipeline.exports import export_for
-from repaconv.pipeline.inputs import choose_inputs, filled
 from repaconv.replacing import put, require_ours
+from repaconv.steps.asked import as_typed
+from repaconv.steps.chain import net_of
+from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
+from repaconv.steps.exports import export_for
+from repaconv.steps.inputs import choose_inputs, filled
 
 if TYPE_CHECKING:
     import numpy as np

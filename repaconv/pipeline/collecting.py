@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import runs
-from repaconv.artefact import BundleArtefact, CollectArtefact, FoldArtefact, LayerTime, Link, Verdict
+from repaconv.artefacts import BundleArtefact, CollectArtefact, FoldArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, stage_of
-from repaconv.pipeline.chain import REFERENCE
-from repaconv.pipeline.common import Progress, made_by, silent, with_files
-from repaconv.pipeline.exports import exports_of
 from repaconv.replacing import put, require_ours
+from repaconv.steps.chain import REFERENCE
+from repaconv.steps.common import Progress, made_by, silent, with_files
+from repaconv.steps.exports import exports_of
 
 if TYPE_CHECKING:
     import numpy as np

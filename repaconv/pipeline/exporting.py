@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefact import ExportArtefact, FoldArtefact, ImageSize, Link
+from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import payload_of, read_artefact
 from repaconv.onnxfile import opset_of
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.common import (
+from repaconv.replacing import put, require_ours
+from repaconv.steps.asked import as_typed
+from repaconv.steps.common import (
     DEPLOY,
     Progress,
     as_image_size,
@@ -26,10 +27,9 @@ from repaconv.pipeline.common import (
     stored_weights,
     with_files,
 )
-from repaconv.pipeline.exports import target_sha256
-from repaconv.pipeline.graphs import BF16_NOTE, proved_graph, runnable, write_graph
-from repaconv.pipeline.inputs import CALIBRATION_IMAGES, Split, choose_inputs, filled, require_same_size
-from repaconv.replacing import put, require_ours
+from repaconv.steps.exports import target_sha256
+from repaconv.steps.graphs import BF16_NOTE, proved_graph, runnable, write_graph
+from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, filled, require_same_size
 from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:

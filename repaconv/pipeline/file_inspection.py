@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefact import Fact, FileInspection
+from repaconv.artefacts import Fact, FileInspection
 from repaconv.errors import UsageProblem
 from repaconv.files import sha256_of
-from repaconv.pipeline.chain import built_as
+from repaconv.steps.chain import built_as
 
 # How serialised engines begin. TensorRT's own has no more in it that its makers have said; TensorRT-RTX's next bytes
 # are as its 1.7 writes them.

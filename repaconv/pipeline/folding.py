@@ -10,20 +10,20 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv import registry, runs
-from repaconv.artefact import Cost, Fact, FoldArtefact, FoldStep, ImageSize, OnnxFoldArtefact, Payload
+from repaconv.artefacts import Cost, Fact, FoldArtefact, FoldStep, ImageSize, OnnxFoldArtefact, Payload
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.onnxfile import is_graph
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.common import Progress, choose_method, contradictions, made_by, require_size, silent, with_files
-from repaconv.pipeline.weights import write_weights
 from repaconv.replacing import put
+from repaconv.steps.asked import as_typed
+from repaconv.steps.common import Progress, choose_method, contradictions, made_by, require_size, silent, with_files
+from repaconv.steps.weights import write_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
     from repaconv.checkpoint import Checkpoint
-    from repaconv.methods.contract import FoldedPart, Method, TrainingForm
+    from repaconv.trained.contract import FoldedPart, Method, TrainingForm
 
 _OF_FILES = ("settings", "weights", "out", "force", "overrule", "allow_deployed", "identify", "form", "progress")
 
@@ -58,7 +58,7 @@ def fold(
     Args:
         checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); an
             ONNX file, for which ``<stem>.folded.onnx`` is (see `repaconv.pipeline.onnx_folding.fold_onnx`); or a
-            ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.pipeline.live.fold_live`).
+            ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.steps.live.fold_live`).
         method: Its method, or ``auto``.
         arguments: Those of `fold_file`, or ``example``, an input of a live module; all others are settings by name,
             e.g. ``num_heads=3``.
@@ -78,7 +78,7 @@ def fold(
         return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)):
         return fold_file(checkpoint, method=method, settings=settings, **known)
-    from repaconv.pipeline.live import fold_live
+    from repaconv.steps.live import fold_live
 
     if known:
         raise UsageProblem(
@@ -154,8 +154,8 @@ def fold_file(
 
     from repaconv.backbones.cost import cost_of
     from repaconv.checkpoint import claimed_accuracy, drop_pages, read_checkpoint
-    from repaconv.pipeline.forms import chosen_form, shapes_sha256
     from repaconv.proof.policy import exact_rtols
+    from repaconv.steps.forms import chosen_form, shapes_sha256
 
     found = read_checkpoint(checkpoint, weights, sha256)
     chosen, detection = choose_method(found, method)
@@ -329,8 +329,8 @@ def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], 
     """
     import torch
 
-    from repaconv.methods.contract import Identifies
     from repaconv.proof.data import npz_inputs
+    from repaconv.trained.contract import Identifies
 
     given = npz_inputs(pair)
     whole = given.piece(0, given.shape[0])

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefact import Artefact, BenchArtefact, Check, GatedRecipe, GateReport, Link
+from repaconv.artefacts import Artefact, BenchArtefact, Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
 from repaconv.forms.choice import NAMED
-from repaconv.pipeline.baselines import by_baseline, name_in
-from repaconv.pipeline.common import Progress, silent
 from repaconv.pipeline.exporting import export
 from repaconv.pipeline.folding import fold_file
 from repaconv.pipeline.measuring import bench
@@ -19,6 +17,8 @@ from repaconv.pipeline.verification import verify
 from repaconv.proof.policy import LOSSY
 from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
 from repaconv.runs import OUT
+from repaconv.steps.baselines import by_baseline, name_in
+from repaconv.steps.common import Progress, silent
 from repaconv.toml import Lines, line_of
 
 # The worst first: what failed, what was refused, what is missing here, what was asked wrongly, what is not known.

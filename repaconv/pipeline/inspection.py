@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import registry
-from repaconv.artefact import BlockCost, Inspection
+from repaconv.artefacts import BlockCost, Inspection
 from repaconv.errors import Refused
-from repaconv.pipeline.common import choose_method, contradictions, require_size
+from repaconv.steps.common import choose_method, contradictions, require_size
 
 if TYPE_CHECKING:
     from torch import nn

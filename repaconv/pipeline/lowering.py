@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import registry
-from repaconv.artefact import FoldArtefact, LoweredCandidate, Ratio
+from repaconv.artefacts import FoldArtefact, LoweredCandidate, Ratio
 from repaconv.errors import UsageProblem
 from repaconv.files import write_bytes
-from repaconv.pipeline.common import Progress, load_onnx
 from repaconv.pipeline.exporting import in_precision
-from repaconv.pipeline.graphs import runnable
-from repaconv.pipeline.inputs import Split, choose_inputs
+from repaconv.steps.common import Progress, load_onnx
+from repaconv.steps.graphs import runnable
+from repaconv.steps.inputs import Split, choose_inputs
 
 if TYPE_CHECKING:
     import numpy as np

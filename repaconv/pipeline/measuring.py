@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import BenchArtefact, ImageSize, Profile
+from repaconv.artefacts import BenchArtefact, ImageSize, Profile
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.baselines import Judged, by_baseline, name_in, remember_measurement
-from repaconv.pipeline.chain import built_as
-from repaconv.pipeline.common import (
+from repaconv.proof.policy import bounded
+from repaconv.replacing import put, require_ours
+from repaconv.steps.asked import as_typed
+from repaconv.steps.baselines import Judged, by_baseline, name_in, remember_measurement
+from repaconv.steps.chain import built_as
+from repaconv.steps.common import (
     Progress,
     as_image_size,
     at_least_one,
@@ -23,10 +25,8 @@ from repaconv.pipeline.common import (
     silent,
     with_files,
 )
-from repaconv.pipeline.comparing import COMPARED, Opened, agreement, opened
-from repaconv.pipeline.subjects import Subject, any_preprocessing, image_shape, memory_an_image, subjects_of
-from repaconv.proof.policy import bounded
-from repaconv.replacing import put, require_ours
+from repaconv.steps.comparing import COMPARED, Opened, agreement, opened
+from repaconv.steps.subjects import Subject, any_preprocessing, image_shape, memory_an_image, subjects_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.artefact import Change, Link, OnnxFoldArtefact
+from repaconv.artefacts import Change, Link, OnnxFoldArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES, operators_of
 from repaconv.files import payload_of, read_artefact, sha256_of, write_bytes
 from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
-from repaconv.pipeline.common import Progress, made_by, silent, with_files
-from repaconv.pipeline.fold_proof import not_equal, proved
 from repaconv.replacing import put, require_ours
+from repaconv.steps.common import Progress, made_by, silent, with_files
+from repaconv.steps.fold_proof import not_equal, proved
 
 if TYPE_CHECKING:
     import onnx
@@ -46,7 +46,7 @@ def fold_onnx(
         GateFailed: If the folded graph computes something else; nothing is written then.
         UsageProblem: If there is a file of that name from elsewhere.
     """
-    from repaconv.forms.folds.standing import standing
+    from repaconv.folds.standing import standing
 
     source = Path(path)
     model = _loaded(source)
@@ -148,8 +148,8 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
     """The rewritten graph, valid ONNX with the same inputs and outputs, and what was changed."""
     import onnx
 
-    from repaconv.forms.folds.fold import FOLDS
-    from repaconv.forms.graph import rewritten
+    from repaconv.folds.fold import FOLDS
+    from repaconv.graphs.graph import rewritten
 
     if not _looked_into(model):
         return model, []
@@ -172,8 +172,8 @@ class _Costs(NamedTuple):
 
 
 def _settled(model: onnx.ModelProto) -> ir.Model:
-    from repaconv.forms.graph import read
-    from repaconv.forms.shapes import settle
+    from repaconv.graphs.graph import read
+    from repaconv.graphs.shapes import settle
 
     graph = read(model)
     settle(graph)
@@ -181,7 +181,7 @@ def _settled(model: onnx.ModelProto) -> ir.Model:
 
 
 def _costs(graph: ir.Model) -> _Costs:
-    from repaconv.forms.folds.costs import macs, parameters
+    from repaconv.graphs.costs import macs, parameters
 
     return _Costs(parameters(graph), macs(graph))
 

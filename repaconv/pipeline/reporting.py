@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefact import (
+from repaconv.artefacts import (
     BenchArtefact,
     BuildArtefact,
     BundleArtefact,
@@ -23,15 +23,15 @@ from repaconv.artefact import (
 )
 from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.files import read_artefact, sha256_of, stage_of
-from repaconv.pipeline.baselines import history_of
-from repaconv.pipeline.common import Progress, made_by, silent, with_files
-from repaconv.pipeline.exports import exports_of
 from repaconv.pipeline.tables import table
 from repaconv.replacing import put, require_ours, write_page
+from repaconv.steps.baselines import history_of
+from repaconv.steps.common import Progress, made_by, silent, with_files
+from repaconv.steps.exports import exports_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
-    from repaconv.artefact import Artefact
+    from repaconv.artefacts import Artefact
 
 SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 

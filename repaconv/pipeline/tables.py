@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry
-from repaconv.artefact import Cost, PaperTable, TableRow
+from repaconv.artefacts import Cost, PaperTable, TableRow
 from repaconv.errors import Refused
-from repaconv.pipeline.common import Progress, silent
+from repaconv.steps.common import Progress, silent
 
 if TYPE_CHECKING:
-    from repaconv.methods.contract import Method
+    from repaconv.trained.contract import Method
 
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 

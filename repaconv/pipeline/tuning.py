@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import Candidate, FoldArtefact, Ratio, TuneArtefact
+from repaconv.artefacts import Candidate, FoldArtefact, Ratio, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import (
     cache_folder,
@@ -25,7 +25,11 @@ from repaconv.files import (
     write_text,
 )
 from repaconv.forms.choice import chosen
-from repaconv.pipeline.common import (
+from repaconv.pipeline.folding import fold
+from repaconv.pipeline.lowering import enough_images, lowered
+from repaconv.proof.policy import POLICY, bounded
+from repaconv.replacing import put, require_ours
+from repaconv.steps.common import (
     DEPLOY,
     Progress,
     at_least_one,
@@ -36,19 +40,15 @@ from repaconv.pipeline.common import (
     stored_weights,
     with_files,
 )
-from repaconv.pipeline.folding import fold
-from repaconv.pipeline.forms import TUNED, remembered, shapes_sha256
-from repaconv.pipeline.graphs import proved_graph
-from repaconv.pipeline.inputs import choose_inputs
-from repaconv.pipeline.lowering import enough_images, lowered
-from repaconv.proof.policy import POLICY, bounded
-from repaconv.replacing import put, require_ours
+from repaconv.steps.forms import TUNED, remembered, shapes_sha256
+from repaconv.steps.graphs import proved_graph
+from repaconv.steps.inputs import choose_inputs
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.forms.contract import Rewrite
     from repaconv.forms.search import Form
+    from repaconv.graphs.contract import Rewrite
     from repaconv.targets import Target
 
 Measurer = Callable[..., Mapping[str, Ratio]]
@@ -335,7 +335,7 @@ class _Graphs:
         Raises:
             Refused: If the export is not sound or its weights take more than 2 GiB.
         """
-        from repaconv.forms.graph import rewritten
+        from repaconv.graphs.graph import rewritten
 
         known = chosen(names, device.newest_opset or device.opset).rewrites
         backbone = registry.load(registry.BACKBONES, folded.backbone)
@@ -369,7 +369,7 @@ class _Graphs:
 
     def model(self, form: Form) -> onnx.ModelProto:
         """The graph in a form."""
-        from repaconv.forms.graph import rewritten
+        from repaconv.graphs.graph import rewritten
 
         return rewritten(self.raw, [self.rewrites[name] for name in form])[0]
 
@@ -377,7 +377,7 @@ class _Graphs:
         """What it multiplies and adds for one image."""
         import onnx
 
-        from repaconv.forms.work import macs_of
+        from repaconv.graphs.work import macs_of
 
         if form not in self.counted:
             self.counted[form] = macs_of(onnx.load(self.path(form)))

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefact import BuildArtefact, FoldArtefact, Link, VerifyArtefact
+from repaconv.artefacts import BuildArtefact, FoldArtefact, Link, VerifyArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, write_text
-from repaconv.pipeline.asked import as_typed
-from repaconv.pipeline.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
-from repaconv.pipeline.common import (
+from repaconv.replacing import put, require_ours
+from repaconv.steps.asked import as_typed
+from repaconv.steps.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
+from repaconv.steps.common import (
     Progress,
     made_by,
     require_size,
     silent,
     with_files,
 )
-from repaconv.pipeline.exports import exports_of
-from repaconv.pipeline.inputs import choose_inputs
-from repaconv.replacing import put, require_ours
+from repaconv.steps.exports import exports_of
+from repaconv.steps.inputs import choose_inputs
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:

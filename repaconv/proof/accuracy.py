@@ -7,7 +7,7 @@ from math import comb, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Accuracy
+from repaconv.artefacts import Accuracy
 
 Z95 = 1.959964
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Link, Metrics, Tolerance, Verdict
+from repaconv.artefacts import Link, Metrics, Tolerance, Verdict
 from repaconv.proof.parity import measure
 
 Array = NDArray[Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from math import isfinite, log10
 
-from repaconv.artefact import Link
+from repaconv.artefacts import Link
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 900, 360, 70, 40, 40
 

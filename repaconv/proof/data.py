@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Preprocessing
+from repaconv.artefacts import Preprocessing
 from repaconv.errors import Refused
 from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
 

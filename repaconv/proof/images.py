@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Preprocessing
+from repaconv.artefacts import Preprocessing
 from repaconv.errors import Refused, UsageProblem
 
 if TYPE_CHECKING:

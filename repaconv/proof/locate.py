@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Drift, Link, Location
+from repaconv.artefacts import Drift, Link, Location
 from repaconv.proof.traces import Place, TorchTrace, Trace
 
 if TYPE_CHECKING:

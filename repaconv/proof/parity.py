@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefact import Link, Metrics, Tolerance
+from repaconv.artefacts import Link, Metrics, Tolerance
 from repaconv.proof.accuracy import Counts
 from repaconv.proof.policy import DECIDING_COSINE, SHOWN, UNDECIDED_SHARE, norm_error
 from repaconv.proof.verdicts import lossy_words, verdict_by

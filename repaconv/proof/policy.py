@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from sys import float_info
 
-from repaconv.artefact import Tolerance
+from repaconv.artefacts import Tolerance
 from repaconv.errors import UsageProblem
 
 POLICY = "5"

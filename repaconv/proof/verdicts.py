@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import exp, isfinite, lgamma, log
 
-from repaconv.artefact import Accuracy, Link, Metrics, Tolerance, Verdict
+from repaconv.artefacts import Accuracy, Link, Metrics, Tolerance, Verdict
 from repaconv.proof.policy import LUCK
 
 

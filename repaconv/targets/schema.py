@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from repaconv.artefact import Record
+from repaconv.artefacts import Record
 from repaconv.errors import UsageProblem
 from repaconv.toml import Lines, first_problem, parse_toml, read_toml
 

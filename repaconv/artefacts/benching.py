@@ -1,0 +1,200 @@
+"""What ``bench`` leaves: latencies, their ratio, and how far to trust them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from repaconv.artefacts.records import SCHEMA_VERSION, Artefact, ImageSize, Link, Record
+
+
+class Baseline(Record):
+    """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick.
+
+    ``yardstick_ms`` is empty where nothing ran beside it.
+    """
+
+    sha256: str
+    p50_ms: float
+    subject_ms: tuple[float, ...]
+    yardstick_sha256: str = ""
+    yardstick_ms: tuple[float, ...]
+    machine: dict[str, Any]
+
+
+class Baselines(Record):
+    """A committed file of them, by machine, then by recipe and protocol."""
+
+    schema_version: int = SCHEMA_VERSION
+    machines: dict[str, dict[str, Baseline]] = Field(default={})
+
+
+class Regression(Record):
+    """How many times as long as the baseline it takes, with a bootstrap interval.
+
+    Both are relative to the ``yardstick`` that ran beside each; in milliseconds where there was none. ``machine`` is
+    where the baseline is from.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    allowed: float
+    verdict: Literal["passed", "failed", "inconclusive"]
+    yardstick: str = ""
+    machine: str = ""
+    same_machine: bool = True
+
+    @property
+    def told(self) -> str:
+        """What is compared, and how it came out, in words."""
+        whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
+        beside = f"each relative to the {self.yardstick} beside it" if self.yardstick else "in milliseconds"
+        rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
+        return (
+            f"takes {self.ratio:.3f} times as long as {whose}, {beside}{rough} ({self.confidence:.0%} interval "
+            f"{self.low:.3f} to {self.high:.3f}), {1 + self.allowed:.3f} is allowed"
+        )
+
+
+class Latency(Record):
+    """Wall time of one inference call, in milliseconds, over all measured rounds.
+
+    ``engine`` is what ran it, name and version, ``precision`` what it says that it computes in.
+    """
+
+    name: str
+    model: str
+    sha256: str
+    engine: str = ""
+    precision: str = ""
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    min_ms: float
+    samples_ms: tuple[float, ...]
+
+
+class Ratio(Record):
+    """Median over rounds of other / subject (above 1: the subject is faster), bootstrap interval."""
+
+    subject: str
+    other: str
+    median: float
+    low: float
+    high: float
+    confidence: float
+    p10: float
+    p90: float
+    verdict: Literal["faster", "slower", "no difference shown"]
+
+
+class Quality(Record):
+    """Whether a measurement can be believed.
+
+    ``others`` is the share of the machine's time that other processes took, ``others_here`` that of the cores which
+    were used, ``stolen`` the hypervisor's; None where the system does not tell. ``speed`` is how long a fixed loop took
+    at the end, relative to the beginning; ``before`` and ``after`` are clocks, temperatures and load.
+    """
+
+    verdict: Literal["trusted", "noisy", "inconclusive"]
+    reasons: tuple[str, ...]
+    seconds: float
+    others: float | None
+    others_here: float | None
+    stolen: float | None
+    speed: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+class NodeTime(Record):
+    """One node of the graph that runs: mean milliseconds, its share of all, and what it computes (2 a MAC)."""
+
+    name: str
+    module: str
+    operator: str
+    mean_ms: float
+    share: float
+    flops: int
+
+
+class ModuleTime(Record):
+    """The nodes of one module together; ``gflops`` is its rate, ``share_of_peak`` that of one large matrix product."""
+
+    module: str
+    mean_ms: float
+    share: float
+    flops: int
+    gflops: float
+    share_of_peak: float
+
+
+class Profile(Record):
+    """Where the time goes. ``total_ms`` is the sum over the nodes, ``end_to_end_ms`` was measured without a profiler.
+
+    ``gflops`` is the rate inside the nodes; ``share_of_peak`` is of the whole inference, end to end.
+    """
+
+    runs: int
+    total_ms: float
+    end_to_end_ms: float
+    peak_gflops: float
+    gflops: float
+    share_of_peak: float
+    nodes: tuple[NodeTime, ...]
+    modules: tuple[ModuleTime, ...]
+
+
+class HistoryEntry(Record):
+    """One measurement in the history of a target; ``when`` is UTC."""
+
+    when: str
+    sha256: str
+    p50_ms: float
+    p95_ms: float
+    ratio: Ratio | None
+    quality: str
+    machine: str
+    threads: int
+    batch: int
+    image_size: ImageSize | None = None
+
+
+class BenchArtefact(Artefact):
+    """Latencies measured interleaved in one run, on the machine that ``machine`` describes.
+
+    ``runtime`` and ``precision`` are those of the first model; each latency has its own. ``regression`` compares with a
+    baseline, where one was asked for and is there. ``variant`` is that of the run's export; of a bare graph or engine
+    there is none.
+    """
+
+    stage: str = "bench"
+    variant: str = ""
+    target: str
+    runtime: str
+    precision: str = "fp32"
+    batch: int
+    image_size: ImageSize
+    threads: int
+    rounds: int
+    warmup_rounds: int
+    seed: int
+    session: dict[str, str]
+    machine: dict[str, Any]
+    protocol: str = ""
+    latencies: tuple[Latency, ...]
+    ratio: Ratio | None
+    quality: Quality
+    profile: Profile | None = None
+    regression: Regression | None = None
+    agreement: Link | None
+    note: str = ""
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the measurement says nothing."""
+        return self.quality.verdict == "inconclusive"

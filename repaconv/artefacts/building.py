@@ -1,0 +1,31 @@
+"""What ``build`` leaves: an engine."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from repaconv.artefacts.records import Artefact, Link, Payload
+
+
+class BuildArtefact(Artefact):
+    """An engine for a target.
+
+    ``layer_types`` counts the types of what computes, ``MATRIX_MULTIPLY.HALF`` for one; ``note`` says what they were
+    read from. ``options`` are the runtime's, ``timing_cache`` is the hash of TensorRT's measurements after the build.
+    ``links`` compare the engine with its model where it runs on the machine that built it. ``variant`` is that of the
+    export, in the engine's precision.
+    """
+
+    stage: str = "build"
+    variant: str = ""
+    target: str
+    runtime: str
+    compute_capability: str
+    precision: str
+    layer_types: dict[str, int]
+    options: dict[str, str] = Field(default={})
+    timing_cache: str = ""
+    note: str
+    links: tuple[Link, ...] = ()
+    onnx_sha256: str
+    payload: Payload

@@ -1,0 +1,64 @@
+"""What ``export`` leaves: an ONNX model, and the training form's beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from repaconv.artefacts.records import Artefact, Change, ImageSize, Link, Payload
+
+
+class TrainingArtefact(Artefact):
+    """The training form as ONNX, to be measured beside the deploy form.
+
+    It is made again when one of the others changes: the checkpoint and its settings, or what of the deploy form's
+    export it is ``like``.
+    """
+
+    stage: str = "training"
+    variant: str = ""
+    source_sha256: str
+    settings: dict[str, str]
+    like: dict[str, Any]
+    payload: Payload
+    data: Payload | None = None
+
+
+class ExportArtefact(Artefact):
+    """The ONNX graph and the links that lead to it.
+
+    ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
+    target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
+    graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
+    precision, ``calibration`` what its ranges were measured on. ``rewrites`` are those of the form that changed
+    something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights that
+    have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
+    thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
+    ``target_sha256`` what the target said that bears on graphs.
+    """
+
+    stage: str = "export"
+    variant: str = ""
+    target: str
+    target_sha256: str = ""
+    precision: str = "fp32"
+    preprocessing: bool = False
+    islands: tuple[str, ...] = ()
+    in_float: tuple[str, ...] = ()
+    calibration: str = ""
+    lacks: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
+    form: str = "default"
+    rewrites: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    opset: int
+    exporter_opset: int | None = None
+    batch: int | Literal["dynamic"]
+    image_size: ImageSize | Literal["dynamic"]
+    simplified: bool
+    simplifier: str
+    nodes: int
+    operators: dict[str, int]
+    model_sha256: str
+    links: tuple[Link, ...]
+    payload: Payload
+    data: Payload | None = None

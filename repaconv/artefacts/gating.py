@@ -1,0 +1,41 @@
+"""What ``gate`` leaves: checks by recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from repaconv.artefacts.records import SCHEMA_VERSION, Record
+
+
+class Check(Record):
+    """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
+
+    ``line`` is that of the recipe which asked for it, ``module`` where it fails, if that is known.
+    """
+
+    stage: str
+    name: str
+    verdict: Literal["passed", "failed", "not verified", "inconclusive", "error"]
+    message: str
+    line: int
+    module: str = ""
+    code: str = ""
+    hint: str = ""
+
+
+class GatedRecipe(Record):
+    """What the gate found for one recipe."""
+
+    recipe: str
+    run: str
+    exit_code: int
+    checks: tuple[Check, ...]
+
+
+class GateReport(Record):
+    """All recipes of one call; the result of ``gate``. ``exit_code`` is that of the worst."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "gate"
+    exit_code: int
+    recipes: tuple[GatedRecipe, ...]

@@ -1,0 +1,47 @@
+"""What ``inspect`` leaves: what a checkpoint, a graph or an engine holds."""
+
+from __future__ import annotations
+
+from repaconv.artefacts.records import SCHEMA_VERSION, Cost, Fact, Origin, Record, WeightSet
+
+
+class BlockCost(Record):
+    """What one block costs in both forms."""
+
+    name: str
+    training: Cost
+    deploy: Cost
+
+
+class Inspection(Record):
+    """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "inspect"
+    origin: Origin
+    sets: tuple[WeightSet, ...]
+    placeholders: tuple[str, ...]
+    method: str | None
+    form: str | None
+    reason: str
+    confidence: str = ""
+    applied: tuple[str, ...] = ()
+    backbone: str | None = None
+    facts: tuple[Fact, ...] = ()
+    problems: tuple[str, ...] = ()
+    training: Cost | None = None
+    deploy: Cost | None = None
+    blocks: tuple[BlockCost, ...] = ()
+
+
+class FileInspection(Record):
+    """What an ONNX graph or an engine says of itself, read as bytes; the result of ``inspect`` for those."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "inspect"
+    path: str
+    kind: str
+    sha256: str
+    bytes: int
+    facts: tuple[Fact, ...]
+    problems: tuple[str, ...] = ()

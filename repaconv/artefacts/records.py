@@ -1,0 +1,260 @@
+"""What several stages' results are made of: facts, payloads, costs, links and their tolerances."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 2
+
+
+Verdict = Literal["passed", "failed", "not verified"]
+
+
+ImageSize = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+def parse_image_size(text: str) -> ImageSize:
+    """``224`` or ``140x126`` (height x width).
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise ValueError("neither a number of pixels nor HEIGHTxWIDTH")
+    return int(sides[0]), int(sides[-1])
+
+
+class Record(BaseModel):
+    """A frozen result; unknown fields are errors, so a newer file is not half-read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Fact(Record):
+    """A value used about a checkpoint, where it comes from and what speaks against it.
+
+    ``overrules``: it is the user's, and the file or its weights say otherwise.
+    """
+
+    name: str
+    value: Any
+    source: str
+    against: str = ""
+    overrules: bool = False
+
+
+class Payload(Record):
+    """A file beside the artefact; ``path`` is relative to the artefact's folder."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+class WeightSet(Record):
+    """One state dict of a container; ``path`` is its dotted place, ``.`` for the whole file."""
+
+    path: str
+    tensors: int
+    parameters: int
+
+
+class Origin(Record):
+    """The checkpoint that a run started from, and which weights of it were taken."""
+
+    path: str
+    sha256: str
+    bytes: int
+    container: str
+    weights: str
+    weights_reason: str
+    stripped: tuple[str, ...] = ()
+
+
+class Preprocessing(Record):
+    """What happens to an image before the network; mean and std on the 0..255 scale, per channel.
+
+    ``resize_edge`` is the shorter edge's length, the image size's longer side where None; with ``keep_ratio`` False,
+    both edges', the image size itself where None.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channel_order: Literal["RGB", "BGR"] = "RGB"
+    image_size: ImageSize
+    resize_edge: int | None = None
+    keep_ratio: bool = True
+    interpolation: str = "bicubic"
+    source: str
+
+
+class Change(Record):
+    """One exact change of a graph: by which rewrite, at which node, and what it did there."""
+
+    rewrite: str
+    place: str
+    told: str
+
+
+class TensorInfo(Record):
+    """Name, shape and dtype of one tensor of the folded model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Cost(Record):
+    """Parameters, and multiply-accumulates of one image; ``layer_macs`` are those of layers with weights alone."""
+
+    parameters: int
+    macs: int
+    layer_macs: int
+
+
+class Metrics(Record):
+    """How two outputs of shape [N, K] differ.
+
+    Of each image apart, and the worst of them: ``max_rel_error`` is max|a - b| / max|b|, ``norm_error`` is
+    ||a - b|| / ||b||, and ``cosine`` the smallest, of logits around their mean; None for a single number. An image near
+    zero is measured by what is usual of the others (`repaconv.proof.parity`). ``mean_abs_error`` is over all numbers,
+    ``spread`` how far the reference's outputs lie from that of the first image, relative to the largest; None for one
+    image. For logits: ``kl_divergence`` KL(softmax b || softmax a) in nats, its mean over the images;
+    ``top1_agreement`` is 1 - ``top1_flips`` / images, where ``top1_flips`` counts other first classes: those in which
+    the reference's lead over the class chosen instead is more than the noise matter (``top1_flips_that_matter``), the
+    others are ``top1_flips_within_noise``, of the ``top1_close`` images whose first class leads by no more than that at
+    all. ``examples`` lists some flips, by image and lead. Leads and margins are relative to the image's max|b|.
+    ``undecided`` counts images left out, where rounding decides which tokens merge; of a graph of any origin, numbers
+    left out that hang on a rounding.
+    """
+
+    images: int
+    max_abs_error: float
+    max_rel_error: float
+    mean_abs_error: float
+    norm_error: float = 0.0
+    cosine: float | None
+    spread: float | None = None
+    kl_divergence: float | None = None
+    top1_agreement: float | None = None
+    top1_smallest_margin: float | None = None
+    top1_flips: int = 0
+    top1_flips_that_matter: int = 0
+    top1_flips_within_noise: int = 0
+    top1_close: int = 0
+    examples: tuple[tuple[int, float], ...] = ()
+    undecided: int = 0
+
+
+class Tolerance(Record):
+    """What a link allows; None is not judged.
+
+    An ``exact`` link passes where max_rel_error <= rtol or max_abs_error <= atol. A ``lossy`` one is never held to
+    those: it passes by cosine and norm_error, by the flips of first classes, and by the loss of accuracy where there
+    are labels. Neither passes where the outputs of all images are as much alike as that.
+    ``flips`` is the share of all images that may lose a lead of more than ``noise``, ``flips_within_noise`` the share
+    of those with a smaller lead that may lose it; more of these is no fault where chance explains it.
+    """
+
+    kind: Literal["exact", "lossy"]
+    rtol: float | None = None
+    atol: float | None = None
+    cosine: float | None = None
+    norm_error: float | None = None
+    flips: float | None = None
+    flips_within_noise: float | None = None
+    accuracy_loss: float | None = None
+    noise: float = 0.0
+
+    @property
+    def told(self) -> str:
+        """What is allowed, in words."""
+        if self.kind == "exact":
+            limits = ((self.rtol, "relative"), (self.atol, "absolute"))
+            return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
+        near = f"lossy: cosine {self.cosine}, error {self.norm_error or 0.0:.1%}"
+        if self.flips is None or self.flips_within_noise is None:
+            return near
+        beyond, within = f"{self.flips:.0%} flips beyond {self.noise:.0%}", f"{self.flips_within_noise:.0%} within"
+        return f"{near}, {beyond}, {within}"
+
+
+class Accuracy(Record):
+    """Top-1 accuracy of both ends on the same labelled images.
+
+    ``difference`` is candidate minus reference with its 95% interval (paired, Agresti and Min 2005), ``p_value`` that
+    of McNemar's exact test on the images that one end alone gets right.
+    """
+
+    images: int
+    reference: float
+    candidate: float
+    only_reference: int
+    only_candidate: int
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+class Drift(Record):
+    """The difference of both ends at one place on the way: max|a - b| / max|b|, and the same of root mean squares."""
+
+    place: str
+    max_rel_error: float
+    rms_rel_error: float
+
+
+class Location(Record):
+    """Where two ends part: the first ``module``, in the user's names, and what was compared up to there.
+
+    ``module`` is empty where nothing can be said; ``reason`` says why, or what the name rests on.
+    """
+
+    module: str
+    reason: str
+    drift: tuple[Drift, ...] = ()
+
+
+class Link(Record):
+    """One step of the chain of proof: two ends, what is allowed between them, a verdict.
+
+    ``variant`` is that of the export which it is about, where it is not the usual one; ``sha256`` is the hash of the
+    graph or engine that was run.
+    """
+
+    name: str
+    variant: str = ""
+    sha256: str = ""
+    reference: str
+    candidate: str
+    tolerance: Tolerance | None
+    metrics: Metrics | None
+    verdict: Verdict
+    note: str = ""
+    accuracy: Accuracy | None = None
+    location: Location | None = None
+
+
+class Artefact(Record):
+    """What all stages share.
+
+    ``unverified`` names the failed proofs that were overridden, and the settings that overrule the checkpoint.
+    ``asked`` is what the stage was asked for, as options of its command. ``beside`` are the files that this stage wrote
+    besides its payload; of a fold, what exports of an earlier one wrote
+    outside the run. ``took`` and ``wrote`` are the files of this call; they are told to the caller and not stored.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str
+    made_by: dict[str, str]
+    verdict: Verdict
+    unverified: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    beside: tuple[Payload, ...] = ()
+    took: tuple[str, ...] = Field(default=(), exclude=True)
+    wrote: tuple[str, ...] = Field(default=(), exclude=True)

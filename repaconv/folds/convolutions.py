@@ -1,0 +1,79 @@
+"""convolution: a scale and a shift a channel behind a convolution of any kernel go into it.
+
+    s (w * x + b) + t = (s w) * x + (s b + t)
+
+Before a convolution only a scale could go in: a shift is not there at a padded border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.artefacts import Change
+from repaconv.folds.edges import IMAGE, batchnorm, per_channel
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Array, Writer, constant, made_by
+from repaconv.graphs.normal import normalise
+from repaconv.graphs.shapes import sizes
+from repaconv.graphs.views import set_shape
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """See `repaconv.graphs.contract.Apply`."""
+    normalise(model)
+    for node in tuple(model.graph):
+        if not node.domain and node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub"):
+            yield from _absorb(model, node)
+
+
+def _absorb(model: ir.Model, node: ir.Node) -> Iterator[Change]:
+    found = _scale_and_shift(node)
+    conv = made_by(found[0], "Conv") if found is not None else None
+    weight = constant(conv.inputs[1]) if conv is not None else None
+    given = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
+    bias = constant(given)
+    if found is None or conv is None or weight is None or (given is not None and bias is None):
+        return
+    value, scale, shift = found
+    if len(list(value.uses())) != 1 or value.is_graph_output() or any(v.uses() for v in node.outputs[1:]):
+        return
+    write = Writer(model, node)
+    parts = [write.constant(weight * scale.reshape(-1, *[1] * (weight.ndim - 1)))]
+    if bias is not None or shift is not None:
+        total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
+        parts.append(write.constant(np.asarray(total)))
+    attributes = {name: entry.value for name, entry in conv.attributes.items()}
+    new = write("Conv", conv.inputs[0], *parts, **attributes)
+    set_shape(new, sizes(value), value)
+    write.replace(node.outputs[0], new)
+    model.graph.remove([node, conv], safe=True)
+    yield Change(rewrite=CONVOLUTION.name, place=conv.name or "", told=f"{node.op_type} -> Conv {list(weight.shape)}")
+
+
+def _scale_and_shift(node: ir.Node) -> tuple[ir.Value, Array, Array | None] | None:
+    """What a node multiplies the channels of an image with, and adds to them."""
+    x = node.inputs[0]
+    if node.op_type == "BatchNormalization":
+        both = batchnorm(node)
+        return None if both is None or x is None else (x, *both)
+    for place in (0, 1):
+        x, other = node.inputs[place], node.inputs[1 - place]
+        vector = per_channel(constant(other), node.outputs[0], IMAGE)
+        if x is None or vector is None or sizes(x) != sizes(node.outputs[0]):
+            continue
+        if node.op_type == "Mul":
+            return x, vector, None
+        if node.op_type == "Div":
+            return (x, 1 / vector, None) if place == 0 and vector.all() else None
+        sign = -1.0 if node.op_type == "Sub" else 1.0
+        return x, np.full(len(vector), sign if place else 1.0), vector if place or sign > 0 else -vector
+    return None
+
+
+CONVOLUTION = Rewrite("convolution", "behind a convolution with constant weights that nothing else reads", apply)

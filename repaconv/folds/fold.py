@@ -1,0 +1,12 @@
+"""The rewrites that fold a graph of any origin, in their order."""
+
+from __future__ import annotations
+
+from repaconv.folds.affine_maps import AFFINE
+from repaconv.folds.branches import UNSTACK
+from repaconv.folds.convolutions import CONVOLUTION
+from repaconv.folds.joins import CHOOSE, JOIN
+from repaconv.folds.tokens import READ_TOKENS
+from repaconv.graphs.contract import Rewrite
+
+FOLDS: tuple[Rewrite, ...] = (CONVOLUTION, UNSTACK, AFFINE, JOIN, AFFINE, CHOOSE, AFFINE, READ_TOKENS)

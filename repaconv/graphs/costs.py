@@ -1,0 +1,74 @@
+"""What a graph costs: its parameters, and the multiply-accumulates of one call."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.graphs.graph import Array, constant
+from repaconv.graphs.shapes import sizes
+from repaconv.onnxfile import flops_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
+
+
+def parameters(model: ir.Model) -> int:
+    """Numbers that were learnt: floating constants of more than one number.
+
+    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, masks, and copies of a
+    constant for every image of a fixed batch, or of a table's entries, are none.
+    """
+    return sum(_learnt(value) for value in model.graph.initializers.values())
+
+
+def _learnt(value: ir.Value) -> int:
+    numbers = constant(value)
+    uses = [(node, place) for node, place in value.uses() if not _is_neutral(node, place, numbers)]
+    if numbers is None or numbers.dtype.kind != "f" or numbers.size < 2 or not uses:
+        return 0
+    if all(node.op_type == "Concat" for node, _ in uses) and len(numbers) > 1 and (numbers == numbers[:1]).all():
+        return int(numbers[0].size)
+    if numbers.ndim > 3 and all(node.op_type == "Add" for node, _ in uses):
+        distinct = len(np.unique(numbers))
+        if 2 * distinct <= numbers.size:  # a table of relative positions, looked up; of two values, a mask
+            return distinct if distinct > 2 else 0
+    return int(numbers.size)
+
+
+def _is_neutral(node: ir.Node, place: int, numbers: Array | None) -> bool:
+    if numbers is None:
+        return True
+    if node.op_type == "BatchNormalization":
+        return place > 2
+    return node.op_type in _NORMS and place > 0 and bool((numbers == (1 if place == 1 else 0)).all())
+
+
+def macs(model: ir.Model) -> int | None:
+    """Of matrix products and convolutions, where free sizes are 1; None where shapes are not known."""
+    total = 0
+    for node in model.graph:
+        if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv", "Attention"):
+            continue
+        inputs, outputs = (
+            [sizes(value) for value in values if value is not None] for values in (node.inputs[:2], node.outputs[:1])
+        )
+        if None in inputs or None in outputs:
+            return None
+        total += flops_of(node.op_type, _numbers(inputs), _numbers(outputs)) // 2
+    return total
+
+
+def _numbers(shapes: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(_number(size) for size in shape) for shape in shapes]
+
+
+def _number(size: int | str) -> int:
+    """A free size is 1; products of free sizes and numbers keep the numbers."""
+    if isinstance(size, int):
+        return size
+    return math.prod(int(part) for part in size.split("*") if part.isdigit())

@@ -1,0 +1,274 @@
+"""An ONNX graph as onnx-ir has it: constants in float64, nodes put in place of others, what is left over removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.artefacts import Change
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from repaconv.graphs.contract import Rewrite
+
+Array = NDArray[Any]
+_NUMBER = re.compile(r"_(\d{1,12})$")
+
+
+def read(proto: onnx.ModelProto) -> ir.Model:
+    """The model to rewrite: functions inlined, constants as initializers, shapes inferred where they were not said."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
+
+    from repaconv.graphs.shapes import infer, name_sizes
+
+    model = ir.from_proto(proto)
+    if model.functions:
+        InlinePass()(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    name_sizes(model)
+    ShapeInferencePass()(model)
+    infer(model)
+    return model
+
+
+def write(model: ir.Model) -> onnx.ModelProto:
+    """The model as a file has it."""
+    import onnx_ir as ir
+
+    return ir.to_proto(model)
+
+
+def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx.ModelProto, list[Change]]:
+    """The same function with every rewrite applied in this order, each wherever it is valid; and what changed.
+
+    Args:
+        proto: Left as it is. Its weights lie inside it.
+        rewrites: What to apply. The graph's opset is raised to what they write.
+    """
+    model = read(proto)
+    changes: list[Change] = []
+    for rewrite in rewrites:
+        made = list(rewrite.apply(model))
+        if made:
+            tidy(model)
+            model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
+        changes += made
+    if not changes:
+        return proto, []
+    written = write(model)
+    ends = zip(written.graph.output, proto.graph.output, strict=True)
+    for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
+        if before.type.tensor_type.HasField("shape"):
+            now.CopyFrom(before)  # names that only we gave to free sizes go
+    return written, changes
+
+
+def tidy(model: ir.Model) -> None:
+    """Remove what nothing reads, put nodes in order, infer the shapes of what is new."""
+    from repaconv.graphs.shapes import infer
+
+    clean(model)
+    infer(model, only_new=True)
+
+
+def clean(model: ir.Model) -> None:
+    """Remove what nothing reads, put nodes in order; shapes stay as they were said."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+
+    RemoveUnusedNodesPass()(model)
+    TopologicalSortPass()(model)
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """A constant's numbers, floating ones in float64; None if it is computed or an input of the graph."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return None
+    found: Array = value.const_value.numpy()
+    return found.astype(np.float64) if found.dtype.kind == "f" or found.dtype.name == "bfloat16" else found
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """A constant of one number; None if it is not that."""
+    found = constant(value)
+    return float(found.reshape(())) if found is not None and found.size == 1 else None
+
+
+def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
+    """The shape, None for what is free; None as a whole if even the rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
+    """The node that computes a value, if it is one of these operators of ONNX's own."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.op_type in operators else None
+
+
+def nodes_of(model: ir.Model, *operators: str) -> list[ir.Node]:
+    """The nodes of these operators of ONNX's own, as they are now."""
+    return [node for node in model.graph if node.domain == "" and node.op_type in operators]
+
+
+def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
+    """The one node that reads a value which is no output of the graph; if any are named, one of these of ONNX's own."""
+    readers = value.consumers()
+    if len(readers) != 1 or value.is_graph_output():
+        return None
+    reader = readers[0]
+    return reader if not operators or (reader.domain == "" and reader.op_type in operators) else None
+
+
+def attribute(node: ir.Node, name: str, default: Any) -> Any:
+    """An attribute's value."""
+    found = node.attributes.get(name)
+    return default if found is None else found.value
+
+
+class Writer:
+    """Writes new nodes before an old one, in its module's name and in its type of number."""
+
+    def __init__(self, model: ir.Model, before: ir.Node) -> None:
+        self.graph, self.before = model.graph, before
+        self.scope = (before.name or "").rpartition("/")[0]
+        self.dtype = before.outputs[0].dtype
+
+    def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """One node's first output."""
+        import onnx_ir as ir
+
+        node = ir.node(operator, inputs, attributes)
+        node.name = f"{self.scope}/{operator}_{_fresh(self.graph)}".lstrip("/")
+        node.outputs[0].name = f"{node.name}.out"
+        node.outputs[0].dtype = self.dtype
+        self.graph.insert_before(self.before, node)
+        return node.outputs[0]
+
+    def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
+        """An initializer: floating numbers in the type of ``like`` or of the old node's output, others in int64."""
+        import onnx_ir as ir
+
+        array = np.asarray(numbers)
+        kind = (like.dtype if like is not None else self.dtype) or ir.DataType.FLOAT
+        return self.exactly(array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64))
+
+    def exactly(self, array: Array) -> ir.Value:
+        """An initializer of the array's own type."""
+        import onnx_ir as ir
+
+        name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
+        value = ir.Value(
+            name=name,
+            const_value=ir.tensor(array, name=name),
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+            shape=ir.Shape(array.shape),
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def split(self, whole: ir.Value, sizes: list[int]) -> list[ir.Value]:
+        """Parts along the last axis."""
+        import onnx_ir as ir
+
+        node = ir.node("Split", [whole, self.constant(sizes)], {"axis": -1}, num_outputs=len(sizes))
+        node.name = f"{self.scope}/Split_{_fresh(self.graph)}".lstrip("/")
+        for number, output in enumerate(node.outputs):
+            output.name, output.dtype = f"{node.name}.{number}", self.dtype
+        self.graph.insert_before(self.before, node)
+        return list(node.outputs)
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Let all that read the old value read the new one; an output of the graph keeps its name."""
+        import onnx_ir as ir
+
+        if old.is_graph_output():
+            name, old.name = old.name, f"{old.name}.old"
+            new.name, new.shape, new.dtype = name, old.shape, old.dtype
+        elif new.shape is None:
+            new.shape = old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def _fresh(graph: ir.Graph) -> int:
+    """A number that no name in this graph ends with, be it the exporter's or ours of an earlier time."""
+    if "repaconv.fresh" not in graph.meta:
+        names = [node.name or "" for node in graph] + list(graph.initializers)
+        graph.meta["repaconv.fresh"] = max(
+            (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
+        )
+    number = int(graph.meta["repaconv.fresh"]) + 1
+    graph.meta["repaconv.fresh"] = number
+    return number
+
+
+def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with float64 for float32 throughout, to prove a rewrite by the reference implementation."""
+    import onnx
+
+    return retyped(proto, {onnx.TensorProto.FLOAT: onnx.TensorProto.DOUBLE})
+
+
+def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto:
+    """The same graph with other types of number throughout: constants, casts, values, in subgraphs and functions too.
+
+    Args:
+        proto: Left as it is. Its weights lie inside it.
+        kinds: ONNX's numbers of floating types, and what stands for each.
+    """
+    import onnx
+
+    other = onnx.ModelProto()
+    other.CopyFrom(proto)
+    _retype_graph(other.graph, kinds)
+    for function in other.functions:
+        _retype_nodes(function.node, kinds)
+        for value in function.value_info:
+            _retype_value(value.type, kinds)
+    return other
+
+
+TYPED = ("to", "dtype", "output_datatype")
+"""Attributes that name a type of number."""
+
+
+def _retype_graph(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> None:
+    for weight in graph.initializer:
+        _retype_tensor(weight, kinds)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _retype_value(value.type, kinds)
+    _retype_nodes(graph.node, kinds)
+
+
+def _retype_nodes(nodes: Iterable[onnx.NodeProto], kinds: Mapping[int, int]) -> None:
+    for node in nodes:
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                _retype_tensor(entry.t, kinds)
+            if entry.HasField("g"):
+                _retype_graph(entry.g, kinds)
+            if entry.name in TYPED and entry.i in kinds:
+                entry.i = kinds[entry.i]
+
+
+def _retype_tensor(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> None:
+    from onnx import helper, numpy_helper
+
+    if tensor.data_type in kinds:
+        dtype = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type])
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+
+
+def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:
+    held = kind.WhichOneof("value")
+    if held == "tensor_type":
+        kind.tensor_type.elem_type = kinds.get(kind.tensor_type.elem_type, kind.tensor_type.elem_type)
+    elif held in ("sequence_type", "optional_type"):
+        _retype_value(getattr(kind, held).elem_type, kinds)

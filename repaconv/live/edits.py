@@ -1,0 +1,229 @@
+"""Folding inside a live module of the user's own: whatever in it has the shape of a known fold, and proves to be one.
+
+What a module's class computes cannot be seen from its submodules' names. So every edit here is a guess that is run in
+float64: first the part, on what it is called with in the whole and on random numbers of several sizes, then the whole
+module, since its forward may read what was edited. Only what changes nothing is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from repaconv.artefacts import FoldStep
+from repaconv.errors import Refused
+from repaconv.live.guesses import RULES, Guess, New, Rule, child_at, idle_ffn
+from repaconv.live.whole import SPREAD, Call, Whole, difference, in_float64, outputs, rounding, shaken, usable
+
+EXACT = 1e-12
+ROUNDINGS = 16
+"""So many times what a part makes of its inputs' last bits, a fold may be off on random numbers: it rounds elsewhere.
+Where they are large, a softmax makes much of them."""
+CHAOTIC = 1e-6
+"""A part that makes more of them than this proves nothing there."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A guess that was proved at a part, and what it made, in float64."""
+
+    name: str
+    told: str
+    new: New
+    error: float
+
+
+def fold_parts(
+    module: nn.Module, method: str, example: Any = None, idle_ratio: float | None = None
+) -> tuple[nn.Module, tuple[FoldStep, ...]]:
+    """A folded copy in eval mode, a row of the certificate for every part, and one for the whole module.
+
+    What is shared, hooked or read from outside is not folded; ``left`` of the last row says so.
+
+    Args:
+        module: Not changed.
+        method: One method's edits alone, or ``auto``.
+        example: An input of the whole; see `Whole.of`.
+        idle_ratio: Of channel-idle FFNs, where neither an attribute nor their statistics tell.
+
+    Raises:
+        Refused: If nothing in it folds, or the module cannot be run.
+    """
+    own = in_float64(module)
+    folding = _Folding(module, method, (partial(idle_ffn, idle_ratio=idle_ratio), *RULES))
+    names = [name for name, part in own.named_modules() if any(folding.guesses(part))]
+    if not names:
+        raise Refused("no part of it has the shape of a known fold.", code="live.nothing")
+    whole = Whole.of(own, example, names)
+    after, edits = folding.edited(own, whole, names)
+    if not (error := whole.error(after)) <= _allowed(edits):
+        _require_the_same_twice(module, whole)
+        after, edits = folding.edited(in_float64(module), whole, names, each=True)
+        error = whole.error(after)
+    if not edits:
+        raise Refused("; ".join(folding.left) or "no part proves to be a known fold.", code="live.nothing")
+    steps = [FoldStep(module=each.name or ".", folded=(each.told,), max_rel_error=each.error) for each in edits]
+    told = (f"the whole module before and after, on {len(whole.calls)} inputs",)
+    return _copied(module, edits), (
+        *steps,
+        FoldStep(module=".", folded=told, left=tuple(folding.left), max_rel_error=error),
+    )
+
+
+class _Folding:
+    """The guesses of some rules, tried on a module."""
+
+    def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
+        self._method, self._rules, self._shared = method, rules, _shared(module)
+        self.left: list[str] = []
+
+    def guesses(self, part: nn.Module) -> Iterator[Guess]:
+        for rule in self._rules:
+            yield from (guess for guess in rule(part) if self._method in ("auto", guess.method))
+
+    def edited(
+        self, root: nn.Module, whole: Whole, names: list[str], *, each: bool = False
+    ) -> tuple[nn.Module, list[Edit]]:
+        """All edits that are exact, made in the module; with ``each`` the whole is run behind every one of them."""
+        edits: list[Edit] = []
+        self.left = []
+        for name in names:
+            if (part := child_at(root, name)) is None:  # went with a part that was folded before
+                continue
+            if (calls := whole.inside.get(name)) is None:
+                self.left.append(f"{name} is not called when the whole is run")
+                continue
+            for guess in self.guesses(part):
+                if (edit := _proved(part, name, guess, calls)) is None:
+                    continue
+                before = {at: part.get_submodule(at) for at in edit.new}
+                why = self._untouchable(name, before)
+                if not why:
+                    root = _replaced(root, name, edit.new)
+                    if each and not (error := whole.error(root)) <= _allowed([*edits, edit]):
+                        root = _replaced(root, name, before)
+                        why = f"something outside reads it, the whole is off by {error:.1e}"
+                if why:
+                    self.left.append(f"{name or 'it'}, {guess.told}: {why}")
+                    continue
+                edits.append(edit)
+                if "" in edit.new:
+                    break
+        return root, edits
+
+    def _untouchable(self, name: str, old: New) -> str:
+        """Why these children may not be replaced; empty if they may."""
+        for at, child in old.items():
+            place = _joined(name, at)
+            if any(other == place or other.startswith(f"{place}.") or not place for other in self._shared):
+                return f"{place or 'it'} or what it holds is shared"
+            if any(watched(part) for part in child.modules()):
+                return f"{place or 'it'} has a hook, a parametrization or a forward of its own"
+        return ""
+
+
+def _shared(module: nn.Module) -> set[str]:
+    """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory."""
+    places: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for name, part in module.named_modules(remove_duplicate=False):
+        places["module", id(part)].append(name)
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        if tensor.numel():
+            places["tensor", tensor.untyped_storage().data_ptr()].append(name)
+    return {name for names in places.values() if len(names) > 1 for name in names}
+
+
+def watched(part: nn.Module) -> bool:
+    """Whether something was attached to one module, which another in its place would not have."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, kind, None) for kind in kinds) or "forward" in vars(part) or is_parametrized(part)
+
+
+def _proved(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...]) -> Edit | None:
+    """The edit, if the part computes the same with it: on what it is called with, and on random numbers of any size."""
+    try:
+        new = guess.edit()
+        after = _replaced(copy.deepcopy(part), "", new)
+        errors = [difference(outputs(after, call), outputs(part, call)) for call in calls]
+        errors += [_error(part, after, shaken(calls[0], 0, *spread)) for spread in SPREAD]
+    except Exception:  # not the shape that it looked like; the user's code may raise anything
+        return None
+    return Edit(name, guess.told, new, max(errors)) if max(errors) <= EXACT else None
+
+
+def _error(part: nn.Module, after: nn.Module, call: Call) -> float:
+    """How far two parts are from each other on a call; 0 where the first does not take it, or rounding explains it."""
+    try:
+        right = outputs(part, call)
+    except Exception:
+        return 0.0
+    if not usable(right):
+        return 0.0
+    error = difference(outputs(after, call), right)
+    if error <= EXACT:
+        return error
+    own = rounding(part, call, right)
+    return 0.0 if own > CHAOTIC or error <= ROUNDINGS * own else error
+
+
+def _require_the_same_twice(module: nn.Module, whole: Whole) -> None:
+    if not whole.error(in_float64(module)) <= EXACT:
+        raise Refused(
+            f"this {type(module).__name__} answers otherwise when it is run again, so nothing could be proved of it.",
+            hint="Fold what does not change with every call.",
+            code="live.changing",
+        )
+
+
+def _allowed(edits: list[Edit]) -> float:
+    """For the whole: rounding errors add up like a random walk."""
+    return EXACT * math.sqrt(max(1.0, len(edits) / 12))
+
+
+def _copied(module: nn.Module, edits: list[Edit]) -> nn.Module:
+    """The user's module with the edits, in eval mode; what is new is of the dtype and on the device of the old."""
+    folded = copy.deepcopy(module).eval()
+    for edit in edits:
+        for at, new in edit.new.items():
+            place = _joined(edit.name, at)
+            folded = _put(folded, place, _like(new, module, place))
+    return folded
+
+
+def _like(new: nn.Module, module: nn.Module, place: str) -> nn.Module:
+    while True:
+        old = child_at(module, place)
+        weights = [weight for weight in old.parameters() if weight.is_floating_point()] if old is not None else []
+        if weights:
+            new = new.to(device=weights[0].device, dtype=weights[0].dtype)
+            return new.requires_grad_(any(weight.requires_grad for weight in weights)).eval()
+        if not place:
+            return new.eval()
+        place = place.rpartition(".")[0]
+
+
+def _joined(name: str, at: str) -> str:
+    return ".".join(filter(None, (name, at)))
+
+
+def _replaced(root: nn.Module, name: str, new: New) -> nn.Module:
+    for at, part in new.items():
+        root = _put(root, _joined(name, at), part)
+    return root
+
+
+def _put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
+    if not name:
+        return part
+    parent, _, last = name.rpartition(".")
+    setattr(root.get_submodule(parent), last, part)
+    return root

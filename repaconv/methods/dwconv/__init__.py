@@ -1,0 +1,3 @@
+"""Accelerating Vision Transformers with Drop-in Depthwise Convolution: attention heads that are convolutions."""
+
+from repaconv.methods.dwconv.paper import METHOD as METHOD

@@ -1,0 +1,196 @@
+"""Latencies as they were: a committed file by machine, and a history of every measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from repaconv.artefacts import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
+from repaconv.files import read_artefact, write_artefact
+from repaconv.measure.fingerprint import machine_key
+from repaconv.steps.common import TRAINING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
+
+
+class Judged(NamedTuple):
+    """What a baseline says of a measurement, in words, and whether one was written."""
+
+    verdict: Verdict
+    told: str
+    hint: str = ""
+    regression: Regression | None = None
+    written: bool = False
+
+
+def by_baseline(
+    path: Path,
+    name: str,
+    done: BenchArtefact,
+    allowed: float,
+    *,
+    update: bool = False,
+    accept_inconclusive: bool = False,
+    require: bool = False,
+) -> Judged:
+    """Judge a measurement by the file's baseline, or write it there.
+
+    On the machine of the baseline it is passed or failed. Where that is another, the figures relative to what ran
+    beside the model are held against those of every machine that has some; since they compare only roughly, that passes
+    or is inconclusive. A measurement that is inconclusive itself passes nothing and is not written.
+
+    Args:
+        path: The file; it need not be there.
+        name: Of the model; see `name_in`.
+        done: The measurement.
+        allowed: 0.05 lets it take 5% longer.
+        update: Write, in place of judging.
+        accept_inconclusive: Write it whatever it is.
+        require: Fail where there is nothing to judge by.
+    """
+    doubted = done.quality.verdict == "inconclusive"
+    if update and doubted and not accept_inconclusive:
+        hint = "Measure again, with more rounds or on a quieter machine; --accept-inconclusive writes it all the same."
+        return Judged("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
+    if update:
+        keep_baseline(path, name, done)
+        return Judged("passed", "written as the baseline", written=True)
+    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    found = _compared(known, name, done, allowed)
+    if found is None:
+        hint = "Run with --update-baseline here, and commit the file."
+        none: Verdict = "failed" if require else "inconclusive" if doubted else "not verified"
+        return Judged(none, _why_none(known, path, name, done), hint)
+    noisy = "More rounds, or a quieter machine."
+    if not found.same_machine:
+        passed = found.verdict == "passed" and not doubted
+        elsewhere = "Write a baseline of this machine with --update-baseline."
+        return Judged("passed" if passed else "inconclusive", found.told, "" if passed else elsewhere, found)
+    verdict = "inconclusive" if doubted and found.verdict == "passed" else found.verdict
+    return Judged(verdict, found.told, noisy if verdict == "inconclusive" else "", found)
+
+
+def name_in(path: Path, subject: Path) -> str:
+    """What is measured, by where its file, its run or its recipe lies, seen from the file of baselines.
+
+    Two of one stem are two, and wherever the whole is checked out it is the same name.
+    """
+    return Path(os.path.relpath(subject, path.parent)).as_posix()
+
+
+def key_of(name: str, done: BenchArtefact) -> str:
+    """Under which a measurement stands in a file of baselines, for one machine."""
+    size = "x".join(map(str, done.image_size))
+    what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
+    return f"{what}, {done.threads} threads, batch {done.batch}, {size} px, beside {_yardstick(done) or 'nothing'}"
+
+
+def _yardstick(done: BenchArtefact) -> str:
+    """What ran beside the model; a model is no yardstick of itself, by which it would never take longer."""
+    ran = [(row.sha256, row.engine, row.precision) for row in done.latencies]
+    return done.latencies[1].name if len(ran) > 1 and ran[1] != ran[0] else ""
+
+
+def baseline_of(done: BenchArtefact) -> Baseline:
+    """A measurement as a baseline keeps it; the model beside it is its yardstick."""
+    subject, *beside = done.latencies if _yardstick(done) else done.latencies[:1]
+    return Baseline(
+        sha256=subject.sha256,
+        p50_ms=subject.p50_ms,
+        subject_ms=subject.samples_ms,
+        yardstick_sha256=beside[0].sha256 if beside else "",
+        yardstick_ms=beside[0].samples_ms if beside else (),
+        machine=dict(done.machine),
+    )
+
+
+def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
+    """Write it as the new baseline of this machine; those of others stay."""
+    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    machine = machine_key(done.machine)
+    new = {**known.machines.get(machine, {}), key_of(name, done): baseline_of(done)}
+    write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))
+
+
+def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
+    """With the baseline of this machine, else with that of another by which it does worst; None if there is none."""
+    from repaconv.measure.statistics import regression
+
+    here, now, yardstick = machine_key(done.machine), baseline_of(done), _yardstick(done)
+    fitting = _fitting(known, name, done)
+    machines = [here] if here in fitting else list(fitting) if yardstick else []
+    rows = [
+        regression(_pair(now), _pair(fitting[machine]), allowed).model_copy(
+            update={"yardstick": yardstick, "machine": machine, "same_machine": machine == here}
+        )
+        for machine in machines
+    ]
+    return max(rows, key=lambda row: row.ratio, default=None)
+
+
+def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
+    """Baselines of the same, by machine; a yardstick that was named must still be the same file."""
+    key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
+    found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
+    return {m: then for m, then in found.items() if not named or then.yardstick_sha256 == now.yardstick_sha256}
+
+
+def _pair(kept: Baseline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Milliseconds of the model and of its yardstick; of a second where there is none."""
+    import numpy as np
+
+    subject = np.asarray(kept.subject_ms)
+    return subject, np.asarray(kept.yardstick_ms) if kept.yardstick_ms else np.full_like(subject, 1000.0)
+
+
+def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:
+    """Whether it is the machine or the model that the file does not have."""
+    key, here = key_of(name, done), machine_key(done.machine)
+    others = [machine for machine, entries in known.machines.items() if key in entries]
+    if not path.is_file():
+        return f"there is no file {path} of baselines yet"
+    if not others:
+        return f"{path} has none for this model on any machine ({key})"
+    other = f"measured beside another {_yardstick(done)}" if _yardstick(done) else "with nothing beside to compare by"
+    which = "no baseline that compares" if here in others else "no baseline for this machine"
+    return f"{which} ({here}); {path} has some of {', '.join(others)}, {other}"
+
+
+def remember_measurement(path: Path, done: BenchArtefact) -> None:
+    """Append a line to the history of a target; a second fold leaves it."""
+    subject = done.latencies[0]
+    entry = HistoryEntry(
+        when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        sha256=subject.sha256,
+        p50_ms=subject.p50_ms,
+        p95_ms=subject.p95_ms,
+        ratio=done.ratio,
+        quality=done.quality.verdict,
+        machine=machine_key(done.machine),
+        threads=done.threads,
+        batch=done.batch,
+        image_size=done.image_size,
+    )
+    line = json.dumps(entry.model_dump(mode="json"), sort_keys=True) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:  # one write, so that two measurements at once do not tear each other's line
+        os.write(file.fileno(), line.encode())
+
+
+def history_of(path: Path) -> list[HistoryEntry]:
+    """All measurements that are readable, oldest first."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            found.append(HistoryEntry.model_validate_json(line))
+        except ValueError:  # a line that was cut off, or is of another version
+            continue
+    return found

@@ -1,0 +1,101 @@
+"""Two models of any engines beside each other: what runs each, in what precision, and whether they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import registry, runs
+from repaconv.artefacts import FoldArtefact, Link
+from repaconv.files import read_artefact
+from repaconv.onnxfile import said_by
+from repaconv.proof.policy import coarser
+from repaconv.steps.chain import built_as, engine_of, load_engine
+
+if TYPE_CHECKING:
+    from repaconv.targets import Target
+
+COMPARED = 8
+"""Images at least, by which outputs are compared."""
+
+
+class Opened(NamedTuple):
+    """A model ready to run: its session, the engine's name and version, and the precision that it computes in."""
+
+    session: Any
+    engine: str
+    precision: str
+
+
+def opened(
+    path: Path, device: Target, precision: str | None = None, *, threads: int, dims: Mapping[str, int]
+) -> Opened:
+    """Load a model: a graph by the target's runtime, an engine by its own.
+
+    Args:
+        path: An .onnx file or an engine.
+        device: The target.
+        precision: That the target's runtime is to compute a float32 graph in; what the file says when None.
+        threads: Of one inference.
+        dims: Sizes of free dimensions, by name.
+
+    Raises:
+        EnvironmentProblem: If the runtime, or the device it needs, is not here.
+        Refused: If it does not take the model.
+    """
+    built = built_as(path)
+    says = built.precision if built else precision_of(path)
+    if built is not None or path.suffix != ".onnx":
+        engine, session = engine_of(path, built), load_engine(path, built, threads=threads, dims=dims)
+    else:
+        engine = registry.load(registry.ENGINES, device.runtime)
+        more = {"precision": precision} if precision else {}
+        session = engine.session(path, threads=threads, dims=dims, **more)
+    return Opened(session, f"{engine.name} {engine.version()}", precision or says)
+
+
+def precision_of(path: Path) -> str:
+    """What a graph says of itself; float32 where it says nothing."""
+    return said_by(path).get("repaconv.precision", "fp32") if path.suffix == ".onnx" else "fp32"
+
+
+def agreement(
+    run: runs.Run | None, models: Mapping[str, Opened], outputs: Sequence[Mapping[str, Any]], *, logits: bool
+) -> Link | None:
+    """Whether both compute the same, by the rule of what they are: a lossy one's where one of them is lossy.
+
+    Args:
+        run: Whose they are, which says what is allowed; the policy alone when None.
+        models: The two, the subject first.
+        outputs: Of both by name [n, K], batch by batch.
+        logits: Whether they are logits.
+
+    Returns:
+        The link, judged against the one that is less lossy; None if their outputs do not compare.
+    """
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.policy import tolerance
+
+    subject, other = models
+    if outputs[0][subject].shape != outputs[0][other].shape or outputs[0][subject].ndim != 2:
+        return None
+    low = coarser([opened.precision for opened in models.values()])
+    link = "agreement" if low == "fp32" else low
+    backwards = low == models[other].precision != models[subject].precision
+    reference, candidate = (subject, other) if backwards else (other, subject)
+    meter = Meter(tolerance(link, logits=logits, **_allowed(run)), logits=logits)
+    for each in outputs:
+        meter.add(each[candidate], each[reference])
+    return meter.link("agreement", reference, candidate)
+
+
+def _allowed(run: runs.Run | None) -> dict[str, Any]:
+    """What of a run's network bears on tolerances."""
+    from repaconv.proof.runners import decides
+
+    if run is None:
+        return {}
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    backbone = registry.load(registry.BACKBONES, folded.backbone)
+    return {"usual": folded.tolerances, "decides": decides(backbone.deploy(backbone.from_json(folded.config)))}

@@ -1,0 +1,138 @@
+"""The exports of a run, beside each other, and which of them a stage takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import canonical_json, read_artefact, sha256_of_bytes, stage_of
+from repaconv.steps.common import load_target
+from repaconv.variants import Variant, usual_size
+
+if TYPE_CHECKING:
+    from repaconv.targets import Target
+
+_BEARS_ON_GRAPHS = {"opset", "newest_opset", "forms", "lacks", "forbids", "typed_by"}
+
+
+class Export(NamedTuple):
+    """An export of a run: its artefact, where that is written, and what tells it from the others."""
+
+    artefact: ExportArtefact
+    path: Path
+    variant: Variant
+
+
+def target_sha256(device: Target) -> str:
+    """What a target says that bears on graphs: two of one name may say another."""
+    return sha256_of_bytes(canonical_json(device.model_dump(mode="json", include=_BEARS_ON_GRAPHS)).encode())
+
+
+def exports_of(run: runs.Run, folded: FoldArtefact) -> list[Export]:
+    """All of them, the plainest first.
+
+    Raises:
+        Refused: If one was made from other weights.
+    """
+    found = []
+    for path in run.later_stages():
+        if stage_of(path) != "export":
+            continue
+        artefact = read_artefact(path, ExportArtefact)
+        if artefact.model_sha256 != folded.payload.sha256:
+            raise Refused(
+                f"{path} was exported from other weights than {run.model}.",
+                hint="Run `repaconv export --onnx` again.",
+                code="artefact.hash",
+            )
+        found.append(Export(artefact, path, Variant.of(artefact, folded)))
+    return sorted(found, key=lambda each: (each.variant.name.count("."), each.variant.name))
+
+
+def export_for(
+    run: runs.Run,
+    folded: FoldArtefact,
+    target: str | Target,
+    precision: str = "fp32",
+    *,
+    model: Path | None = None,
+    batch: int | None = None,
+    image_size: ImageSize | None = None,
+) -> Export:
+    """The export that a stage takes: that of its target and its precision.
+
+    Of several it is the one that was asked for, where what is not said is usual: a free batch, the network's own size
+    of images, no preprocessing. If there is none such, the only one that fits. There is no third guess.
+
+    Args:
+        run: The run.
+        folded: Its fold.
+        target: Whose.
+        precision: Of the graph.
+        model: The ONNX file itself, which settles it.
+        batch: That it must take.
+        image_size: That it must take.
+
+    Raises:
+        Refused: If an export of the run is of other weights.
+        UsageProblem: If there is none for that target, or several and nothing chooses.
+    """
+    device, size = load_target(target), image_size or usual_size(folded)
+    every = exports_of(run, folded)
+    found = [each for each in every if (each.artefact.target, each.artefact.precision) == (device.name, precision)]
+    found = [each for each in found if each.artefact.target_sha256 == target_sha256(device)]
+    if model is not None:
+        found = [each for each in found if _file(run, each).resolve() == model.resolve()]
+    if not found:
+        raise _none(run, every, target, device, precision, model)
+    if len(found) == 1:
+        return found[0]
+    exact = [
+        each
+        for each in found
+        if (each.artefact.batch, each.artefact.image_size, each.artefact.preprocessing)
+        == (batch or "dynamic", size, False)
+    ]
+    fitting = [each for each in found if each.artefact.batch in ("dynamic", batch or each.artefact.batch)]
+    fitting = [each for each in fitting if image_size is None or each.artefact.image_size in ("dynamic", image_size)]
+    if len(exact) == 1 or len(fitting) == 1:
+        return (exact if len(exact) == 1 else fitting)[0]
+    raise UsageProblem(
+        f"{run.folder} has several {precision} ONNX models for {device.name}, and nothing says which is meant: "
+        f"{', '.join(str(_file(run, each)) for each in found)}.",
+        hint="Give the file in place of the run; bench also knows by --batch and --image-size.",
+        code="run.several-models",
+    )
+
+
+def float32_beside(run: runs.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:
+    """The float32 export of the same target, the one that is alike in all else if there is one."""
+    found = [
+        each
+        for each in exports_of(run, folded)
+        if each.artefact.precision == "fp32" and each.artefact.target == low.target
+    ]
+    alike = Variant.of(low, folded).model_copy(update={"precision": "fp32"})
+    return min(found, key=lambda each: each.variant != alike, default=None)
+
+
+def _file(run: runs.Run, export: Export) -> Path:
+    return run.folder / export.artefact.payload.path
+
+
+def _none(
+    run: runs.Run, every: list[Export], target: str | Target, device: Target, precision: str, model: Path | None
+) -> UsageProblem:
+    """Why there is nothing to take, and the command that would make it."""
+    wanted = Variant(target=target if isinstance(target, str) else device.name, precision=precision)
+    none = f"{run.folder} has no {precision} ONNX model for {device.name} yet"
+    if model is not None:
+        none = f"{model} is no {precision} ONNX model of {run.folder} for {device.name}"
+    elif any((each.artefact.target, each.artefact.precision) == (device.name, precision) for each in every):
+        none += " but for what the target said before"
+    others = ", ".join(each.variant.full for each in every)
+    told = f"; it has {others}" if others else ""
+    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {wanted.options}", code="run.no-model")

@@ -1,0 +1,178 @@
+"""The proof of a folded graph: it and the graph as given under ONNX Runtime, on inputs that excite both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from repaconv.artefacts import Link, Tolerance
+from repaconv.errors import GateFailed, Refused
+from repaconv.proof.policy import DEPTH, LOSSY, exact_rtols, tolerance
+from repaconv.proof.rounding import stored
+
+if TYPE_CHECKING:
+    import onnx
+
+GIVEN, FOLDED = "ONNX as given", "ONNX folded"
+HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
+"""ONNX's numbers of half precisions: the link where it is run in them, and by how much a rounding moves a number, as a
+rule: half of what it may."""
+ROUNDINGS = 3
+"""Other roundings of the graph as given that are run where a difference is more than its tolerance."""
+
+
+def proved(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:
+    """Every output before against after under ONNX Runtime.
+
+    In float32, whatever the weights are stored in: there nothing is allowed but what the folded weights' rounding to
+    their own precision explains. A graph of half precision is run as it is stored, too, where the runtime can: there
+    something might overflow.
+
+    Raises:
+        Refused: If the graph as given does not run, or if nothing could be compared.
+    """
+    from repaconv.proof.probes import Unrunnable
+
+    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in before.graph.node) // 6
+    allowed = tolerance("onnx", usual=exact_rtols(max(depth, DEPTH)))
+    coarse = _rounded_anew(before, after)
+    try:
+        links = _compared(source, _widened(before), _widened(after), "onnx", allowed, coarse)
+    except Unrunnable as error:
+        raise Refused(
+            f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
+            hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
+            code="onnx.unrunnable",
+        ) from error
+    if not any(link.verdict in ("passed", "failed") for link in links):
+        raise Refused(
+            f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
+            hint="Without that nothing is proved, and nothing was written. Give a graph whose outputs are tensors of "
+            "numbers that move with its inputs.",
+            code="fold.not-proved",
+        )
+    return links + _as_stored(source, before, after)
+
+
+def _as_stored(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:
+    """The same in half precision, to what that may do; none where nothing is, or where the runtime lacks it."""
+    from repaconv.proof.probes import Unrunnable
+
+    kinds = {weight.data_type for weight in stored(before).values()}
+    name = next((HALVES[kind][0] for kind in HALVES if kind in kinds), "")
+    if not name or not _loads(before):
+        return ()
+    try:
+        return _compared(source, before, after, name, Tolerance(kind="exact", rtol=LOSSY[name][1]))
+    except Unrunnable:
+        return ()
+
+
+def _loads(model: onnx.ModelProto) -> bool:
+    try:
+        _Session(Path(), model)
+    except Refused:
+        return False
+    return True
+
+
+def _compared(
+    source: Path,
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    name: str,
+    allowed: Tolerance,
+    coarse: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[Link, ...]:
+    """A link for every output; raises Unrunnable where no probes are found."""
+    from repaconv.proof.compare import UNDECIDED, compare
+    from repaconv.proof.probes import probes, unmoved
+
+    given, folded = _Session(source, before), _Session(source, after, folded=True)
+    found = probes(before, given.run)
+    by = (allowed.rtol or 0.0) / 10
+    return compare(
+        given,
+        folded,
+        found.feeds,
+        allowed,
+        name=name,
+        ends=(GIVEN, FOLDED),
+        note=found.told,
+        rounded=[_Rounded(source, before, by, seed, coarse) for seed in range(ROUNDINGS)],
+        fixed=unmoved(before),
+        undecided=max([UNDECIDED, *(LOSSY[link][1] for link, by in HALVES.values() if by in coarse.values())]),
+    )
+
+
+def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """In float32 what is of half precision; the graph itself where nothing is."""
+    from repaconv.graphs.graph import retyped
+
+    return retyped(model, dict.fromkeys(HALVES, 1))
+
+
+def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
+    """The constants of half precision that went into others, by name, and how far a rounding moves those."""
+    kept = {_numbers(weight) for weight in stored(after).values()}
+    halves = ((name, weight) for name, weight in stored(before).items() if weight.data_type in HALVES)
+    return {name: HALVES[weight.data_type][1] for name, weight in halves if _numbers(weight) not in kept}
+
+
+def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:
+    from onnx import numpy_helper
+
+    return weight.data_type, numpy_helper.to_array(weight).tobytes()
+
+
+class _Session:
+    """A graph under ONNX Runtime: inputs by name to outputs by name."""
+
+    def __init__(self, source: Path, model: onnx.ModelProto, *, folded: bool = False) -> None:
+        import onnxruntime
+
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 4  # sizes that it refuses are tried, and no news
+        kinds = ["CPUExecutionProvider"]
+        try:
+            self.session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=kinds)
+        except Exception as error:
+            defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
+            raise Refused(
+                f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {str(error).splitlines()[0]}",
+                hint=defect if folded else "Nothing could be proved; give a graph of standard operators.",
+                code="onnx.rewrite" if folded else "onnx.unloadable",
+            ) from error
+        self.outputs = [output.name for output in self.session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """See `repaconv.proof.compare.Side`."""
+        return dict(zip(self.outputs, self.session.run(None, dict(feeds)), strict=True))
+
+
+class _Rounded:
+    """The same with numbers that are rounded otherwise; loaded when it is first run."""
+
+    def __init__(self, source: Path, model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float]) -> None:
+        self.source, self.model, self.by, self.seed, self.coarse = source, model, by, seed, coarse
+        self.session: _Session | None = None
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """See `repaconv.proof.compare.Side`."""
+        from repaconv.proof.rounding import jittered_feeds, moved
+
+        self.session = self.session or _Session(self.source, moved(self.model, self.by, self.seed, self.coarse))
+        return self.session.run(jittered_feeds(feeds, self.by, self.seed))
+
+
+def not_equal(source: Path, links: tuple[Link, ...]) -> GateFailed:
+    """What is raised where a link failed."""
+    worst = next(link for link in links if link.verdict == "failed")
+    return GateFailed(
+        f"the folded graph does not compute what {source} does ({worst.reference.removeprefix(GIVEN + ', ')}: "
+        f"{worst.note}); nothing was written.",
+        hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
+        code="fold.not-equal",
+    )

@@ -1,0 +1,111 @@
+"""Which form a run's graphs will be written in: by name, by what the tuner found before, or by its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv import registry
+from repaconv.artefacts import ImageSize, TuneArtefact
+from repaconv.errors import Refused, RepaconvError, UsageProblem
+from repaconv.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
+from repaconv.forms.choice import DEFAULT, FASTEST, NAMED, OFFICIAL
+from repaconv.steps.common import made_by
+from repaconv.trained.contract import Method
+
+TUNED = "tuned"
+"""Folder of the tuner's results, in a run and in the cache."""
+
+
+class Written(NamedTuple):
+    """A form's name, and its rewrites; None leaves them to the target of the export."""
+
+    name: str
+    rewrites: tuple[str, ...] | None
+
+
+def shapes_sha256(backbone: str, config: dict[str, Any], size: ImageSize) -> str:
+    """What all checkpoints of the same shapes share."""
+    plain = {"backbone": backbone, "config": config, "image_size": list(size)}
+    return sha256_of_bytes(canonical_json(plain).encode())
+
+
+def chosen_form(form: str | Path, method: Method, shapes: str) -> Written:
+    """The form that was asked for.
+
+    Args:
+        form: One of `NAMED`, or the file that `tune` wrote.
+        method: Whose official form it may be.
+        shapes: See `shapes_sha256`.
+
+    Raises:
+        UsageProblem: If there is no such form, or nothing was tuned.
+        Refused: If the file is no result of `tune`, or is of another network.
+    """
+    if form == DEFAULT:
+        return Written(DEFAULT, None)
+    if form == OFFICIAL:
+        return Written(OFFICIAL, tuple(getattr(method, "official_rewrites", ())))
+    if form == FASTEST:
+        return Written(FASTEST, _known(shapes).rewrites)
+    path = Path(form)
+    if not path.is_file():
+        known = ", ".join(NAMED)
+        raise UsageProblem(
+            f"there is no form and no file {form}.",
+            hint=f"Known: {known}, and what `repaconv tune` writes.",
+            code="form.unknown",
+        )
+    tuned = read_artefact(path, TuneArtefact)
+    if tuned.shapes_sha256 != shapes:
+        raise Refused(
+            f"{path} is of a network of other shapes.",
+            hint="Tune this one: repaconv tune CHECKPOINT.",
+            code="form.shapes",
+        )
+    return Written(path.name, tuned.rewrites)
+
+
+def remembered(path: Path) -> TuneArtefact | None:
+    """An answer of `tune` in the cache; None if there is none, or of another version that is not read any more."""
+    try:
+        return read_artefact(path, TuneArtefact)
+    except Refused:
+        return None
+
+
+def _known(shapes: str) -> TuneArtefact:
+    """What was tuned for these shapes on this machine, by what is installed.
+
+    On the processor, one image, one thread, before all others; then what was searched longest and to the end, then the
+    fastest.
+    """
+    from repaconv.measure.fingerprint import fingerprint, machine_key
+
+    here = machine_key(fingerprint(()))
+    every = [remembered(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
+    found = [tuned for tuned in every if tuned is not None and tuned.shapes_sha256 == shapes]
+    found = [tuned for tuned in found if machine_key(tuned.machine) == here and _still_holds(tuned)]
+    if not found:
+        raise UsageProblem(
+            "nothing is known of these shapes on this machine.",
+            hint="Run `repaconv tune CHECKPOINT` once, or give --form default.",
+            code="form.unknown",
+        )
+    searched = {id(tuned): sum(row.ratio is not None for row in tuned.candidates) for tuned in found}
+
+    def rank(tuned: TuneArtefact) -> tuple[float, ...]:
+        usual = (tuned.target != "x86-64", tuned.batch, tuned.threads)
+        return (*usual, -searched[id(tuned)], not tuned.complete, -(tuned.ratio.median if tuned.ratio else 1))
+
+    return min(found, key=rank)
+
+
+def _still_holds(tuned: TuneArtefact) -> bool:
+    """Whether it is of this repaconv and of the runtime that is here."""
+    name, _, version = tuned.runtime.partition(" ")
+    try:
+        same = registry.load(registry.ENGINES, name).version() == version
+    except RepaconvError:
+        return False
+    return bool(same) and tuned.made_by["repaconv"] == made_by()["repaconv"]

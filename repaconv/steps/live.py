@@ -1,0 +1,188 @@
+"""fold for a live nn.Module: the whole network where a method knows it, else whatever in it folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry
+from repaconv.artefacts import FoldStep, Origin
+from repaconv.errors import Refused, RepaconvError, UsageProblem
+from repaconv.steps.common import choose_method
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from repaconv.checkpoint import Checkpoint
+
+WHOLE = 1e-9
+"""Up to this difference in float64 a net's deploy form is the net: the user's own code may round elsewhere."""
+
+
+def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], example: Any = None) -> nn.Module:
+    """A folded copy of the module in eval mode, its certificate in the attribute ``fold_certificate``.
+
+    Where a method knows the whole network by its state dict, and its deploy form gives the module's own output, that
+    is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module. Either way
+    the whole is run, before against after, in float64.
+
+    Args:
+        module: Not changed; on any device, of any float type, which the result has too.
+        method: Its method, or ``auto``.
+        settings: What the module does not tell.
+        example: An input of the module: a tensor, a tuple of its arguments, or a dict of named ones. If None, sizes are
+            tried that the module says or its first layers suggest.
+
+    Raises:
+        Refused: If nothing in it folds, or the module as a whole cannot be run.
+    """
+    from repaconv.live.whole import undisturbed
+
+    with undisturbed():
+        try:
+            return _whole(module, method, settings, example)
+        except RepaconvError as error:
+            return _in_parts(module, method, settings, example, error)
+
+
+def _in_parts(
+    module: nn.Module, method: str, settings: Mapping[str, str], example: Any, why: RepaconvError
+) -> nn.Module:
+    """The module with what folds in it; ``why`` it is not known whole.
+
+    Raises:
+        Refused: If nothing in it folds.
+        UsageProblem: If a setting is of no use for parts.
+    """
+    from repaconv.live.edits import fold_parts
+
+    ratio = settings.get("idle_ratio")
+    try:
+        folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
+    except Refused as nothing:
+        if nothing.code != "live.nothing":
+            raise
+        if isinstance(why, Refused) and why.code not in ("method.mismatch", "live.other"):
+            raise why from None
+        raise Refused(
+            f"nothing in this {type(module).__name__} folds: {why.message} In parts: {nothing.message}",
+            hint="Known parts: channel-idle FFNs, affine token mixers, LoRA, LayerScale and BatchNorm before a linear.",
+            code="live.nothing",
+        ) from nothing
+    unused = [name for name in settings if name != "idle_ratio"]
+    if unused:
+        raise UsageProblem(
+            f"{', '.join(unused)} is of no use here: the module as a whole is not known ({why.message}), and parts of "
+            "it prove themselves.",
+            hint="Leave it out.",
+            code="setting.unknown",
+        )
+    return _told(folded, steps)
+
+
+def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:
+    import torch
+
+    from repaconv.proof.data import random_inputs
+
+    checkpoint = _as_checkpoint(module)
+    chosen, detection = choose_method(checkpoint, method)
+    if detection.form == "deploy":
+        raise Refused("it is in deploy form already.", hint="Fold the module as trained.", code="method.deployed")
+    form = chosen.read(checkpoint, _completed(module, chosen, checkpoint, settings))
+    backbone = registry.load(registry.BACKBONES, form.backbone)
+    tensors: dict[str, Tensor] = {}
+    steps: list[FoldStep] = []
+    for part in chosen.fold(form):
+        tensors.update(part.tensors)
+        steps += [part.step] if part.step else []
+    deploy = backbone.deploy(form.config).double()
+    deploy.load_state_dict(tensors, strict=True)
+    size = backbone.image_size(form.config, form.preprocessing.image_size)
+    images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
+    error = _difference(module, deploy, images if example is None else example)
+    steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
+    first = next(module.parameters())
+    deploy.requires_grad_(any(weight.requires_grad for weight in module.parameters()))
+    return _told(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
+
+
+def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
+    """How far the deploy form is from what the user's own class computes.
+
+    Raises:
+        Refused: If it is too far: the keys are the same, the network is another. Or if the module has hooks, which the
+            deploy form would not have.
+    """
+    from repaconv.live.edits import watched
+    from repaconv.live.whole import Whole, in_float64
+
+    if any(watched(part) for part in module.modules()):
+        raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")
+    try:
+        whole = Whole.of(in_float64(module), given, ())
+    except Refused as error:
+        raise Refused(error.message, hint=error.hint, code="live.other") from error
+    difference = whole.error(deploy.eval())
+    if not difference <= WHOLE:
+        raise Refused(
+            f"its keys are those of a known network, but it computes another: the outputs differ by {difference:.1e}.",
+            hint="If a value is not the usual one (heads, eps), give it: repaconv.fold(model, num_heads=...).",
+            code="live.other",
+        )
+    return difference
+
+
+def _as_checkpoint(module: nn.Module) -> Checkpoint:
+    from repaconv.checkpoint import Checkpoint
+
+    tensors = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+    origin = Origin(
+        path=type(module).__name__, sha256="", bytes=0, container="live module", weights=".", weights_reason="live"
+    )
+    return Checkpoint(Path(type(module).__name__), origin, (), (), tensors, {name: name for name in tensors}, {})
+
+
+def _completed(module: nn.Module, method: Any, checkpoint: Checkpoint, settings: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings, and what the module's attributes say and the method wants to know."""
+    hints = {**_hints(module), **settings}
+    while True:
+        try:
+            method.read(checkpoint, hints)
+            return hints
+        except UsageProblem as error:
+            unwanted = next((name for name in hints if name not in settings and f"'{name}'" in error.message), None)
+            if error.code != "setting.unknown" or unwanted is None:
+                raise
+            del hints[unwanted]
+
+
+def _hints(module: nn.Module) -> dict[str, str]:
+    """Values that no state dict tells, from the attributes that vision transformers usually have."""
+    hints: dict[str, str] = {}
+    for name, part in module.named_modules():
+        heads = getattr(part, "num_heads", None)
+        if isinstance(heads, int) and not isinstance(heads, bool):
+            hints.setdefault("num_heads", str(heads))
+        eps, last = getattr(part, "eps", None), name.rpartition(".")[2]
+        if isinstance(eps, float) and name in ("norm", "fc_norm"):
+            hints.setdefault("norm_eps", str(eps))
+        if isinstance(eps, float) and name.endswith("attn.norm"):
+            hints.setdefault("attn_eps", str(eps))
+        if isinstance(eps, float) and last in ("norm2", "bn") and hasattr(part, "running_mean"):
+            hints.setdefault("bn_eps", str(eps))
+        if isinstance(side := getattr(getattr(part, "pool", None), "kernel_size", None), int):
+            hints.setdefault("pool_size", str(side))
+        if isinstance(merged := getattr(part, "merged", None), bool) and hasattr(part, "lora_A"):
+            hints.setdefault("lora_merged", "yes" if merged else "no")
+        scaling, rank = getattr(part, "scaling", None), getattr(part, "r", None)
+        if isinstance(scaling, dict) and isinstance(rank, dict) and set(scaling) == set(rank) and scaling:
+            first = next(iter(scaling))
+            hints.setdefault("lora_alpha", str(float(scaling[first]) * rank[first]))
+    return hints
+
+
+def _told(module: nn.Module, steps: tuple[FoldStep, ...]) -> nn.Module:
+    module.fold_certificate = steps  # type: ignore[assignment]
+    return module

@@ -1,0 +1,240 @@
+"""What bench measures beside what: a run's forms, bare graphs, engines, and the images that they take."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import FoldArtefact, ImageSize, Preprocessing, TrainingArtefact, parse_image_size
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
+from repaconv.onnxfile import read_graph, said_by
+from repaconv.replacing import put, require_ours
+from repaconv.steps.chain import built_as
+from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by, training_form
+from repaconv.steps.exports import Export, export_for
+from repaconv.steps.graphs import proved_graph, write_graph
+
+if TYPE_CHECKING:
+    from repaconv.targets import Target
+
+PROBED = 8
+"""Images in the larger batch by which memory is measured."""
+
+
+class Subject(NamedTuple):
+    """One thing to measure: what it is called, as nothing beside it is, and its file."""
+
+    name: str
+    path: Path
+
+
+class Subjects(NamedTuple):
+    """All that is known of them; ``export`` and ``preprocessing`` are those of a run.
+
+    ``size`` is the run's, or what a bare graph of ours says is usual.
+    """
+
+    subjects: list[Subject]
+    overridden: tuple[str, ...]
+    logits: bool
+    size: ImageSize | None
+    note: str
+    preprocessing: Preprocessing | None
+    export: Export | None = None
+
+
+def subjects_of(
+    run: runs.Run | None,
+    model: str | Path | None,
+    against: str | Path | None,
+    unverified: bool,
+    progress: Progress,
+    *,
+    target: str | Target,
+    precision: str = "fp32",
+    batch: int | None = None,
+    image_size: ImageSize | None = None,
+) -> Subjects:
+    """What is measured beside what, and which failed proofs were overridden on the way there.
+
+    Of a run it is the export for this target (`repaconv.steps.exports.export_for`).
+    """
+    path = None if run else _existing(Path(model or ""))
+    other = [_other(_existing(Path(against)), path)] if against else []
+    if run is None:
+        assert path is not None
+        beside = [path, *(subject.path for subject in other)]
+        overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
+        size = None if image_size else _usual_size(path)
+        note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
+        return Subjects([Subject(path.name, path), *other], overridden, _says_logits(path), size, note, None)
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
+    exported = export.artefact
+    overridden = runs.require_sound(run, folded, (exported, export.path), unverified=unverified)
+    subjects = [Subject(DEPLOY, runs.graph_of(run, exported))]
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    note = ""
+    if not other:
+        try:
+            other = [Subject(TRAINING, training_onnx(run, folded, export, progress))]
+        except Refused as error:
+            note = f"measured without the training form: {error.message}"
+    logits, preprocessing = folded.output == "logits", folded.preprocessing
+    return Subjects([*subjects, *other], overridden, logits, size, note, preprocessing, export)
+
+
+def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress: Progress) -> Path:
+    """The training form, exported as the deploy form was.
+
+    Raises:
+        Refused: If the checkpoint is gone or changed, or the export is not sound.
+        UsageProblem: If there is a file of that name that is somebody else's.
+    """
+    exported, variant = export.artefact, export.variant.training.name
+    path = run.training_onnx(variant)
+    plain = exported.model_dump(mode="json")
+    like = {key: plain[key] for key in ("exporter_opset", "lacks", "batch", "image_size", "made_by")}
+    slot = path.with_suffix(".json")
+    if stage_of(slot) == "training" and path.is_file():
+        known = read_artefact(slot, TrainingArtefact)
+        same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
+        if same and known.verdict == "passed" and sha256_of(path) == known.payload.sha256:
+            return path
+    require_ours(slot, "training", path, path.with_name(f"{path.name}.data"))
+    method, form, _ = training_form(folded, None)
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=run.folder) as scratch:
+        graph = proved_graph(
+            TRAINING,
+            method.training(form),
+            form.tensors,
+            (form.config.in_channels, *size),
+            output=folded.output,
+            opset=exported.exporter_opset or exported.opset,
+            lacks=exported.lacks,
+            batch=None if exported.batch == "dynamic" else int(exported.batch),
+            free_size=exported.image_size == "dynamic",
+            tolerances=folded.tolerances,
+            scratch=Path(scratch),
+            progress=progress,
+        )
+        if not graph.sound:
+            raise Refused(
+                "its exported graph does not compute what it does.",
+                hint="Give another model with --against.",
+                code="bench.training",
+            )
+        data = write_graph(graph.model, path, graph.data)
+    made = TrainingArtefact(
+        made_by=made_by("torch", "onnx"),
+        verdict="passed",
+        variant=variant,
+        source_sha256=folded.origin.sha256,
+        settings=folded.settings,
+        like=like,
+        payload=payload_of(path, path.parent),
+        data=payload_of(data, path.parent) if data else None,
+    )
+    put(slot, made)
+    return path
+
+
+def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
+    """What a failed build stops."""
+    built = built_as(path)
+    return runs.require_passed(built, path.with_suffix(".json"), unverified=unverified) if built else ()
+
+
+def _other(path: Path, first: Path | None) -> Subject:
+    """What runs beside the first, under a name of its own: all that is measured is kept by name."""
+    taken = {DEPLOY, TRAINING, first.name if first else ""}
+    names = (path.name, str(path), f"{path} beside it")
+    return Subject(next(name for name in names if name not in taken), path)
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageProblem(
+            f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model"
+        )
+    return path
+
+
+def _says_logits(path: Path) -> bool:
+    """Whether a bare graph is one of ours whose output are logits; of others nothing is known."""
+    return path.suffix == ".onnx" and [output.name for output in read_graph(path).graph.output] == ["logits"]
+
+
+def _usual_size(path: Path) -> ImageSize | None:
+    """The images that a graph of ours is meant for, where it takes any; None where it says nothing of them."""
+    if path.suffix != ".onnx":
+        return None
+    free = {dim.dim_param for each in read_graph(path).graph.input for dim in each.type.tensor_type.shape.dim}
+    with suppress(KeyError, ValueError):
+        return parse_image_size(said_by(path)["repaconv.image_size"]) if {"height", "width"} <= free else None
+    return None
+
+
+def image_shape(
+    model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
+) -> tuple[int, int, int]:
+    """[C, H, W] of what the model takes.
+
+    Raises:
+        UsageProblem: If the model wants another batch or size, or no images.
+    """
+    if len(model_shape) != 4 or not isinstance(model_shape[1], int):
+        raise UsageProblem(
+            f"{path} takes an input of shape {list(model_shape)}, not images [B, C, H, W].",
+            hint="bench measures image models.",
+            code="bench.shape",
+        )
+    wanted = (batch, model_shape[1], *(size or model_shape[2:]))
+    if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
+        raise UsageProblem(f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape")
+    if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
+        raise UsageProblem(
+            f"{path} takes {list(model_shape)}, asked for was {list(wanted)}.",
+            hint="Leave --batch and --image-size out, or export with others.",
+            code="bench.shape",
+        )
+    return (wanted[1], wanted[2], wanted[3])
+
+
+def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
+    """For a bare graph, of which nothing is known: numbers about as large as normalised pixels."""
+    channels = shape[0]
+    return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
+
+
+def memory_an_image(subjects: list[Subject], load: Callable[..., Any], size: ImageSize | None) -> float:
+    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included."""
+    import numpy as np
+
+    grown = []
+    for subject in subjects:
+        dims = {"height": size[0], "width": size[1]} if size else {}
+        session = load(subject, dims=dims).session
+        channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
+        if session.input_shape[0] not in (None, "batch"):
+            return float("inf")
+        kind = np.uint8 if session.takes_pixels else np.float32
+        resident = []
+        for images in (1, 1 + PROBED):
+            shape = (images, height, width, channels) if session.takes_pixels else (images, channels, height, width)
+            session.run(np.zeros(shape, dtype=kind))
+            resident.append(_peak_bytes())
+        grown.append((resident[1] - resident[0]) / PROBED)
+    return max(*grown, 1.0)
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,104 @@
+"""The folded weights as one safetensors file, written part by part, so that they are never held whole.
+
+The library's own writer wants all tensors at once and copies them. The format is its published one: the
+header's length, the header as JSON, the bytes of the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.artefacts import TensorInfo
+from repaconv.errors import GateFailed, Refused
+from repaconv.files import write_with
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repaconv.trained.contract import FoldedPart
+
+_NAMES = {"float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+
+
+def write_weights(
+    path: Path, expected: Mapping[str, Tensor], parts: Iterable[FoldedPart], described: Callable[[Path], None]
+) -> tuple[TensorInfo, ...]:
+    """Write the parts' tensors, floats as float32, atomically; whatever a part raises leaves nothing behind.
+
+    Args:
+        path: The file.
+        expected: The deploy form's state dict, on the meta device.
+        parts: float64 tensors by name; together they must be those of ``expected``, no more, no fewer.
+        described: Called with the whole file before it takes its place, so that it is never there without what tells of
+            it for longer than that takes to be written.
+
+    Returns:
+        Name, shape and dtype of every tensor, by name.
+
+    Raises:
+        GateFailed: If the parts are not the deploy form's.
+        Refused: If a value is beyond float32.
+    """
+    infos = tuple(
+        TensorInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in sorted(expected.items())
+    )
+    header, offsets, end = {}, {}, 0
+    for info in sorted(infos, key=lambda info: (-expected[info.name].element_size(), info.name)):
+        start, end = end, end + expected[info.name].numel() * expected[info.name].element_size()
+        header[info.name] = {"dtype": _NAMES[info.dtype], "shape": list(info.shape), "data_offsets": [start, end]}
+        offsets[info.name] = start
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def writer(temporary: Path) -> None:
+        left = set(expected)
+
+        def write(part: FoldedPart) -> None:
+            for name, value in part.tensors.items():
+                if name not in left or value.shape != expected[name].shape:
+                    raise _not_the_deploy_form(f"{name} {list(value.shape)}")
+                left.remove(name)
+                stored = value.detach().to(expected[name].dtype).contiguous()
+                if not bool(stored.isfinite().all()):
+                    raise _beyond(name)
+                file.seek(8 + len(text) + offsets[name])
+                file.write(stored.numpy().data)
+
+        # one part is written while the next is computed
+        with temporary.open("wb") as file, ThreadPoolExecutor(1) as pool:
+            file.write(len(text).to_bytes(8, "little") + text)
+            written: Future[None] | None = None
+            for part in parts:
+                if written:
+                    written.result()
+                written = pool.submit(write, part)
+            if written:
+                written.result()
+            file.truncate(8 + len(text) + end)
+        if left:
+            raise _not_the_deploy_form(f"no {min(left)}")
+        described(temporary)
+
+    write_with(path, writer)
+    return infos
+
+
+def _not_the_deploy_form(what: str) -> GateFailed:
+    return GateFailed(
+        f"the fold gives {what}, which is not the deploy form's; nothing was written.",
+        hint="This is a defect of the method; please report it with `repaconv inspect`.",
+        code="fold.not-whole",
+    )
+
+
+def _beyond(name: str) -> Refused:
+    return Refused(
+        f"the folded {name} has values that float32 cannot hold; nothing was written.",
+        hint="The deploy form is stored and run in float32, up to 3.4e38: scale these weights, or train them again.",
+        code="fold.float32",
+    )

@@ -1,0 +1,444 @@
+"""LoRA, under any method: W x + b + s B (A x) is one linear layer with W + s B A.
+
+A checkpoint may carry such adapters whatever else it is. `WithAdapters` takes them off, lets the method see the merged
+weights, and puts them back into the training form, so that it stays the network as trained.
+
+Known are the layouts of PYRA's official code (``LoRA_a``, ``LoRA_b`` beside ``qkv``, s = 1), of PEFT
+(``base_layer``, ``lora_A.default``) and of loralib (``lora_A``, ``lora_B``). The latter two scale by alpha / r, or by
+alpha / sqrt(r) as rank-stabilised LoRA, and no tensor tells alpha. Nor does one tell whether s B A was merged into W
+before saving while A and B stayed beside it: loralib merges on ``eval()``, PEFT only where it is asked to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.artefacts import Fact, FoldStep
+from repaconv.checkpoint import Checkpoint, require_sound
+from repaconv.errors import Refused
+from repaconv.trained.certificate import relative_difference
+from repaconv.trained.contract import Detection, FoldedPart, Identifies, Method, TrainingForm
+from repaconv.trained.knobs import Knobs, one_of
+
+OURS = ("lora_alpha", "lora_merged", "lora_rslora")
+"""The knobs that are read here; the method sees the others."""
+
+_FACTORS = (
+    re.compile(r"^(?P<at>.+)\.LoRA_(?P<factor>[ab])\.weight$"),  # official: the layer is `at`.qkv
+    re.compile(r"^(?P<at>.+)\.lora_(?P<factor>[AB])(?:\.(?P<name>\w+))??(?:\.weight)?$"),
+)
+_UNKNOWN = re.compile(r"lora_(?:magnitude_vector|embedding_[AB])")
+_SAVED = re.compile(r"^(?P<at>.+)\.modules_to_save\.\w+\.(?P<what>\w+)$")
+_PREFIX = "base_model.model."
+_PEFT = re.compile(r"^base_model\.model\.|\.base_layer\.|\.lora_[AB]\.\w+\.weight$")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter: A [r, in], B [out, r], their scale, and the weight that they are for, by the reader's name."""
+
+    weight: str
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """W + s B A in float64."""
+        return weight.double() + self.scale * (self.b.double() @ self.a.double())
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with its adapter beside it, as trained; ``lora_a`` [r, in], ``lora_b`` [out, r]."""
+
+    def __init__(self, features_in: int, features_out: int, rank: int, scale: float, *, bias: bool) -> None:
+        super().__init__(features_in, features_out, bias=bias)
+        self.scale = scale
+        self.lora_a = nn.Parameter(torch.zeros(rank, features_in))
+        self.lora_b = nn.Parameter(torch.zeros(features_out, rank))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        low = nn.functional.linear(input, self.lora_a)
+        return super().forward(input) + self.scale * nn.functional.linear(low, self.lora_b)
+
+
+@dataclass(frozen=True)
+class AdaptedForm(TrainingForm):
+    """A form of another method, and the adapters on its weights, by the form's own names."""
+
+    inner: TrainingForm
+    adapters: Mapping[str, Adapter]
+
+
+class WithAdapters:
+    """A method that also takes checkpoints with LoRA on their linear layers."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        """What the method says of itself: name, paper, figures, archs."""
+        return getattr(self._method, name)
+
+    def detect(self, checkpoint: Checkpoint) -> Detection | None:
+        """What the method finds beneath the adapters."""
+        return self._method.detect(_without_adapters(checkpoint))
+
+    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingForm:
+        """The method's form, with the adapters where there are any.
+
+        Raises:
+            Refused: Also if an adapter is half, does not fit its layer, is of another kind than LoRA, or its
+                scale is not known.
+        """
+        if not _adapter_names(checkpoint):
+            return self._method.read(checkpoint, settings)
+        knobs = Knobs({name: settings[name] for name in OURS if name in settings})
+        base, adapters = _without_adapters(checkpoint), _read_adapters(checkpoint, knobs)
+        inner = self._method.read(
+            _merged(base, adapters), {name: v for name, v in settings.items() if name not in OURS}
+        )
+        knobs.done()
+        if not adapters:
+            return replace(inner, facts=(*inner.facts, *knobs.facts))
+        own_names = {file_name: name for name, file_name in inner.names.items()}
+        placed: dict[str, Adapter] = {}
+        tensors = dict(inner.tensors)
+        for adapter in adapters:
+            name = own_names.get(base.names[adapter.weight], "")
+            if name not in tensors:
+                raise Refused(
+                    f"{base.names[adapter.weight]} has an adapter, and nothing of this network reads that weight.",
+                    hint="The file mixes two nets.",
+                    code="lora.unused",
+                )
+            placed[name] = adapter
+            path = name.removesuffix(".weight")
+            tensors |= {name: base.tensors[adapter.weight], f"{path}.lora_a": adapter.a, f"{path}.lora_b": adapter.b}
+        return AdaptedForm(
+            **{name: getattr(inner, name) for name in ("backbone", "config", "names", "preprocessing", "deployed")},
+            tensors=tensors,
+            facts=(*inner.facts, *knobs.facts, _fact(adapters)),
+            applied=(*inner.applied, "lora"),
+            tolerances=inner.tolerances,
+            inner=inner,
+            adapters=placed,
+        )
+
+    def training(self, form: TrainingForm) -> nn.Module:
+        """The method's training form, its adapted layers with their adapters apart."""
+        if not isinstance(form, AdaptedForm):
+            return self._method.training(form)
+        module = self._method.training(form.inner)
+        for name, adapter in form.adapters.items():
+            path = name.removesuffix(".weight")
+            layer = module.get_submodule(path)
+            if not isinstance(layer, nn.Linear):
+                raise Refused(
+                    f"{path} has an adapter, and is no linear layer.",
+                    hint="LoRA on other layers is not known here.",
+                    code="lora.layer",
+                )
+            parent, _, last = path.rpartition(".")
+            adapted = LoraLinear(
+                layer.in_features, layer.out_features, len(adapter.a), adapter.scale, bias=layer.bias is not None
+            )
+            setattr(module.get_submodule(parent), last, adapted)
+        return module.eval()
+
+    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
+        """The adapters' rows of the certificate, then the method's parts, which hold the merged weights."""
+        if not isinstance(form, AdaptedForm):
+            yield from self._method.fold(form)
+            return
+        for name, adapter in form.adapters.items():
+            out, features = form.tensors[name].shape
+            with torch.device("meta"):
+                apart = LoraLinear(features, out, len(adapter.a), adapter.scale, bias=False)
+                one = nn.Linear(features, out, bias=False)
+            weights = {"weight": form.tensors[name], "lora_a": adapter.a, "lora_b": adapter.b}
+            error = relative_difference((apart, weights), (one, {"weight": form.inner.tensors[name]}), (5, features))
+            what = (f"lora (rank {len(adapter.a)}, scale {adapter.scale:g}) -> weight",)
+            yield FoldedPart({}, FoldStep(module=name.removesuffix(".weight"), folded=what, max_rel_error=error))
+        yield from self._method.fold(form.inner)
+
+
+class IdentifiesWithAdapters(WithAdapters):
+    """The same for a method that settles by a recorded output what its nets hide; an attribute that is only handed
+    through would not be seen by ``isinstance(method, Identifies)`` from Python 3.12 on."""
+
+    def identify(
+        self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
+    ) -> dict[str, str]:
+        """What the method settles on the merged weights."""
+        assert isinstance(self._method, Identifies)
+        if not _adapter_names(checkpoint):
+            return self._method.identify(checkpoint, settings, images, recorded)
+        others = {name: value for name, value in settings.items() if name not in OURS}
+        given = {name: settings[name] for name in OURS if name in settings}
+        found: list[dict[str, str]] = []
+        for merged in _open_ways(checkpoint, given):
+            knobs = Knobs({**given, **merged})
+            beneath = _merged(_without_adapters(checkpoint), _read_adapters(checkpoint, knobs))
+            knobs.done()
+            try:
+                found.append({**merged, **self._method.identify(beneath, others, images, recorded)})
+            except Refused as refused:
+                why = refused
+        if len(found) != 1:
+            raise (
+                why
+                if not found
+                else Refused(
+                    "the recorded output does not settle lora_merged: with and without another s B A the net gives it.",
+                    hint="Say it with --set lora_merged=yes or no.",
+                    code="lora.identify",
+                )
+            )
+        return found[0]
+
+
+def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
+    """What to try for ``lora_merged``: both where nothing tells, else nothing more than is known."""
+    try:
+        _read_adapters(checkpoint, Knobs(given))
+    except Refused as refused:
+        if refused.code != "lora.merged":
+            raise
+        return [{"lora_merged": way} for way in ("no", "yes")]
+    return [{}]
+
+
+def require_base(checkpoint: Checkpoint) -> None:
+    """Refuse a file that holds adapters alone, as PEFT saves them.
+
+    Raises:
+        Refused: Saying how to get the whole model.
+    """
+    adapters = _adapter_names(checkpoint)
+    if adapters and len(adapters) == len(checkpoint.tensors):
+        raise Refused(
+            f"{checkpoint.path} holds LoRA adapters alone, not the weights that they are for.",
+            hint="Save the state_dict() of the whole model, base weights and adapters.",
+            code="lora.alone",
+        )
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def _adapter_names(checkpoint: Checkpoint) -> dict[str, re.Match[str]]:
+    found = {}
+    for name in checkpoint.tensors:
+        if match := next((match for pattern in _FACTORS if (match := pattern.match(name))), None):
+            found[name] = match
+    return found
+
+
+def _weight_name(match: re.Match[str]) -> str:
+    """The adapted weight as `_without_adapters` names it."""
+    at = match["at"].removeprefix(_PREFIX)
+    return f"{at}.qkv.weight" if match["factor"] in "ab" else f"{at}.weight"
+
+
+def _without_adapters(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint beneath the adapters, as if it had been saved without; ``record`` counts them."""
+    adapters = _adapter_names(checkpoint)
+    if not adapters:
+        return checkpoint
+    saved = {match["at"] for name in checkpoint.tensors if (match := _SAVED.match(name))}
+    tensors, names = {}, {}
+    for name, tensor in checkpoint.tensors.items():
+        if name in adapters or any(name.startswith(f"{at}.original_module.") for at in saved):
+            continue
+        short = _SAVED.sub(r"\g<at>.\g<what>", name).replace(".base_layer.", ".").removeprefix(_PREFIX)
+        tensors[short], names[short] = tensor, checkpoint.names[name]
+    layers = len({_weight_name(match) for match in adapters.values()})
+    return replace(checkpoint, tensors=tensors, names=names, record={**checkpoint.record, "lora_layers": layers})
+
+
+def _merged(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
+    weights = {adapter.weight: adapter.merged(base.tensors[adapter.weight]) for adapter in adapters}
+    return replace(base, tensors={**base.tensors, **weights})
+
+
+def _read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
+    """The adapters that are still to be added: none where the file's weights hold them already."""
+    base, found = _without_adapters(checkpoint), _adapter_names(checkpoint)
+    for name in checkpoint.tensors:
+        if _UNKNOWN.search(name):
+            raise Refused(
+                f"{checkpoint.names[name]} is of a kind of adapter that is not plain LoRA.",
+                hint="Merge it with the library that made it, and fold the merged checkpoint.",
+                code="lora.kind",
+            )
+    require_sound({name: checkpoint.tensors[name] for name in found}, checkpoint.names)
+    if len({match["name"] for match in found.values() if "name" in match.groupdict() and match["name"]}) > 1:
+        raise Refused(
+            "the file holds several adapters for the same layers.",
+            hint="Save it with the one that is to be merged.",
+            code="lora.ambiguous",
+        )
+    pairs: dict[str, dict[str, Tensor]] = {}
+    official = {_weight_name(match) for match in found.values() if match["factor"] in "ab"}
+    for name, match in found.items():
+        pair, factor = pairs.setdefault(_weight_name(match), {}), match["factor"].lower()
+        if factor in pair:
+            raise Refused(
+                f"{_weight_name(match)} has several adapters; {checkpoint.names[name]} is of the second.",
+                hint="Save it with the one that is to be merged.",
+                code="lora.ambiguous",
+            )
+        pair[factor] = checkpoint.tensors[name]
+    others = {len(p["a"]) for weight, p in pairs.items() if weight not in official and "a" in p and p["a"].ndim == 2}
+    merged = _read_merged(checkpoint, knobs, {weight: p for weight, p in pairs.items() if weight not in official})
+    scales = dict.fromkeys(others, 0.0) if merged else _scales(checkpoint, knobs, others) if others else {}
+    if merged:
+        knobs.asked("lora_alpha", _finite)
+        knobs.asked("lora_rslora", one_of("yes", "no"))
+    if official:
+        source = "LoRA_a, LoRA_b: the official code has no other"
+        knobs.facts.append(Fact(name="lora_scale", value=1.0, source=source))
+        source = "LoRA_a, LoRA_b: the official code never merges them"
+        knobs.facts.append(Fact(name="lora_merged", value="no", source=source)) if not others else None
+    adapters = [_adapter(weight, pair, base, None if weight in official else scales) for weight, pair in pairs.items()]
+    return [adapter for adapter in adapters if adapter.weight in official or not merged]
+
+
+def _read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Whether W holds s B A already, for adapters of PEFT and loralib; takes the knob ``lora_merged``.
+
+    Raises:
+        Refused: If they are loralib's, and neither the file nor the user tells.
+    """
+    if not pairs:
+        return False
+    found, source = _said_merged(checkpoint.record)
+    if found is None and not any(bool(pair["b"].any()) for pair in pairs.values() if "b" in pair):
+        found, source = "no", "every B is zero: either way the same"
+    if found is None and any(_PEFT.search(name) for name in checkpoint.tensors):
+        found, source = "no", "PEFT's names: it merges only where merge_adapter() is called, which no key tells"
+        return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source, free=True) == "yes"
+    if found is None and "lora_merged" not in knobs:
+        raise Refused(
+            "no tensor tells whether the adapters were merged into the weights beside them: loralib does so on eval(), "
+            "and train() takes them out again.",
+            hint="Give --set lora_merged=yes if the checkpoint was saved behind eval(), =no if behind train().",
+            code="lora.merged",
+        )
+    return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
+
+
+def _said_merged(record: Mapping[str, Any]) -> tuple[str | None, str]:
+    """What the file says of merging, and where; ``merge_weights=False`` is loralib's way to never merge."""
+    for place in ("lora_config", "peft_config", "config", "args", "meta", ""):
+        said = record.get(place) if place else record
+        if isinstance(said, Mapping):
+            for key in ("lora_merged", "merged"):
+                if isinstance(said.get(key), bool):
+                    return "yes" if said[key] else "no", f"{place}.{key}".lstrip(".")
+            if said.get("merge_weights") is False:
+                return "no", f"{place}.merge_weights".lstrip(".")
+    return None, ""
+
+
+def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: Mapping[int, float] | None) -> Adapter:
+    """One adapter whose parts belong together; ``scales`` by rank, None for the official code's, which has none.
+
+    Raises:
+        Refused: If they do not.
+    """
+    layer = weight.removesuffix(".weight")
+    if len(pair) < 2 or weight not in base.tensors:
+        lacking = f"the adapter's {'B' if 'a' in pair else 'A'}" if len(pair) < 2 else "the weight that it is for"
+        raise Refused(
+            f"{layer} has an adapter, and the file lacks {lacking}.",
+            hint="Save the whole model, base weights and both factors of every adapter.",
+            code="lora.half",
+        )
+    a, b, w = pair["a"], pair["b"], base.tensors[weight]
+    if a.ndim != 2 or b.ndim != 2 or w.ndim != 2 or (b.shape[0], a.shape[1]) != tuple(w.shape) or len(a) != b.shape[1]:
+        raise Refused(
+            f"the adapter of {layer} has the factors {list(a.shape)} and {list(b.shape)}, which do not fit its weight "
+            f"{list(w.shape)}.",
+            hint="LoRA of rank r on a linear layer has A [r, in] and B [out, r].",
+            code="lora.shape",
+        )
+    require_sound({weight: w}, base.names)
+    if not all(tensor.is_floating_point() for tensor in (a, b, w)):
+        raise Refused(
+            f"{layer} or its adapter does not hold floating point numbers.",
+            hint="Fold the float checkpoint and quantise afterwards.",
+            code="checkpoint.dtype",
+        )
+    return Adapter(weight, a, b, 1.0 if scales is None else scales[len(a)])
+
+
+def _scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int]) -> dict[int, float]:
+    """alpha / r for every rank, or alpha / sqrt(r); from --set, the file, or PEFT's configuration beside it."""
+    config, where = _config(checkpoint)
+    _require_uniform(config, where, ranks)
+    said = config.get("lora_alpha")
+    found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
+    why = "no tensor tells the alpha that LoRA's scale alpha / r needs"
+    alpha = knobs.need("lora_alpha", _finite, "16", why, found, where)
+    told = ("yes" if config["use_rslora"] else "no") if "use_rslora" in config else None
+    rslora = knobs.take("lora_rslora", one_of("yes", "no"), "no", told, where)
+    return {rank: alpha / (math.sqrt(rank) if rslora == "yes" else rank) for rank in ranks}
+
+
+def _require_uniform(config: Mapping[str, Any], where: str, ranks: set[int]) -> None:
+    """Refuse a configuration by which alpha / r is not what was trained, or which is not of this file."""
+    rank, pattern = config.get("r"), config.get("rank_pattern")
+    if config.get("alpha_pattern") or config.get("use_dora"):
+        raise Refused(
+            f"{where} has {'use_dora' if config.get('use_dora') else 'an alpha_pattern'}: its adapters are not W + "
+            "B A alpha / r with one alpha.",
+            hint="Merge them with the library that made them (merge_and_unload), and fold the merged checkpoint.",
+            code="lora.kind",
+        )
+    if isinstance(rank, int) and not pattern and ranks - {rank}:
+        raise Refused(
+            f"{where} says rank {rank}, the adapters have {', '.join(map(str, sorted(ranks)))}.",
+            hint="The configuration is of other adapters; put the right one beside the file.",
+            code="lora.config",
+        )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+    record = checkpoint.record
+    for name in ("peft_config", "lora_config", "config", "args", "meta"):
+        place = record.get(name)
+        inner = next(iter(place.values()), None) if isinstance(place, Mapping) and "default" in place else place
+        if isinstance(inner, Mapping) and "lora_alpha" in inner:
+            return inner, name
+    if "lora_alpha" in record:
+        return record, "the file"
+    beside = checkpoint.path.parent / "adapter_config.json"
+    try:
+        found = json.loads(beside.read_text())
+    except (OSError, ValueError):
+        return {}, ""
+    return (found, beside.name) if isinstance(found, dict) else ({}, "")
+
+
+def _fact(adapters: list[Adapter]) -> Fact:
+    ranks = sorted({len(adapter.a) for adapter in adapters})
+    return Fact(
+        name="lora", value=f"rank {', '.join(map(str, ranks))} on {len(adapters)} layers", source="keys and shapes"
+    )

@@ -1,0 +1,141 @@
+"""What happens to an image before the network: by the user, by the file, else ImageNet's usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from repaconv.artefacts import ImageSize, Preprocessing, parse_image_size
+from repaconv.errors import Refused
+from repaconv.trained.knobs import Knobs, one_of, positive
+from repaconv.trained.pipelines import are_numbers, as_size, of_pipeline
+
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+INCEPTION = (127.5, 127.5, 127.5)
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+# Evaluations on ImageNet resize to 256 and cut 224 out; on small images they take them whole.
+CROP_RATIO, SMALL = 0.875, 160
+# DeiT's main.py resizes no images of up to this size, whatever its eval_crop_ratio.
+DEIT_WHOLE = 32
+USUAL = "ImageNet's, as in the official configuration"
+
+
+class Told(NamedTuple):
+    """What one part of the file says: fields of `Preprocessing`, and what else it says."""
+
+    where: str
+    values: dict[str, Any]
+    odd: list[str]
+
+
+def preprocessing_of(
+    record: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs, fixed: ImageSize | None = None
+) -> Preprocessing:
+    """Sizes, interpolation, mean and std: of --set, of mmengine's configuration or a trainer's args, else ImageNet's.
+
+    Takes the knobs ``image_size``, ``mean``, ``std``, ``resize_edge``, ``keep_ratio``, ``interpolation`` and
+    ``channel_order``; with ``fixed``, the size that the network is for, no other is taken. ``source`` says of each part
+    where it is from, and names what the file says and is not taken.
+
+    Raises:
+        Refused: If another size than ``fixed`` is asked for.
+    """
+    args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
+    assert isinstance(args, Mapping)
+    of_config = Told("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
+    sizes = _sizes(args)
+    image_size = _image_size(sizes, of_config, knobs, fixed)
+    of_args = _of_args(args, image_size)
+    told = [Told("args", of_args.values, [*sizes.odd, *of_args.odd]), of_config]
+    said = {name: (value, part.where) for part in told for name, value in part.values.items()}
+    edge = _edge(CROP_RATIO, image_size) if max(image_size) >= SMALL else None
+    found = {"mean": MEAN, "std": STD, "resize_edge": edge, **{name: value for name, (value, _) in said.items()}}
+    asked = {
+        "mean": knobs.asked("mean", _numbers, *said.get("mean", ())),
+        "std": knobs.asked("std", _numbers, *said.get("std", ())),
+        "resize_edge": knobs.asked("resize_edge", positive),
+        "keep_ratio": knobs.asked("keep_ratio", _yes_or_no),
+        "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
+        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), *said.get("channel_order", ())),
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
+    return Preprocessing(**{**found, **given, "image_size": image_size, "source": source})
+
+
+def _source(told: list[Told]) -> str:
+    """Where what is taken is from: the file's parts by name, ImageNet's for the rest, and what is not understood."""
+    taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
+    said = [f"{where}: {', '.join(names)}" for where, names in taken if names]
+    odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
+    if not said:
+        return "; ".join([USUAL, *(odd or ["the file does not tell"])])
+    whole = {"mean", "std", "resize_edge"} <= {name for _, names in taken for name in names}
+    return "; ".join([*said, *([] if whole else [f"else {USUAL}"]), *odd])
+
+
+def _sizes(args: Mapping[str, Any]) -> Told:
+    """A trainer's image size; timm takes input_size [C, H, W] before img_size."""
+    found: dict[str, Any] = {}
+    odd = []
+    for name in ("input_size", "img_size"):
+        if (value := args.get(name)) is not None:
+            size = as_size(value)
+            if size is None or found.setdefault("image_size", size) != size:
+                odd.append(f"{name}={value}")
+    return Told("args", found, odd)
+
+
+def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | None) -> ImageSize:
+    if fixed is None:
+        said = sizes if sizes.values else of_config
+        found: ImageSize | None = said.values.get("image_size")
+        return knobs.take("image_size", parse_image_size, (224, 224), found, said.where, free=True)
+    if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
+        return fixed
+    raise Refused(
+        f"this network is for images of {fixed[0]} x {fixed[1]} pixels, not of {asked}.",
+        hint="Leave --set image_size out.",
+        code="image-size",
+    )
+
+
+def _of_args(args: Mapping[str, Any], size: ImageSize) -> Told:
+    """What timm's, DeiT's and PYRA's trainers say of their evaluation, in the names of their own options."""
+    found: dict[str, Any] = {}
+    odd = []
+    if are_numbers(args.get("mean")) and are_numbers(args.get("std")):  # timm's: on the 0..1 scale
+        found |= {name: tuple(255 * value for value in args[name]) for name in ("mean", "std")}
+    else:
+        odd += [f"{name}={args[name]}" for name in ("mean", "std") if args.get(name) is not None]
+    if isinstance(args.get("inception"), bool) and isinstance(args.get("direct_resize"), bool):  # PYRA's datasets.py
+        found |= {"mean": INCEPTION, "std": INCEPTION} if args["inception"] else {"mean": MEAN, "std": STD}
+        found |= {"resize_edge": int((1 if args["direct_resize"] else 256 / 224) * max(size)), "keep_ratio": False}
+    for name, whole in (("crop_pct", 0), ("eval_crop_ratio", DEIT_WHOLE)):
+        if (ratio := args.get(name)) is not None:
+            known = isinstance(ratio, (int, float)) and 0 < ratio <= 1
+            edge = _edge(ratio, size) if known and max(size) > whole else None
+            if not known or found.setdefault("resize_edge", edge) != edge:
+                odd.append(f"{name}={ratio}")
+    if (mode := args.get("crop_mode")) == "squash" and size[0] == size[1]:
+        found["keep_ratio"] = False
+    elif mode not in (None, "center"):
+        odd.append(f"crop_mode={mode}")
+    if (interpolation := args.get("interpolation")) in INTERPOLATIONS:
+        found["interpolation"] = interpolation
+    elif interpolation is not None:
+        odd.append(f"interpolation={interpolation}")
+    return Told("args", found, odd)
+
+
+def _edge(ratio: float, size: ImageSize) -> int:
+    return int(max(size) / ratio)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """A parser for numbers with commas between them."""
+    return tuple(float(word) for word in text.split(","))
+
+
+def _yes_or_no(text: str) -> bool:
+    return one_of("yes", "no")(text) == "yes"

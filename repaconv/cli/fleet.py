@@ -50,7 +50,6 @@ def bundle(
     quiet: Quiet = False,
 ) -> None:
     """Pack the ONNX model, images and their float64 outputs, and a script that needs the board's trtexec alone."""
-    from repaconv.cli import render
     from repaconv.pipeline import bundle as stage
 
     finish(
@@ -72,7 +71,6 @@ def bundle(
             out=out,
             progress=progress,
         ),
-        render.bundling,
     )
 
 
@@ -85,10 +83,9 @@ def collect(
     quiet: Quiet = False,
 ) -> None:
     """Read what a board made of a bundle, judge it, and join it to the run. Exit 0 or 1."""
-    from repaconv.cli import render
     from repaconv.pipeline import collect as stage
 
-    finish("collect", format, quiet, lambda progress: stage(result, run, out=out, progress=progress), render.collecting)
+    finish("collect", format, quiet, lambda progress: stage(result, run, out=out, progress=progress))
 
 
 @app.command(epilog="Example: repaconv sweep matrix.yaml --scheduler tcp://desk:8786")
@@ -106,7 +103,6 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Measure a matrix of models, targets, precisions and batches, here or on a cluster; resumes where it stopped."""
-    from repaconv.cli import render
     from repaconv.farm.cluster import Tls
     from repaconv.farm.sweep import sweep as stage
 
@@ -116,7 +112,6 @@ def sweep(
         format,
         quiet,
         lambda progress: stage(matrix, scheduler=scheduler, tls=tls, wait_s=wait, out=out, progress=progress),
-        render.sweeping,
     )
 
 

@@ -88,11 +88,10 @@ Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for 
 Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
 
 
-def finish(
-    command: str, format: Format, quiet: bool, stage: Callable[[Any], Record], show: Callable[[Any], None]
-) -> None:
+def finish(command: str, format: Format, quiet: bool, stage: Callable[[Any], Record]) -> None:
     """Run a stage, show its artefact, leave with its verdict."""
     from repaconv.cli import render
+    from repaconv.cli.showing import show
 
     with render.progress(quiet=quiet or format is Format.json) as progress:
         done = stage(progress)

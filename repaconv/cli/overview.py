@@ -52,6 +52,7 @@ def gate(
 ) -> None:
     """Fold, export, verify and bench what recipes name, and judge all of it, for CI. Exit 0, or that of the worst."""
     from repaconv.cli import render, reports
+    from repaconv.cli.showing import show
     from repaconv.files import write_text
     from repaconv.pipeline import gate as stage
 
@@ -72,7 +73,7 @@ def gate(
     if format is GateFormat.json:
         render.envelope("gate", done.exit_code, render.plain_data(done))
     elif format is GateFormat.text:
-        render.gating(done)
+        show(done)
     else:
         sys.stdout.write(reports.FORMATS[format.value](done))
     raise typer.Exit(done.exit_code)
@@ -95,7 +96,6 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again."""
-    from repaconv.cli import render
     from repaconv.pipeline import report as stage
 
     finish(
@@ -103,7 +103,6 @@ def report(
         Format.json if format is ReportFormat.json else Format.text,
         quiet,
         lambda progress: stage(run, format=format.value, out=out, paper=paper, progress=progress),
-        render.reporting,
     )
 
 
@@ -114,7 +113,6 @@ def table(
     quiet: Quiet = False,
 ) -> None:
     """Count parameters and MACs of the paper's models in our forms, beside the paper's own figures."""
-    from repaconv.cli import render
     from repaconv.pipeline import table as stage
 
-    finish("table", format, quiet, lambda progress: stage(method, progress=progress), render.paper_table)
+    finish("table", format, quiet, lambda progress: stage(method, progress=progress))

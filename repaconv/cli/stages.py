@@ -46,7 +46,6 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """Say what a checkpoint, a graph or an engine holds: container, method, backbone, sizes. Runs nothing in it."""
-    from repaconv.cli import render
     from repaconv.files import write_artefact
     from repaconv.pipeline import inspect as stage
     from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS, inspect_file
@@ -63,7 +62,7 @@ def inspect(
         return seen
 
     settings = pairs(set_, "--set")
-    finish("inspect", format, quiet, run, render.file_inspection if other else render.inspection)
+    finish("inspect", format, quiet, run)
 
 
 @app.command(epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx")
@@ -97,8 +96,6 @@ def fold(
     quiet: Quiet = False,
 ) -> None:
     """Fold a checkpoint exactly into its deploy form, or an ONNX graph into a smaller one that computes the same."""
-    from repaconv.cli import render
-    from repaconv.onnxfile import is_graph
     from repaconv.pipeline import fold as stage
 
     finish(
@@ -117,7 +114,6 @@ def fold(
             form=form,
             progress=progress,
         ),
-        render.onnx_folding if is_graph(checkpoint) else render.folding,
     )
 
 
@@ -155,7 +151,6 @@ def verify(
     quiet: Quiet = False,
 ) -> None:
     """Prove the folded model, and its ONNX model, against the float64 training form. Exit 0 or 1."""
-    from repaconv.cli import render
     from repaconv.pipeline import verify as stage
 
     relative, absolute = (
@@ -182,7 +177,6 @@ def verify(
             out=out,
             progress=progress,
         ),
-        render.verification,
     )
 
 
@@ -215,7 +209,6 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Export the folded model to ONNX, simplified and compared under ONNX Runtime."""
-    from repaconv.cli import render
     from repaconv.pipeline import export as stage
 
     if onnx is None and out is None:
@@ -240,7 +233,6 @@ def export(
             unverified=unverified,
             progress=progress,
         ),
-        render.exporting,
     )
 
 
@@ -265,7 +257,6 @@ def build(
     quiet: Quiet = False,
 ) -> None:
     """Build an engine from the ONNX model, and prove in what precision it computes."""
-    from repaconv.cli import render
     from repaconv.pipeline import build as stage
 
     finish(
@@ -282,7 +273,6 @@ def build(
             unverified=unverified,
             progress=progress,
         ),
-        render.building,
     )
 
 
@@ -333,7 +323,6 @@ def bench(
 
     Exit 5 if the measurement is inconclusive, as on a machine that others use.
     """
-    from repaconv.cli import render
     from repaconv.pipeline import bench as stage
 
     if host:
@@ -346,7 +335,6 @@ def bench(
             lambda progress: bench_by_ssh(
                 host, model, target=target, precision=precision, batch=batch, unverified=unverified, progress=progress
             ),
-            render.collecting,
         )
     if scheduler:
         from repaconv.farm.cluster import Tls
@@ -374,7 +362,6 @@ def bench(
                 unverified=unverified,
                 progress=progress,
             ),
-            render.measuring,
         )
     finish(
         "bench",
@@ -400,5 +387,4 @@ def bench(
             out=out,
             progress=progress,
         ),
-        render.measuring,
     )

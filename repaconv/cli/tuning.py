@@ -66,7 +66,6 @@ def tune(
 
     Searching again for the same shapes on the same machine costs nothing; a search that was broken off goes on.
     """
-    from repaconv.cli import render
     from repaconv.pipeline import tune as stage
 
     def run(progress: Any) -> Record:
@@ -107,4 +106,4 @@ def tune(
             progress=progress,
         )
 
-    finish("tune", format, quiet, run, render.tuning)
+    finish("tune", format, quiet, run)

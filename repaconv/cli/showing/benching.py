@@ -1,0 +1,60 @@
+"""Latencies, their ratio, and how far to trust them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.render import coloured, out, plain, table
+from repaconv.cli.showing.parts import size
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import BenchArtefact, Profile
+
+
+def show(done: BenchArtefact) -> None:
+    """Latencies and their ratio."""
+    rows = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "engine")
+    for row in done.latencies:
+        times = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms))
+        rows.add_row(plain(row.name), *times, plain(f"{row.engine}, {row.precision}"))
+    out().print(rows)
+    if found := done.ratio:
+        out().print(
+            f"{found.subject} is [bold]{found.median:.3f}[/] times as fast as {found.other} "
+            f"({found.confidence:.0%} interval {found.low:.3f} to {found.high:.3f}; "
+            f"rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}): {found.verdict}"
+        )
+    if done.agreement and done.agreement.metrics:
+        link, seen = done.agreement, done.agreement.metrics
+        words = f" ({plain(link.note)})" if link.note else ""
+        allowed = f", {link.tolerance.told} is allowed" if link.tolerance else ""
+        out().print(f"their outputs differ by {seen.max_rel_error:.1e}{allowed}: {coloured(link.verdict)}{words}")
+    if kept := done.regression:
+        out().print(f"{plain(kept.told)}: {coloured(kept.verdict)}")
+    told = "; ".join(done.quality.reasons) or "nothing speaks against it"
+    out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
+    if done.profile:
+        profiling(done.profile)
+    if done.protocol:
+        out().print(f"protocol {plain(done.protocol)}")
+    if done.note:
+        out().print(plain(done.note))
+    cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
+    out().print(
+        f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
+        f"batch {done.batch}, {size(done.image_size)} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
+        f"of warm-up, load {done.machine.get('load_1min')}[/]"
+    )
+
+
+def profiling(found: Profile) -> None:
+    """The modules that take longest, and how near the limit the whole is."""
+    rows = table("module", "ms", "share", "GFLOP/s", "of peak")
+    for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
+        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}") if row.flops else ("", "")
+        rows.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
+    out().print(rows)
+    out().print(
+        f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
+        f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
+    )

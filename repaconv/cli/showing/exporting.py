@@ -1,0 +1,30 @@
+"""An exported graph and its links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.render import coloured, out, plain
+from repaconv.cli.showing.parts import form, links, locations, size
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import ExportArtefact
+
+
+def show(done: ExportArtefact) -> None:
+    """The graph and its links."""
+    out().print(links(done.links))
+    locations(done.links)
+    if done.precision != "fp32":
+        out().print(f"[yellow]lossy[/]: {done.precision}, measured on {plain(done.calibration)}")
+        for what, names in (("in float32 for their range", done.islands), ("not in " + done.precision, done.in_float)):
+            if names:
+                out().print(f"{len(names)} nodes {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")
+    for sentence in done.violations:
+        out().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
+    if done.rewrites:
+        out().print(f"written as {plain(done.form)} form: {form(done.rewrites)}, {len(done.changes)} changes")
+    simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
+    shape = f"batch {done.batch}, image size {size(done.image_size)}"
+    pixels = ", takes pixels" if done.preprocessing else ""
+    out().print(f"{coloured(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")

@@ -1,0 +1,59 @@
+"""A fold: its certificate summed up, and what it saves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.render import coloured, out, plain, table
+from repaconv.cli.showing.parts import costs, links
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import FoldArtefact, OnnxFoldArtefact
+
+
+def show(done: FoldArtefact | OnnxFoldArtefact) -> None:
+    """See `_checkpoint` and `_graph`."""
+    from repaconv.artefacts import FoldArtefact
+
+    _checkpoint(done) if isinstance(done, FoldArtefact) else _graph(done)
+
+
+def _checkpoint(done: FoldArtefact) -> None:
+    """The certificate, summed up, and what the fold saves."""
+    rows = table("module", "folded", "float64 difference")
+    for step in done.certificate:
+        own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
+        rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
+    out().print(rows)
+    out().print(costs(done.training, done.deploy))
+    exact = [step for step in done.certificate if not step.reason]
+    worst = max((step.max_rel_error for step in exact), default=0.0)
+    allowed = max((step.allowed or 0.0 for step in exact), default=0.0)
+    others = len(done.certificate) - len(exact)
+    told = f"every fold within {allowed:.0e}, the worst {worst:.1e} (float64)"
+    told += f"; {others} within a tolerance of their own, as above" if others else ""
+    out().print(f"{coloured(done.verdict)}: {told}")
+
+
+def _graph(done: OnnxFoldArtefact) -> None:
+    """Every change of the graph, what it costs before and after, and the links."""
+    if done.changes:
+        changes = table("rewrite", "place", "what was done")
+        for change in done.changes:
+            changes.add_row(change.rewrite, plain(change.place), plain(change.told))
+        out().print(changes)
+    saved = table("", "before", "after", "saved")
+    rows = [
+        ("parameters", done.parameters),
+        ("nodes", done.nodes),
+        *([("MACs a call", done.macs)] if done.macs else []),
+    ]
+    for name, (before, after) in rows:
+        saved.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
+    out().print(saved)
+    for sentence in done.left:
+        out().print(f"[yellow]left alone:[/] {plain(sentence)}")
+    if done.links:
+        out().print(links(done.links))
+    told = f"{len(done.changes)} changes, opset {done.opset}" if done.payload else "nothing to fold, nothing written"
+    out().print(f"{coloured(done.verdict)}: {told}")

@@ -1,0 +1,70 @@
+"""What several results have in common: links, costs, forms, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from repaconv.cli.render import coloured, out, plain, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from repaconv.artefacts import Cost, Link
+
+
+def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
+    """Every link with its numbers and its verdict."""
+    rows = table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
+    for link in links:
+        numbers = _numbers(link.metrics)
+        allowed = link.tolerance.told if link.tolerance else ""
+        verdict = coloured(link.verdict) + (f" ({plain(link.note)})" if link.note else "")
+        rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
+    for name, metrics in (for_scale or {}).items():
+        candidate, _, reference = name.partition(" against ")
+        rows.add_row("for scale", candidate, reference, *_numbers(metrics), "", "not judged", style="dim")
+    return rows
+
+
+def _numbers(metrics: Any) -> tuple[str, str, str, str]:
+    if metrics is None:
+        return "", "", "", ""
+    top1 = "" if metrics.top1_agreement is None else f"{metrics.top1_agreement:.1%}"
+    if metrics.top1_flips:
+        top1 += f" ({metrics.top1_flips_that_matter} flips beyond noise, {metrics.top1_flips_within_noise} within)"
+    elif metrics.top1_smallest_margin is not None:
+        top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
+    if metrics.undecided:
+        top1 += f" ({metrics.undecided} undecided)"
+    cosine = "" if metrics.cosine is None else f"{metrics.cosine:.9f}"
+    return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", cosine, top1
+
+
+def locations(links: Iterable[Link]) -> None:
+    """Where links fail."""
+    for link in links:
+        if link.location and link.verdict == "failed":
+            where = link.location.module or "not located"
+            out().print(f"[bold red]{link.name}[/] parts at [bold]{plain(where)}[/]: {plain(link.location.reason)}")
+
+
+def costs(training: Cost, deploy: Cost) -> Table:
+    """What both forms cost, and what is saved."""
+    rows = table("", "training form", "deploy form", "saved")
+    for name, before, after in (
+        ("parameters", training.parameters, deploy.parameters),
+        ("MACs an image", training.macs, deploy.macs),
+    ):
+        rows.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
+    return rows
+
+
+def form(rewrites: tuple[str, ...]) -> str:
+    """A form by its rewrites."""
+    return plain(" + ".join(rewrites) or "as exported")
+
+
+def size(size: Any) -> str:
+    """An image's size, or what is said of it."""
+    return size if isinstance(size, str) else "x".join(map(str, size))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import exported_once
 import pytest
 import torch
 
@@ -16,6 +20,19 @@ from repaconv.methods.riformer.paper import METHOD
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "checkpoints"
 OFFICIAL = sorted((SHARED / "riformer").glob("*.pth"))
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
+
+torch.onnx.export = exported_once.once(torch.onnx.export)
+
+
+def pytest_configure(config):
+    """One folder of exports for all workers of the session."""
+    if not hasattr(config, "workerinput"):
+        os.environ[exported_once.FOLDER] = tempfile.mkdtemp(prefix="repaconv-exported-")
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(exported_once.FOLDER, ""), ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -35,6 +52,12 @@ def own_folder(tmp_path, monkeypatch):
     """Every test runs in a folder of its own, so that repaconv-out/ is its own too, and its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+
+
+@pytest.fixture
+def exported_afresh(monkeypatch):
+    """torch's exporter runs every time, whatever was asked before."""
+    monkeypatch.delenv(exported_once.FOLDER)
 
 
 @pytest.fixture

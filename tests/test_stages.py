@@ -31,6 +31,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.usefixtures("exported_afresh")
 def test_the_same_input_gives_the_same_bytes(tiny):
     def walk():
         rc.fold(tiny)

@@ -24,7 +24,7 @@ from repaconv.graphs.graph import Array, Writer, attribute, clean, constant, mad
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.shapes import Size, sizes
 from repaconv.graphs.views import OPERATORS, View, set_shape, view_of
-from repaconv.ranks import thin
+from repaconv.ranks import side_by_side
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -269,9 +269,8 @@ def _choose(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     tokens = q.around[1]
     if xk is not x or xv is not x or not isinstance(tokens, int):
         return
-    forms = _Forms(q.count, tokens)
-    query, key = forms.scores(wq.T, bq, wk.T)
-    value, projection = forms.values(wv.T, weight.T)
+    query, key = _scores(wq.T, bq, wk.T, q.count, tokens)
+    value, projection = _values(wv.T, weight.T, q.count, tokens)
     write = Writer(model, scores)
     parts = [part for part in (query[:, :-1], key, value) if part is not None]
     stacked = np.concatenate(parts)
@@ -323,47 +322,20 @@ def _slices(write: Writer, value: ir.Value, widths: list[int]) -> list[ir.Value]
     return found
 
 
-@dataclass(frozen=True)
-class _Forms:
-    """Head by head: over the exact rank, or against the tokens, whichever costs less."""
-
-    heads: int
-    tokens: int
-
-    def scores(self, queries: Array, bias: Array | None, keys: Array) -> tuple[Array, Array | None]:
-        """Rows of q with the bias as last column, and of k; None where the tokens are the keys."""
-        width = queries.shape[1]
-        with_bias = np.concatenate([queries, (np.zeros(len(queries)) if bias is None else bias)[:, None]], 1)
-        pairs = [thin(q.T, k) for q, k in zip(self._split(with_bias), self._split(keys), strict=True)]
-        rank = max(len(right) for _, right in pairs)
-        if not self._side_by_side(rank, width):
-            return np.concatenate([(left @ right).T for left, right in pairs]), None
-        return (
-            np.concatenate([_padded(left.T, rank) for left, _ in pairs]),
-            np.concatenate([_padded(right, rank) for _, right in pairs]),
-        )
-
-    def values(self, values: Array, proj: Array) -> tuple[Array | None, Array]:
-        """Rows of v, or None where the tokens are the values; and the projection."""
-        width = values.shape[1]
-        columns = np.split(proj, self.heads, 1)
-        pairs = [thin(o, v) for o, v in zip(columns, self._split(values), strict=True)]
-        rank = max(len(right) for _, right in pairs)
-        if not self._side_by_side(rank, width):
-            return None, np.concatenate([left @ right for left, right in pairs], 1)
-        v = np.concatenate([_padded(right, rank) for _, right in pairs])
-        return v, np.concatenate([_padded(left.T, rank).T for left, _ in pairs], 1)
-
-    def _split(self, rows: Array) -> list[Array]:
-        return list(np.split(rows, self.heads))
-
-    def _side_by_side(self, rank: int, width: int) -> bool:
-        """2 N d r + N^2 r against N d^2 + N^2 d."""
-        return rank * (2 * width + self.tokens) < width * (width + self.tokens)
+def _scores(queries: Array, bias: Array | None, keys: Array, heads: int, tokens: int) -> tuple[Array, Array | None]:
+    """Rows of q with the bias as last column, and of k; None where the tokens are the keys."""
+    shift = np.zeros(len(queries)) if bias is None else bias
+    with_bias = np.concatenate([queries, shift[:, None]], 1)
+    pairs = [(q.T, k) for q, k in zip(np.split(with_bias, heads), np.split(keys, heads), strict=True)]
+    lefts, rights = side_by_side(pairs, tokens)
+    return np.concatenate([left.T for left in lefts]), None if rights is None else np.concatenate(rights)
 
 
-def _padded(rows: Array, count: int) -> Array:
-    return np.concatenate([rows, np.zeros((count - len(rows), rows.shape[1]))])
+def _values(values: Array, proj: Array, heads: int, tokens: int) -> tuple[Array | None, Array]:
+    """Rows of v, or None where the tokens are the values; and the projection."""
+    pairs = list(zip(np.split(proj, heads, 1), np.split(values, heads), strict=True))
+    lefts, rights = side_by_side(pairs, tokens)
+    return None if rights is None else np.concatenate(rights), np.concatenate(lefts, 1)
 
 
 JOIN = Rewrite("join", "for heads of one number over the same tokens, added up or behind one softmax", apply)

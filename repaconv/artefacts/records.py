@@ -64,12 +64,16 @@ class WeightSet(Record):
 
 
 class Origin(Record):
-    """The checkpoint that a run started from, and which weights of it were taken."""
+    """The checkpoint that a run started from, and which weights of it were taken.
+
+    ``checksums`` are those of the file that its weights were held to.
+    """
 
     path: str
     sha256: str
     bytes: int
     container: str
+    checksums: str = ""
     weights: str
     weights_reason: str
     stripped: tuple[str, ...] = ()

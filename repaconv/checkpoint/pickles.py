@@ -191,6 +191,8 @@ class StorageIds:
         if key not in self._flat:
             self._flat[key] = self._storage_bytes(key, kind.dtype, elements)
             self.described[key] = (kind.dtype, elements)
+        if self.described[key] != (kind.dtype, elements):
+            raise pickle.UnpicklingError(f"storage {key} is of two types or sizes")
         return self._flat[key]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from repaconv.artefacts import Origin, WeightSet
-from repaconv.checkpoint.containers import Contents, open_container
+from repaconv.checkpoint.containers import open_container
+from repaconv.checkpoint.mapped import Contents
 from repaconv.checkpoint.pickles import Placeholder
 from repaconv.errors import Refused
 from repaconv.files import sha256_of
@@ -60,13 +61,15 @@ def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | 
         sha256: The file's hash, where it is known already.
 
     Raises:
-        Refused: If the file is unsafe, broken, holds no weights, or several sets with no rule between them.
+        Refused: If the file is unsafe, broken, damaged, holds no weights, or several sets with no rule between them.
     """
     path = Path(path)
     contents = open_container(path)
     sets = dict(_weight_sets(contents.value))
     place, reason = _choose(path, sets, weights, contents)
     tensors = _only_tensors(path, place, sets[place])
+    if sha256 is None:  # a known hash was taken of bytes that were looked at then
+        contents.checksums.require(tensors)
     names, stripped = _strip_wrappers(list(tensors))
     return Checkpoint(
         path=path,
@@ -75,6 +78,7 @@ def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | 
             sha256=sha256 or sha256_of(path),
             bytes=path.stat().st_size,
             container=contents.container,
+            checksums=contents.checksums.told,
             weights=place,
             weights_reason=reason,
             stripped=stripped,

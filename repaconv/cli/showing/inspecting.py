@@ -26,6 +26,7 @@ def _checkpoint(seen: Inspection) -> None:
     rows = table("", "", "source")
     origin = seen.origin
     rows.add_row("container", origin.container, f"{origin.bytes:,} bytes")
+    rows.add_row("checksums", origin.checksums, "")
     rows.add_row("weights", origin.weights, origin.weights_reason)
     for other in seen.sets:
         if other.path != origin.weights:

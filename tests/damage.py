@@ -164,7 +164,7 @@ def outcome(path: Path, weights: dict[str, torch.Tensor]) -> str:
 
 
 def tally(folder: Path, count: int, seed: int) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """How often each container ended how, and what went wrong; only formats without checksums may give other weights."""
+    """How often each container ended how, and what went wrong. Without checksums a file may give other weights."""
     paths = sound(folder)
     weights = dict(read_checkpoint(paths["zip"]).tensors)
     found: Counter[tuple[str, str]] = Counter()

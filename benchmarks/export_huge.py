@@ -21,7 +21,7 @@ from fold_large import timed
 
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
-from repaconv.methods.repavit.paper import METHOD
+from repaconv.methods.repavit import METHOD
 
 ARGS = Namespace(idle_ratio=0.25, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 STAGES = {

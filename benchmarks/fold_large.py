@@ -27,7 +27,7 @@ import torch
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
-from repaconv.methods.repavit.paper import METHOD
+from repaconv.methods.repavit import METHOD
 
 ARCHS = ("vit-large/0.75", "vit-huge/0.75")
 ARGS = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)

@@ -30,7 +30,8 @@ from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.statistics import ratio
-from repaconv.methods.riformer.paper import ARCHS, METHOD, RIFormerBlock
+from repaconv.methods.riformer import METHOD
+from repaconv.methods.riformer.paper import ARCHS, RIFormerBlock
 from repaconv.proof.data import random_inputs
 
 
@@ -64,7 +65,7 @@ def forms(arch: str) -> dict[str, nn.Module]:
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"state_dict": trained}, checkpoint := Path(folder) / "trained.pth")
         form = METHOD.read(read_checkpoint(checkpoint), {})
-    folded = {name: value.float() for part in METHOD.fold(form) for name, value in part.tensors.items()}
+    folded = {name: value.float() for part in form.parts() for name, value in part.tensors.items()}
     block = partial(RIFormerBlock, layer_scale=True)
     built = {
         "training": (MetaFormer(config, partial(block, deployed=False), final_affine=True), trained),

@@ -27,7 +27,7 @@ from repaconv.artefacts import FoldArtefact
 from repaconv.files import canonical_json, read_artefact
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
-from repaconv.methods.repavit.paper import METHOD
+from repaconv.methods.repavit import METHOD
 from repaconv.pipeline import verification
 from repaconv.runs import Run
 from repaconv.steps import chain

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from repaconv import registry
 from repaconv.artefacts import Metrics
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import write_with
+from repaconv.steps.common import load_method
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from repaconv.artefacts import Link
-    from repaconv.trained.contract import Method
 
 
 Runs = Union["nn.Module", str, Path]
@@ -35,7 +34,7 @@ def write_example(method: str, arch: str, path: Path, seed: int) -> None:
     Raises:
         UsageProblem: If the method has no such architecture.
     """
-    known: Method = registry.load(registry.METHODS, method)
+    known = load_method(method)
     if arch not in known.archs:
         raise UsageProblem(
             f"{method} has no architecture {arch!r}.", hint=f"Known: {', '.join(known.archs)}.", code="demo.arch"
@@ -71,8 +70,7 @@ def check_method(
 
     from repaconv.pipeline import export, fold, inspect, verify
 
-    method: Method = registry.load(registry.METHODS, name)
-    weights = method.example(arch, seed=1)
+    weights = load_method(name).example(arch, 1)
     path, run, given = folder / "example.pth", folder / "run", dict(settings or {})
     _write(weights, path, meta)
 

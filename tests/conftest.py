@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from repaconv.backbones.metaformer import MetaFormerConfig
-from repaconv.methods.riformer.paper import METHOD
+from repaconv.methods.riformer import METHOD
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "checkpoints"
 OFFICIAL = sorted((SHARED / "riformer").glob("*.pth"))

@@ -49,25 +49,25 @@ class Fault(NamedTuple):
 # --- ways to plant ------------------------------------------------------------------------------------
 
 
-def wrong_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor], method: Any = repavit.METHOD):
+def wrong_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor], reading: Any = repavit.RePaViTReading):
     """One folded tensor is another, behind the back of the certificate."""
-    right = type(method).fold
+    right = reading.parts
 
-    def fold(self, form):
-        for part in right(self, form):
+    def parts(self):
+        for part in right(self):
             yield replace(part, tensors={k: change(v) if k == name else v for k, v in part.tensors.items()})
 
-    return patch.object(type(method), "fold", fold)
+    return patch.object(reading, "parts", parts)
 
 
-def wrong_part(name: str, change: Callable[[nn.Module], object], *, deploy: bool, method: str = "repavit"):
+def wrong_part(name: str, change: Callable[[nn.Module], object], *, deploy: bool):
     """One part of every net that is built in that form is another."""
-    owner = type(registry.load(registry.BACKBONES, "vit") if deploy else registry.load(registry.METHODS, method))
-    what = "deploy" if deploy else "training"
+    owner = type(registry.load(registry.BACKBONES, "vit")) if deploy else repavit.RePaViTReading
+    what = "deploy" if deploy else "module"
     right = getattr(owner, what)
 
-    def build(self, given):
-        net = right(self, given)
+    def build(self, *given):
+        net = right(self, *given)
         change(net.get_submodule(name))
         return net
 
@@ -251,7 +251,7 @@ FAULTS = [
     ),
     Fault(
         "a depthwise kernel flipped", "fold", "blocks.0.attn",
-        lambda: wrong_tensor("blocks.0.attn.dw.weight", lambda w: w.flip(-1), dwconv.METHOD), method="dwconv",
+        lambda: wrong_tensor("blocks.0.attn.dw.weight", lambda w: w.flip(-1), dwconv.DwConvReading), method="dwconv",
     ),
     Fault(
         "a stored weight that is another", "stored", "blocks.1.mlp.fc2",

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from repaconv.checkpoint import read_checkpoint, read_mmconfig
 from repaconv.errors import Refused
-from repaconv.methods.riformer.paper import METHOD
+from repaconv.methods.riformer import METHOD
 
 
 def refused(path, code, **kwargs):
@@ -285,7 +285,7 @@ def test_mm_configuration_is_read_and_not_run():
 
 
 def test_a_backbone_inside_a_larger_module_is_found(tmp_path):
-    from repaconv.methods.repavit.paper import METHOD as REPAVIT
+    from repaconv.methods.repavit import METHOD as REPAVIT
 
     weights = REPAVIT.example("tiny", seed=1)
     wrapped = {name if name.startswith("head") else f"model.encoder.{name}": w for name, w in weights.items()}

@@ -12,8 +12,9 @@ from oracle import gelu
 
 import repaconv as rc
 from repaconv.errors import GateFailed, Refused
+from repaconv.methods.dwconv import METHOD
 from repaconv.methods.dwconv import paper as dwconv
-from repaconv.methods.dwconv.paper import METHOD, factors, separated
+from repaconv.methods.dwconv.paper import factors, separated
 from repaconv.trained.positions import resample
 
 WIDTH, HEADS, HEAD, GRID = 12, 3, 4, (4, 5)

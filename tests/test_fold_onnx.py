@@ -70,7 +70,7 @@ def trained(path: Path, method: str, settings: dict[str, str]) -> tuple[torch.nn
     by_checkpoint = rc.fold(path, out="run", force=True, **settings)
     found = registry.load(registry.METHODS, method)
     form = found.read(read_checkpoint(path), settings)
-    module = found.training(form)
+    module = form.module()
     weights = {name: w.float() if w.is_floating_point() else w for name, w in form.tensors.items()}
     module.load_state_dict(weights, assign=True)
     return module, (2, form.config.in_channels, *by_checkpoint.image_size), by_checkpoint.deploy.parameters

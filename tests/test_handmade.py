@@ -31,7 +31,7 @@ def error_of(method, checkpoint, handmade, settings, folder):
     found = read_checkpoint(folder / "c.pth")
     chosen, _ = choose_method(found, method)
     form = chosen.read(found, settings)
-    training = chosen.training(form).double()
+    training = form.module().double()
     training.load_state_dict(in_double(form.tensors))
     size = getattr(form.config, "image_size", (32, 32))
     images = torch.from_numpy(random_inputs((3, *size), count=3, seed=0).images).double()

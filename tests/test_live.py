@@ -11,8 +11,8 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.pyra.paper import METHOD as PYRA
-from repaconv.methods.repavit.paper import METHOD as REPAVIT
+from repaconv.methods.pyra import METHOD as PYRA
+from repaconv.methods.repavit import METHOD as REPAVIT
 from repaconv.methods.riformer.paper import RIFormerBlock
 
 
@@ -111,7 +111,7 @@ def test_a_whole_known_net_becomes_its_deploy_form(tmp_path):
     from repaconv.checkpoint import read_checkpoint
 
     form = REPAVIT.read(read_checkpoint("c.pth"), {"num_heads": "3"})
-    model = REPAVIT.training(form)
+    model = form.module()
     model.load_state_dict(form.tensors)
     folded = rc.fold(model, num_heads=3)
     same(model, folded, torch.randn(2, 3, 32, 32), limit=1e-5)

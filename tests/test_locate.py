@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from repaconv import registry
 from repaconv.errors import Refused, UsageProblem
 from repaconv.methods.nondeep.paper import example_meta
-from repaconv.methods.riformer.paper import METHOD as RIFORMER
+from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.proof.data import random_inputs
 from repaconv.proof.locate import locate
 from repaconv.proof.runners import TorchRunner
@@ -72,7 +72,7 @@ def net(name):
         args = {"img_size": 32} if method_name in ("riformer", "repconv") else {}
         torch.save({"state_dict": weights, "meta": meta, "args": args}, path)
         form = method.read(read_checkpoint(path), SETTINGS.get(name, {}))
-        folded = {key: value.clone() for part in method.fold(form) for key, value in part.tensors.items()}
+        folded = {key: value.clone() for part in form.parts() for key, value in part.tensors.items()}
     backbone = registry.load(registry.BACKBONES, form.backbone)
     size = backbone.image_size(form.config, form.preprocessing.image_size)
     images = random_inputs((form.config.in_channels, *size), count=2, seed=0).images

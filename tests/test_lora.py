@@ -9,8 +9,8 @@ import torch
 
 import repaconv as rc
 from repaconv.errors import Refused
-from repaconv.methods.pyra.paper import METHOD as PYRA
-from repaconv.methods.repavit.paper import METHOD as REPAVIT
+from repaconv.methods.pyra import METHOD as PYRA
+from repaconv.methods.repavit import METHOD as REPAVIT
 from repaconv.proof.policy import EXACT
 
 HEADS = {"num_heads": "3"}
@@ -44,15 +44,15 @@ def logits(path, **arguments):
     from repaconv import registry
     from repaconv.proof.data import random_inputs
     from repaconv.proof.runners import run_module
-    from repaconv.steps.common import training_form
+    from repaconv.steps.common import read_again
 
     folded = rc.fold(path, force=True, **arguments)
-    method, form, _ = training_form(folded, None)
+    form, _ = read_again(folded, None)
     images = random_inputs((3, 32, 32), count=2, seed=0).images
-    exact = {name: w for part in method.fold(form) for name, w in part.tensors.items()}
+    exact = {name: w for part in form.parts() for name, w in part.tensors.items()}
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     deploy = run_module(backbone.deploy(backbone.from_json(folded.config)), exact, images, double=True)
-    training = run_module(method.training(form), form.tensors, images, double=True)
+    training = run_module(form.module(), form.tensors, images, double=True)
     assert abs(deploy - training).max() <= 1e-12 * abs(training).max()
     return deploy, folded
 
@@ -238,12 +238,7 @@ def test_two_adapters_of_one_layer_and_whole_numbers_are_refused():
 
 
 def test_only_a_method_that_identifies_is_seen_to():
-    import inspect
-
-    from repaconv import registry
-    from repaconv.steps.common import with_adapters
+    from repaconv.steps.common import load_method
 
     for name, does in (("nondeep", True), ("pyra", False)):
-        wrapped = with_adapters(registry.load(registry.METHODS, name))
-        # what isinstance(..., Identifies) looks at from Python 3.12 on
-        assert (inspect.getattr_static(wrapped, "identify", None) is not None) is does
+        assert (load_method(name).identify is not None) is does

@@ -12,7 +12,8 @@ from oracle import gelu
 
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.nondeep.paper import METHOD, example_meta, fold_scores, side_by_side_is_cheaper, thin
+from repaconv.methods.nondeep import METHOD
+from repaconv.methods.nondeep.paper import example_meta, fold_scores, side_by_side_is_cheaper, thin
 
 IMAGES = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
 OFFICIAL = sorted((SHARED / "nondeep").glob("*.pth"))

@@ -63,7 +63,7 @@ def installed(tmp_path) -> dict[str, str]:
         str(wheel),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    return {**os.environ, "PYTHONPATH": str(target)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
@@ -83,7 +83,7 @@ def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
 
 
 def test_a_broken_plugin_is_a_row_and_no_crash(installed):
-    site = Path(installed["PYTHONPATH"])
+    site = Path(installed["PYTHONPATH"].split(os.pathsep)[0])
     (site / "toy_plugin.py").write_text("raise RuntimeError('half installed')\n")
     cli = [sys.executable, "-m", "repaconv"]
     doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)

@@ -13,7 +13,8 @@ from oracle import gelu
 import repaconv as rc
 from repaconv.backbones.merging import Merge, MergeSpec
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.pyra.paper import METHOD, fold_modulation
+from repaconv.methods.pyra import METHOD
+from repaconv.methods.pyra.paper import fold_modulation
 from repaconv.methods.pyra.schedules import TABLES, equation_8
 
 IMAGES = np.random.default_rng(6).standard_normal((3, 3, 32, 32), dtype=np.float32)

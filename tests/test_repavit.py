@@ -13,8 +13,9 @@ from oracle import gelu
 
 import repaconv as rc
 from repaconv.errors import Refused
+from repaconv.methods.repavit import METHOD
 from repaconv.methods.repavit.activity import Claim, Ffn, ResidualTest
-from repaconv.methods.repavit.paper import METHOD, fold_ffn
+from repaconv.methods.repavit.paper import fold_ffn
 from repaconv.methods.repavit.published import ARCHS
 
 OFFICIAL = {

@@ -18,7 +18,8 @@ from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
 from repaconv.checkpoint import read_checkpoint
 from repaconv.convolution import Conv
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.repconv.paper import METHOD, _form_of
+from repaconv.methods.repconv import METHOD
+from repaconv.methods.repconv.paper import _form_of
 from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg
 from repaconv.steps.common import choose_method
 

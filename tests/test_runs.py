@@ -16,7 +16,7 @@ from repaconv import runs
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.farm import sweep as sweeping
 from repaconv.files import write_artefact
-from repaconv.methods.riformer.paper import METHOD
+from repaconv.methods.riformer import METHOD
 from repaconv.steps.common import load_target
 from repaconv.steps.exports import export_for, target_sha256
 from repaconv.targets.schema import parse

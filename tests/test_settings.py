@@ -14,7 +14,7 @@ import repaconv as rc
 from repaconv import registry
 from repaconv.checkpoint import claimed_accuracy, read_checkpoint
 from repaconv.methods.nondeep.paper import example_meta
-from repaconv.methods.riformer.paper import METHOD as RIFORMER
+from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.skeletons.plain import read_heads
 from repaconv.steps.common import contradictions
 from repaconv.trained.knobs import Knobs

@@ -18,7 +18,7 @@ from repaconv.cli.render import envelope
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, write_artefact, write_text
 from repaconv.methods.dwconv import paper as dwconv
-from repaconv.methods.riformer.paper import METHOD
+from repaconv.methods.riformer import METHOD
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.steps import subjects
@@ -120,7 +120,7 @@ def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
 
 
 def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
-    weights = dwconv.METHOD.example("tiny", 1)
+    weights = dwconv.example("tiny", 1)
     torch.save({"state_dict": weights}, "c.pth")
     honest_stem, honest_tail = dwconv.fold_stem, dwconv.fold_tail
 

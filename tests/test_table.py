@@ -49,7 +49,7 @@ def test_on_the_command_line(repaconv, monkeypatch):
     assert repaconv("table", "nothing")[0] == 2
     with pytest.raises(UsageProblem):
         rc.table("nothing")
-    from repaconv.methods.riformer.paper import METHOD
+    from repaconv.methods.riformer import METHOD
 
     monkeypatch.setattr(type(METHOD), "figures", None)
     with pytest.raises(Refused):

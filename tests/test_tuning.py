@@ -27,7 +27,7 @@ from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, ev
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer
 from repaconv.methods.nondeep.paper import example_meta
-from repaconv.methods.riformer.paper import METHOD
+from repaconv.methods.riformer import METHOD
 from repaconv.pipeline import lowering, tuning
 from repaconv.steps.common import load_target
 from repaconv.steps.graphs import proved_graph

@@ -31,9 +31,9 @@ def outputs(method, form):
     from repaconv.proof.runners import run_module
 
     images = torch.randn(2, 3, *form.config.image_size, generator=torch.Generator().manual_seed(0)).numpy()
-    folded = {name: w for part in method.fold(form) for name, w in part.tensors.items()}
+    folded = {name: w for part in form.parts() for name, w in part.tensors.items()}
     deploy = registry.load(registry.BACKBONES, form.backbone).deploy(form.config)
-    trained = run_module(method.training(form), form.tensors, images, double=True)
+    trained = run_module(form.module(), form.tensors, images, double=True)
     return torch.from_numpy(trained), torch.from_numpy(run_module(deploy, folded, images, double=True))
 
 
@@ -53,7 +53,7 @@ def test_the_activation_is_read_told_and_computed(name):
     assert next(fact for fact in usual.facts if fact.name == "act").source.startswith("default of the official code")
     assert max_rel_error(outputs(method, usual)[0], trained) > 1e-6
     # the net as trained is another one, and by the activation alone
-    parts = {type(part).__name__ for part in method.training(form).modules()}
+    parts = {type(part).__name__ for part in form.module().modules()}
     assert "QuickGELU" in parts
     assert "GELU" not in parts
 
@@ -110,7 +110,7 @@ def test_batchnorm_has_an_eps_of_its_own():
     method, form = read("dwconv", {}, weights)
     facts = {fact.name: fact.value for fact in form.facts}
     assert (facts["bn_eps"], facts["norm_eps"]) == (1e-5, 1e-6)
-    training = method.training(form)
+    training = form.module()
     found = [training.get_submodule(norm).eps for norm in ("blocks.0.norm1", "blocks.0.norm2", "norm")]
     assert found == [1e-5, 1e-6, 1e-5]
     assert max_rel_error(*outputs(method, form)) <= 1e-12

@@ -10,9 +10,9 @@ from torch import nn
 
 from repaconv.affine import Affine
 from repaconv.artefacts import FoldStep, Preprocessing
-from repaconv.checkpoint import require_exact, require_sound
+from repaconv.checkpoint import require_sound
 from repaconv.trained.certificate import relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Method, Published, Reading
 
 
 @dataclass(frozen=True)
@@ -53,38 +53,47 @@ class ToyBackbone:
         return Toy(config).eval()
 
 
-class ToyMethod:
-    name, paper, figures, archs = "toy", "a toy", Path(__file__).with_suffix(".toml"), ("small",)
+@dataclass(frozen=True, kw_only=True)
+class ToyReading(Reading):
+    def module(self):
+        return Toy(self.config, self.tensors["twin_in.weight"].shape[0]).eval()
 
-    def detect(self, checkpoint):
-        return Detection("training", "twin_in") if "twin_in.weight" in checkpoint.tensors else None
-
-    def read(self, checkpoint, settings):
-        tensors = dict(checkpoint.tensors)
-        require_sound(tensors, checkpoint.names)
-        size = Preprocessing(mean=(0.0,) * 3, std=(1.0,) * 3, image_size=(8, 8), source="toy")
-        classes = tensors["twin_out.weight"].shape[0] if "twin_out.weight" in tensors else 2
-        form = TrainingForm("toy", ToyConfig(classes), tensors, dict(checkpoint.names), (), size, False)
-        require_exact(self.training(form).state_dict(), tensors, checkpoint.names)
-        return form
-
-    def training(self, form):
-        return Toy(form.config, form.tensors["twin_in.weight"].shape[0]).eval()
-
-    def fold(self, form):
-        w = form.tensors
+    def parts(self):
+        w = self.tensors
         first = Affine.conv1x1(w["twin_in.weight"], w["twin_in.bias"])
         one = Affine.conv1x1(w["twin_out.weight"], w["twin_out.bias"]) @ first
         folded = {"one.weight": one.weight[:, :, None, None], "one.bias": one.bias}
-        error = relative_difference((self.training(form), w), (Toy(form.config), folded), (2, 3, 4, 4))
+        error = relative_difference((self.module(), w), (Toy(self.config), folded), (2, 3, 4, 4))
         yield FoldedPart(folded, FoldStep(module="one", folded=("twin_in -> twin_out",), max_rel_error=error))
 
-    def published(self, arch):
-        return Published(lambda: Toy(ToyConfig(5), 7), lambda: Toy(ToyConfig(5)), (3, 8, 8))
 
-    def example(self, arch, seed):
-        torch.manual_seed(seed)
-        return Toy(ToyConfig(5), 7).state_dict()
+def detect(checkpoint):
+    return Detection("training", "twin_in") if "twin_in.weight" in checkpoint.tensors else None
 
 
-METHOD, BACKBONE = ToyMethod(), ToyBackbone()
+def read(checkpoint, settings):
+    tensors = dict(checkpoint.tensors)
+    require_sound(tensors, checkpoint.names)
+    reading = ToyReading(
+        backbone="toy",
+        config=ToyConfig(tensors["twin_out.weight"].shape[0] if "twin_out.weight" in tensors else 2),
+        tensors=tensors,
+        names=dict(checkpoint.names),
+        preprocessing=Preprocessing(mean=(0.0,) * 3, std=(1.0,) * 3, image_size=(8, 8), source="toy"),
+    )
+    reading.require_whole()
+    return reading
+
+
+def published(arch):
+    return Published(lambda: Toy(ToyConfig(5), 7), lambda: Toy(ToyConfig(5)), (3, 8, 8))
+
+
+def example(arch, seed):
+    torch.manual_seed(seed)
+    return Toy(ToyConfig(5), 7).state_dict()
+
+
+FIGURES = Path(__file__).with_suffix(".toml")
+METHOD = Method("toy", "a toy", FIGURES, ("small",), detect, read, published, example)
+BACKBONE = ToyBackbone()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from repaconv.checkpoint import Checkpoint
-    from repaconv.trained.contract import FoldedPart, Method, TrainingForm
+    from repaconv.trained.contract import FoldedPart, Method, Reading
 
 _OF_FILES = ("settings", "weights", "out", "force", "overrule", "allow_deployed", "identify", "form", "progress")
 
@@ -188,11 +188,11 @@ def fold_file(
     steps: list[FoldStep] = []
 
     def judged() -> Iterator[FoldedPart]:
-        for part in chosen.fold(trained):
+        for part in trained.parts():
             if part.step:
                 allowed = usual if part.step.allowed is None else part.step.allowed
                 if not part.step.max_rel_error <= allowed:
-                    raise _not_exact(part.step, allowed, _parting(chosen, trained, size, whole))
+                    raise _not_exact(part.step, allowed, _parting(trained, size, whole))
                 steps.append(part.step.model_copy(update={"allowed": allowed}))
                 progress("fold", len(steps), 0)
             _require_proved(part, trained)
@@ -208,7 +208,7 @@ def fold_file(
     def described(weights: Path) -> None:
         with ThreadPoolExecutor(1) as pool:
             digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
-            costs.append(cost_of(lambda: chosen.training(trained), shape))
+            costs.append(cost_of(trained.module, shape))
             costs.append(cost_of(lambda: backbone.deploy(trained.config), shape))
             hashes.append(digest.result())
 
@@ -267,7 +267,7 @@ def _import_torch() -> None:
     torch.empty(1, device="meta").mul(2)  # the first operation on meta imports much
 
 
-def _require_proved(part: FoldedPart, trained: TrainingForm) -> None:
+def _require_proved(part: FoldedPart, trained: Reading) -> None:
     """A tensor of no module that the part's row of the certificate proves is the training form's own, to the bit.
 
     Raises:
@@ -304,7 +304,7 @@ def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
     )
 
 
-def _parting(chosen: Method, form: TrainingForm, size: ImageSize, tolerance: float) -> str:
+def _parting(form: Reading, size: ImageSize, tolerance: float) -> str:
     """Which part of a block the training form and this fold do not share; empty if it cannot be said."""
     from repaconv.proof.data import random_inputs
     from repaconv.proof.locate import locate_between_seams
@@ -312,8 +312,8 @@ def _parting(chosen: Method, form: TrainingForm, size: ImageSize, tolerance: flo
 
     backbone = registry.load(registry.BACKBONES, form.backbone)
     try:
-        folded = {name: value for part in chosen.fold(form) for name, value in part.tensors.items()}
-        training = TorchRunner(chosen.training(form), form.tensors, double=True)
+        folded = {name: value for part in form.parts() for name, value in part.tensors.items()}
+        training = TorchRunner(form.module(), form.tensors, double=True)
         deploy = TorchRunner(backbone.deploy(form.config), folded, double=True)
         images = random_inputs((form.config.in_channels, *size), count=1, seed=0).images
         return locate_between_seams(training, deploy, images, allowed=tolerance).module
@@ -330,11 +330,10 @@ def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], 
     import torch
 
     from repaconv.proof.data import npz_inputs
-    from repaconv.trained.contract import Identifies
 
     given = npz_inputs(pair)
     whole = given.piece(0, given.shape[0])
-    if not isinstance(method, Identifies) or whole.recorded is None:
+    if method.identify is None or whole.recorded is None:
         lacking = f"{pair} holds no recorded output" if whole.recorded is None else f"{method.name} identifies nothing"
         raise UsageProblem(
             f"--identify: {lacking}.",

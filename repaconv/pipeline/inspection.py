@@ -51,21 +51,18 @@ def inspect(
     require_size(backbone, form.config, *size)
     shape = (form.config.in_channels, *size)
 
-    def training() -> nn.Module:
-        return method.training(form)
-
     def deploy() -> nn.Module:
         module: nn.Module = backbone.deploy(form.config)
         return module
 
-    before, after = costs_by_block(training, shape), costs_by_block(deploy, shape)
+    before, after = costs_by_block(form.module, shape), costs_by_block(deploy, shape)
     return seen.model_copy(
         update={
             "backbone": form.backbone,
             "facts": (*form.facts, *claimed_accuracy(found.record)),
             "problems": contradictions(form.facts),
             "applied": (method.name, *form.applied),
-            "training": cost_of(training, shape),
+            "training": cost_of(form.module, shape),
             "deploy": cost_of(deploy, shape),
             "blocks": tuple(
                 BlockCost(name=name, training=cost, deploy=after[name])

@@ -42,14 +42,13 @@ def _figures(method: Method) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    path = getattr(method, "figures", None)
-    if path is None or not path.is_file():
+    if not method.figures.is_file():
         raise Refused(
             f"the method {method.name} brings no figures of its paper.",
             hint="They stand in a .toml beside its file.",
             code="table.none",
         )
-    with path.open("rb") as file:
+    with method.figures.open("rb") as file:
         figures: dict[str, Any] = tomllib.load(file)
         return figures
 

@@ -179,7 +179,7 @@ def _over(given: Inputs, net: Net, steps: Sequence[Step], logits: bool, progress
                 undecided = None
             step.meter.add(output, reference, labels=batch.labels, undecided=undecided)
         if not done:
-            single = TorchRunner(net.method.training(net.form), net.form.tensors, double=False)
+            single = TorchRunner(net.form.module(), net.form.tensors, double=False)
             name = "training form in float32 against float64"
             scale[name] = measure(single.run(batch.images), reference, logits=logits)
         done += len(batch.images)

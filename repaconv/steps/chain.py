@@ -11,7 +11,7 @@ from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link, Location, Tolerance
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import read_artefact, sha256_of, stage_of
-from repaconv.steps.common import TRAINING, load_onnx, stored_weights, training_form
+from repaconv.steps.common import TRAINING, load_onnx, read_again, stored_weights
 from repaconv.steps.exports import Export, float32_beside
 from repaconv.steps.graphs import BF16_NOTE, runnable
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from repaconv.proof.data import Batch, Inputs
     from repaconv.proof.parity import Meter
     from repaconv.proof.runners import Runner, TorchRunner
-    from repaconv.trained.contract import Method, TrainingForm
+    from repaconv.trained.contract import Reading
 
 REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
@@ -44,8 +44,7 @@ class Net(NamedTuple):
 
     taken: runs.Run
     folded: FoldArtefact
-    method: Method
-    form: TrainingForm
+    form: Reading
     training: TorchRunner
     fold: TorchRunner
     stored: TorchRunner
@@ -60,16 +59,15 @@ def net_of(taken: runs.Run, folded: FoldArtefact, checkpoint: str | Path | None)
     """
     from repaconv.proof.runners import TorchRunner
 
-    method, form, source = training_form(folded, checkpoint)
+    form, source = read_again(folded, checkpoint)
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
-    exact = {name: value for part in method.fold(form) for name, value in part.tensors.items()}
+    exact = {name: value for part in form.parts() for name, value in part.tensors.items()}
     return Net(
         taken,
         folded,
-        method,
         form,
-        training=TorchRunner(method.training(form), form.tensors, double=True),
+        training=TorchRunner(form.module(), form.tensors, double=True),
         fold=TorchRunner(backbone.deploy(config), exact, double=True),
         stored=TorchRunner(backbone.deploy(config), stored_weights(taken, folded), double=False),
         source=source,

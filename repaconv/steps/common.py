@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoint import Checkpoint
     from repaconv.targets import Target
-    from repaconv.trained.contract import Detection, Method, TrainingForm
+    from repaconv.trained.contract import Detection, Method, Reading
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, in all); 0 in all means that the end is not known."""
@@ -54,7 +54,7 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     found: list[tuple[Method, Detection]] = []
     for name in names:
         try:
-            method: Method = with_adapters(registry.load(registry.METHODS, name))
+            method = load_method(name)
         except EnvironmentProblem:
             if wanted == "auto":  # a broken plug-in is not this checkpoint's fault
                 continue
@@ -78,15 +78,26 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     )
 
 
-def with_adapters(method: Method) -> Method:
-    """The method, which then also takes LoRA on any linear layer."""
-    from repaconv.trained.contract import Identifies
-    from repaconv.trained.lora import IdentifiesWithAdapters, WithAdapters
+def load_method(name: str) -> Method:
+    """A registered method, which then also takes LoRA on any linear layer.
 
-    return IdentifiesWithAdapters(method) if isinstance(method, Identifies) else WithAdapters(method)
+    Raises:
+        EnvironmentProblem: If it cannot be loaded, or is of another version's contract.
+    """
+    from repaconv.trained.contract import Method
+    from repaconv.trained.lora import with_adapters
+
+    method = registry.load(registry.METHODS, name)
+    if not isinstance(method, Method):
+        raise EnvironmentProblem(
+            f"the method {name!r} is a {type(method).__name__}, not a repaconv.trained.contract.Method.",
+            hint="Update the package that brings it, or remove it.",
+            code="method.broken",
+        )
+    return with_adapters(method)
 
 
-def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Method, TrainingForm, Path]:
+def read_again(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Reading, Path]:
     """Read the run's checkpoint again, exactly as `fold` did.
 
     Raises:
@@ -108,8 +119,7 @@ def training_form(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[
             code="checkpoint.changed",
         )
     found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
-    method = with_adapters(registry.load(registry.METHODS, folded.method))
-    return method, method.read(found, folded.settings), path
+    return load_method(folded.method).read(found, folded.settings), path
 
 
 def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:

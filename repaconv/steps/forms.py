@@ -45,7 +45,7 @@ def chosen_form(form: str | Path, method: Method, shapes: str) -> Written:
     if form == DEFAULT:
         return Written(DEFAULT, None)
     if form == OFFICIAL:
-        return Written(OFFICIAL, tuple(getattr(method, "official_rewrites", ())))
+        return Written(OFFICIAL, method.official_rewrites)
     if form == FASTEST:
         return Written(FASTEST, _known(shapes).rewrites)
     path = Path(form)

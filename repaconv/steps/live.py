@@ -94,7 +94,7 @@ def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example:
     backbone = registry.load(registry.BACKBONES, form.backbone)
     tensors: dict[str, Tensor] = {}
     steps: list[FoldStep] = []
-    for part in chosen.fold(form):
+    for part in form.parts():
         tensors.update(part.tensors)
         steps += [part.step] if part.step else []
     deploy = backbone.deploy(form.config).double()

@@ -15,7 +15,7 @@ from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import built_as
-from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by, training_form
+from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by, read_again
 from repaconv.steps.exports import Export, export_for
 from repaconv.steps.graphs import proved_graph, write_graph
 
@@ -107,12 +107,12 @@ def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress:
         if same and known.verdict == "passed" and sha256_of(path) == known.payload.sha256:
             return path
     require_ours(slot, "training", path, path.with_name(f"{path.name}.data"))
-    method, form, _ = training_form(folded, None)
+    form, _ = read_again(folded, None)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run.folder) as scratch:
         graph = proved_graph(
             TRAINING,
-            method.training(form),
+            form.module(),
             form.tensors,
             (form.config.in_channels, *size),
             output=folded.output,

@@ -1,16 +1,19 @@
-"""What a method is: the page of one paper, in six functions. Third parties implement `Method` alike."""
+"""What a method is: the page of one paper. Third parties bring a `Method` and its `Reading` alike."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from repaconv.artefacts import Fact, FoldStep, Preprocessing
-from repaconv.checkpoint import Checkpoint
+from repaconv.checkpoint import Checkpoint, require_exact
+from repaconv.trained.preprocessing import USUAL
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,21 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class TrainingForm:
-    """A checkpoint understood: the network as trained.
+class FoldedPart:
+    """Some modules of the deploy form: float64 tensors by name, and a row of the certificate if folded.
+
+    What lies in no module that the row proves must be the training form's own, name and numbers.
+    """
+
+    tensors: Mapping[str, Tensor]
+    step: FoldStep | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(ABC):
+    """A checkpoint understood: the network as trained, and how it folds.
+
+    What has a default is that of a network without a file, as the paper's own models are.
 
     Attributes:
         backbone: The registered name of the network family.
@@ -43,24 +59,32 @@ class TrainingForm:
 
     backbone: str
     config: Any
-    tensors: Mapping[str, Tensor]
-    names: Mapping[str, str]
-    facts: tuple[Fact, ...]
-    preprocessing: Preprocessing
-    deployed: bool
-    applied: tuple[str, ...] = field(default=(), kw_only=True)
-    tolerances: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+    preprocessing: Preprocessing = USUAL
+    deployed: bool = False
+    applied: tuple[str, ...] = ()
+    tolerances: Mapping[str, float] = field(default_factory=dict)
 
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The network as trained, in eval mode, whose state dict is ``tensors``; weights not yet set."""
 
-@dataclass(frozen=True)
-class FoldedPart:
-    """Some modules of the deploy form: float64 tensors by name, and a row of the certificate if folded.
+    @abstractmethod
+    def parts(self) -> Iterator[FoldedPart]:
+        """The deploy form's tensors, part by part, so that the whole is never held in float64."""
 
-    What lies in no module that the row proves must be the training form's own, name and numbers.
-    """
+    def require_whole(self) -> None:
+        """Hold the tensors against the network as trained; a BatchNorm's counter may be left out.
 
-    tensors: Mapping[str, Tensor]
-    step: FoldStep | None = None
+        Raises:
+            Refused: If one is missing, too many, misshaped or not of floating point.
+        """
+        with torch.device("meta"):
+            state = self.module().state_dict()
+        counters = {name for name in state if name.endswith("num_batches_tracked")} - self.tensors.keys()
+        require_exact({name: meta for name, meta in state.items() if name not in counters}, self.tensors, self.names)
 
 
 @dataclass(frozen=True)
@@ -77,45 +101,34 @@ class Published:
     input_shape: tuple[int, ...]
 
 
-class Method(Protocol):
-    """One paper's way from the training form to the deploy form.
+Identify = Callable[[Checkpoint, Mapping[str, str], Tensor, Tensor], dict[str, str]]
+"""Settings to add to the user's, from images [N, C, H, W] and the output that was recorded on them."""
 
-    ``official_rewrites``, where a method has it, names what turns our graph into the paper's own form.
+
+@dataclass(frozen=True)
+class Method:
+    """One paper's way from the network as trained to its deploy form.
+
+    Attributes:
+        name: As registered.
+        paper: Title and place.
+        figures: A .toml with the paper's own figures.
+        archs: Names that ``published`` and ``example`` take.
+        detect: Says whether the keys are of this method, without judging the rest; None when not.
+        read: Understands a checkpoint whole or refuses it; the mapping has the user's ``--set`` values.
+        published: The paper's model of that name.
+        example: A training-form state dict of that name with seeded, non-trivial weights under official key names.
+        identify: Where nets can hide how they were built; refuses an output that no variant reproduces, or several do.
+        official_rewrites: What turns our graph into the paper's own form.
     """
 
     name: str
     paper: str
     figures: Path
     archs: tuple[str, ...]
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """Say whether the keys are of this method, without judging the rest; None when not."""
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingForm:
-        """Understand it whole or refuse it; ``settings`` are the user's ``--set`` values."""
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """The network as trained, in eval mode, whose state dict is ``form.tensors``; weights not yet set."""
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """The deploy form's tensors, part by part, so that the whole is never held in float64."""
-
-    def published(self, arch: str) -> Published:
-        """The architecture of that name. The paper's own figures stand beside the method's file, in a .toml."""
-
-    def example(self, arch: str, seed: int) -> dict[str, Tensor]:
-        """A training-form state dict with seeded, non-trivial weights under official key names."""
-
-
-@runtime_checkable
-class Identifies(Protocol):
-    """A method whose nets can hide how they were built, and that settles it by a recorded output."""
-
-    def identify(
-        self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
-    ) -> dict[str, str]:
-        """The settings to add to the user's.
-
-        Raises:
-            Refused: If the output settles nothing: no variant reproduces it, or several do.
-        """
+    detect: Callable[[Checkpoint], Detection | None]
+    read: Callable[[Checkpoint, Mapping[str, str]], Reading]
+    published: Callable[[str], Published]
+    example: Callable[[str, int], dict[str, Tensor]]
+    identify: Identify | None = None
+    official_rewrites: tuple[str, ...] = ()

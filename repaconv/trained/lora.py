@@ -1,7 +1,7 @@
 """LoRA, under any method: W x + b + s B (A x) is one linear layer with W + s B A.
 
-A checkpoint may carry such adapters whatever else it is. `WithAdapters` takes them off, lets the method see the merged
-weights, and puts them back into the training form, so that it stays the network as trained.
+A checkpoint may carry such adapters whatever else it is. With `with_adapters` a method sees the merged
+weights, and its reading puts the adapters back, so that it stays the network as trained.
 
 Known are the layouts of PYRA's official code (``LoRA_a``, ``LoRA_b`` beside ``qkv``, s = 1), of PEFT
 (``base_layer``, ``lora_A.default``) and of loralib (``lora_A``, ``lora_B``). The latter two scale by alpha / r, or by
@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from repaconv.artefacts import Fact, FoldStep
 from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.trained.certificate import relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Identifies, Method, TrainingForm
+from repaconv.trained.contract import FoldedPart, Identify, Method, Reading
 from repaconv.trained.knobs import Knobs, one_of
 
 OURS = ("lora_alpha", "lora_merged", "lora_rslora")
@@ -70,75 +71,17 @@ class LoraLinear(nn.Linear):
         return super().forward(input) + self.scale * nn.functional.linear(low, self.lora_b)
 
 
-@dataclass(frozen=True)
-class AdaptedForm(TrainingForm):
-    """A form of another method, and the adapters on its weights, by the form's own names."""
+@dataclass(frozen=True, kw_only=True)
+class AdaptedReading(Reading):
+    """Another method's reading of the merged weights, and the adapters by the names of their weights."""
 
-    inner: TrainingForm
+    inner: Reading
     adapters: Mapping[str, Adapter]
 
-
-class WithAdapters:
-    """A method that also takes checkpoints with LoRA on their linear layers."""
-
-    def __init__(self, method: Method) -> None:
-        self._method = method
-
-    def __getattr__(self, name: str) -> Any:
-        """What the method says of itself: name, paper, figures, archs."""
-        return getattr(self._method, name)
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """What the method finds beneath the adapters."""
-        return self._method.detect(_without_adapters(checkpoint))
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingForm:
-        """The method's form, with the adapters where there are any.
-
-        Raises:
-            Refused: Also if an adapter is half, does not fit its layer, is of another kind than LoRA, or its
-                scale is not known.
-        """
-        if not _adapter_names(checkpoint):
-            return self._method.read(checkpoint, settings)
-        knobs = Knobs({name: settings[name] for name in OURS if name in settings})
-        base, adapters = _without_adapters(checkpoint), _read_adapters(checkpoint, knobs)
-        inner = self._method.read(
-            _merged(base, adapters), {name: v for name, v in settings.items() if name not in OURS}
-        )
-        knobs.done()
-        if not adapters:
-            return replace(inner, facts=(*inner.facts, *knobs.facts))
-        own_names = {file_name: name for name, file_name in inner.names.items()}
-        placed: dict[str, Adapter] = {}
-        tensors = dict(inner.tensors)
-        for adapter in adapters:
-            name = own_names.get(base.names[adapter.weight], "")
-            if name not in tensors:
-                raise Refused(
-                    f"{base.names[adapter.weight]} has an adapter, and nothing of this network reads that weight.",
-                    hint="The file mixes two nets.",
-                    code="lora.unused",
-                )
-            placed[name] = adapter
-            path = name.removesuffix(".weight")
-            tensors |= {name: base.tensors[adapter.weight], f"{path}.lora_a": adapter.a, f"{path}.lora_b": adapter.b}
-        return AdaptedForm(
-            **{name: getattr(inner, name) for name in ("backbone", "config", "names", "preprocessing", "deployed")},
-            tensors=tensors,
-            facts=(*inner.facts, *knobs.facts, _fact(adapters)),
-            applied=(*inner.applied, "lora"),
-            tolerances=inner.tolerances,
-            inner=inner,
-            adapters=placed,
-        )
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """The method's training form, its adapted layers with their adapters apart."""
-        if not isinstance(form, AdaptedForm):
-            return self._method.training(form)
-        module = self._method.training(form.inner)
-        for name, adapter in form.adapters.items():
+    def module(self) -> nn.Module:
+        """The network as trained, its adapted layers with their adapters apart."""
+        module = self.inner.module()
+        for name, adapter in self.adapters.items():
             path = name.removesuffix(".weight")
             layer = module.get_submodule(path)
             if not isinstance(layer, nn.Linear):
@@ -154,56 +97,96 @@ class WithAdapters:
             setattr(module.get_submodule(parent), last, adapted)
         return module.eval()
 
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
+    def parts(self) -> Iterator[FoldedPart]:
         """The adapters' rows of the certificate, then the method's parts, which hold the merged weights."""
-        if not isinstance(form, AdaptedForm):
-            yield from self._method.fold(form)
-            return
-        for name, adapter in form.adapters.items():
-            out, features = form.tensors[name].shape
+        for name, adapter in self.adapters.items():
+            out, features = self.tensors[name].shape
             with torch.device("meta"):
                 apart = LoraLinear(features, out, len(adapter.a), adapter.scale, bias=False)
                 one = nn.Linear(features, out, bias=False)
-            weights = {"weight": form.tensors[name], "lora_a": adapter.a, "lora_b": adapter.b}
-            error = relative_difference((apart, weights), (one, {"weight": form.inner.tensors[name]}), (5, features))
+            weights = {"weight": self.tensors[name], "lora_a": adapter.a, "lora_b": adapter.b}
+            error = relative_difference((apart, weights), (one, {"weight": self.inner.tensors[name]}), (5, features))
             what = (f"lora (rank {len(adapter.a)}, scale {adapter.scale:g}) -> weight",)
             yield FoldedPart({}, FoldStep(module=name.removesuffix(".weight"), folded=what, max_rel_error=error))
-        yield from self._method.fold(form.inner)
+        yield from self.inner.parts()
 
 
-class IdentifiesWithAdapters(WithAdapters):
-    """The same for a method that settles by a recorded output what its nets hide; an attribute that is only handed
-    through would not be seen by ``isinstance(method, Identifies)`` from Python 3.12 on."""
+def with_adapters(method: Method) -> Method:
+    """The method, which then also takes checkpoints with LoRA on their linear layers."""
+    return replace(
+        method,
+        detect=lambda checkpoint: method.detect(_without_adapters(checkpoint)),
+        read=partial(_read, method),
+        identify=partial(_identify, method.identify) if method.identify else None,
+    )
 
-    def identify(
-        self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
-    ) -> dict[str, str]:
-        """What the method settles on the merged weights."""
-        assert isinstance(self._method, Identifies)
-        if not _adapter_names(checkpoint):
-            return self._method.identify(checkpoint, settings, images, recorded)
-        others = {name: value for name, value in settings.items() if name not in OURS}
-        given = {name: settings[name] for name in OURS if name in settings}
-        found: list[dict[str, str]] = []
-        for merged in _open_ways(checkpoint, given):
-            knobs = Knobs({**given, **merged})
-            beneath = _merged(_without_adapters(checkpoint), _read_adapters(checkpoint, knobs))
-            knobs.done()
-            try:
-                found.append({**merged, **self._method.identify(beneath, others, images, recorded)})
-            except Refused as refused:
-                why = refused
-        if len(found) != 1:
-            raise (
-                why
-                if not found
-                else Refused(
-                    "the recorded output does not settle lora_merged: with and without another s B A the net gives it.",
-                    hint="Say it with --set lora_merged=yes or no.",
-                    code="lora.identify",
-                )
+
+def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Reading:
+    """The method's reading, with the adapters where there are any.
+
+    Raises:
+        Refused: Also if an adapter is half, does not fit its layer, is of another kind than LoRA, or its scale is not
+            known.
+    """
+    if not _adapter_names(checkpoint):
+        return method.read(checkpoint, settings)
+    knobs = Knobs({name: settings[name] for name in OURS if name in settings})
+    base, adapters = _without_adapters(checkpoint), _read_adapters(checkpoint, knobs)
+    inner = method.read(_merged(base, adapters), {name: v for name, v in settings.items() if name not in OURS})
+    knobs.done()
+    if not adapters:
+        return replace(inner, facts=(*inner.facts, *knobs.facts))
+    own_names = {file_name: name for name, file_name in inner.names.items()}
+    placed: dict[str, Adapter] = {}
+    tensors = dict(inner.tensors)
+    for adapter in adapters:
+        name = own_names.get(base.names[adapter.weight], "")
+        if name not in tensors:
+            raise Refused(
+                f"{base.names[adapter.weight]} has an adapter, and nothing of this network reads that weight.",
+                hint="The file mixes two nets.",
+                code="lora.unused",
             )
-        return found[0]
+        placed[name] = adapter
+        path = name.removesuffix(".weight")
+        tensors |= {name: base.tensors[adapter.weight], f"{path}.lora_a": adapter.a, f"{path}.lora_b": adapter.b}
+    return AdaptedReading(
+        **{name: getattr(inner, name) for name in ("backbone", "config", "names", "preprocessing", "deployed")},
+        tensors=tensors,
+        facts=(*inner.facts, *knobs.facts, _fact(adapters)),
+        applied=(*inner.applied, "lora"),
+        tolerances=inner.tolerances,
+        inner=inner,
+        adapters=placed,
+    )
+
+
+def _identify(
+    beneath: Identify, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
+) -> dict[str, str]:
+    """What the method settles on the merged weights."""
+    if not _adapter_names(checkpoint):
+        return beneath(checkpoint, settings, images, recorded)
+    others = {name: value for name, value in settings.items() if name not in OURS}
+    given = {name: settings[name] for name in OURS if name in settings}
+    found: list[dict[str, str]] = []
+    for ways in _open_ways(checkpoint, given):
+        knobs = Knobs({**given, **ways})
+        merged = _merged(_without_adapters(checkpoint), _read_adapters(checkpoint, knobs))
+        knobs.done()
+        try:
+            found.append({**ways, **beneath(merged, others, images, recorded)})
+        except Refused as refused:
+            why = refused
+    if not found:
+        raise why
+    if len(found) > 1:
+        raise Refused(
+            "the recorded output does not settle lora_merged: with and without another s B A the net gives it.",
+            hint="Say it with --set lora_merged=yes or no.",
+            code="lora.identify",
+        )
+    return found[0]
 
 
 def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:

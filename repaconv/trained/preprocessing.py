@@ -17,7 +17,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 CROP_RATIO, SMALL = 0.875, 160
 # DeiT's main.py resizes no images of up to this size, whatever its eval_crop_ratio.
 DEIT_WHOLE = 32
-USUAL = "ImageNet's, as in the official configuration"
+IMAGENET = "ImageNet's, as in the official configuration"
 
 
 class Told(NamedTuple):
@@ -69,9 +69,9 @@ def _source(told: list[Told]) -> str:
     said = [f"{where}: {', '.join(names)}" for where, names in taken if names]
     odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
     if not said:
-        return "; ".join([USUAL, *(odd or ["the file does not tell"])])
+        return "; ".join([IMAGENET, *(odd or ["the file does not tell"])])
     whole = {"mean", "std", "resize_edge"} <= {name for _, names in taken for name in names}
-    return "; ".join([*said, *([] if whole else [f"else {USUAL}"]), *odd])
+    return "; ".join([*said, *([] if whole else [f"else {IMAGENET}"]), *odd])
 
 
 def _sizes(args: Mapping[str, Any]) -> Told:
@@ -139,3 +139,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _yes_or_no(text: str) -> bool:
     return one_of("yes", "no")(text) == "yes"
+
+
+USUAL = preprocessing_of({}, {}, Knobs({}))
+"""Where nobody says anything."""

@@ -27,7 +27,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -39,7 +38,7 @@ from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, FullConv
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, MixerSpec, ViT, ViTConfig
-from repaconv.checkpoint import Checkpoint, require_exact, require_sound
+from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.skeletons.plain import (
     BlockTraits,
@@ -65,7 +64,7 @@ from repaconv.skeletons.plain import (
 )
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import max_rel_error
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
 from repaconv.trained.knobs import Knobs, natural, one_of
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -332,8 +331,8 @@ class ConvBlock:
         return self.separate and self.error > SEPARABLE["auto"]
 
 
-@dataclass(frozen=True)
-class DwConvForm(TrainingForm):
+@dataclass(frozen=True, kw_only=True)
+class DwConvReading(Reading):
     """A net with convolutions in place of heads, as trained."""
 
     config: ViTConfig
@@ -345,110 +344,20 @@ class DwConvForm(TrainingForm):
         mlp = SwiGlu(width, SwiGluSpec(part.hidden)) if part.swiglu else PlainMlp(width, part.hidden, part.act)
         return PlainBlock(config, DropIn(width, config.grid, part.mixer), mlp, part.traits)
 
+    def module(self) -> nn.Module:
+        """See `Reading`."""
+        return ViT(self.config, self.block).eval()
 
-class DwConv:
-    """The method as `repaconv.trained.contract.Method` wants it."""
-
-    name = "dwconv"
-    paper = "Accelerating Vision Transformers with Drop-in Depthwise Convolution"
-    figures = Path(__file__).with_name("figures.toml")
-    archs = ("vit-large/12", "vit-base/6", "tiny")
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """Kernels beside attention's weights, or the layout's name."""
-        found: dict[str, set[str]] = {}
-        for name in checkpoint.tensors:
-            if match := _KERNEL.match(name):
-                found.setdefault(match["what"], set()).add(match["block"])
-        meta = checkpoint.record.get("meta")
-        called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
-        if found:
-            listed = ", ".join(f"attn.{what} in {len(blocks)} blocks" for what, blocks in sorted(found.items()))
-            return Detection("training", f"{listed}{f'; {FORMAT}' if called else ''}")
-        return Detection("training", f"meta.format is {FORMAT}") if called else None
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> DwConvForm:
-        """See `repaconv.trained.contract.Method`.
-
-        Raises:
-            Refused: If the keys are not one whole net of the layout, or a gate has not chosen.
-            UsageProblem: If a setting is unknown or malformed.
-        """
-        self._require_layout(checkpoint)
-        tensors, names, unused = official_names(checkpoint)
-        require_sound(tensors, names)
-        record = checkpoint.record.get("meta")
-        meta: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
-        arch = meta.get("arch") if isinstance(meta.get("arch"), Mapping) else {}
-        assert isinstance(arch, Mapping)
-        knobs = Knobs(settings)
-        way = "antialias" if "register_tokens" in tensors else "offset"
-        sizes = read_skeleton(tensors, knobs, arch, "meta.arch", resize=way)
-        depth = depth_of(tensors)
-        heads = read_heads(sizes["width"], depth, knobs, arch.get("num_heads"), "meta.arch")
-        gates = _read_gates(tensors, meta, knobs, depth, heads)
-        refactor = knobs.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
-        norms, act = read_norms(tensors, knobs), _read_act(tensors, checkpoint.record, knobs)
-        blocks = tuple(
-            _read_block(tensors, f"blocks.{index}.", sizes["width"], heads, gates[index], refactor, norms, act)
-            for index in range(depth)
-        )
-        _require_grid(sizes, blocks)
-        preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
-        knobs.done()
-        tensors.pop("gate.weight", None)
-        scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
-        rounded = sum(block.rounded for block in blocks)
-        form = DwConvForm(
-            backbone="vit",
-            config=ViTConfig(**sizes, blocks=tuple(_spec(block, sizes["width"]) for block in blocks)),
-            tensors=tensors,
-            names=names,
-            facts=(*knobs.facts, *_block_facts(blocks), *unused),
-            preprocessing=preprocessing,
-            deployed=False,
-            applied=("layer scale",) if scaled else (),
-            # of the whole net, end to end; the certificate has the changed kernels in rows of their own
-            tolerances={"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {},
-            blocks=blocks,
-        )
-        with torch.device("meta"):
-            expected = self.training(form).state_dict()
-        require_exact(expected, tensors, names)
-        return form
-
-    def _require_layout(self, checkpoint: Checkpoint) -> None:
-        spvit = [name for name in checkpoint.tensors if "head_probs" in name or ".bconv." in name]
-        if spvit:
-            raise Refused(
-                f"{spvit[0]} is SPViT's: between its convolution and W^O stand a BatchNorm and a ReLU, which this "
-                "method does not have.",
-                hint="SPViT is not among the known methods.",
-                code="method.mismatch",
-            )
-        if self.detect(checkpoint) is None:
-            raise Refused(
-                f"{checkpoint.path} has no head that is a convolution (attn.dw, attn.conv): nothing is to be folded.",
-                hint="A plain vision transformer has to be converted and trained first.",
-                code="method.mismatch",
-            )
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, DwConvForm)
-        return ViT(form.config, form.block).eval()
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, DwConvForm)
-        yield fold_stem(form.tensors)
-        width, patch = form.config.width, form.config.patch
+    def parts(self) -> Iterator[FoldedPart]:
+        """See `Reading`."""
+        yield fold_stem(self.tensors)
+        width, patch = self.config.width, self.config.patch
         # a small grid proves the same, borders included
-        height, side = (min(side, 6 * patch) for side in form.config.image_size)
-        small = replace(form.config, image_size=(height, side))
-        for index, part in enumerate(form.blocks):
+        height, side = (min(side, 6 * patch) for side in self.config.image_size)
+        small = replace(self.config, image_size=(height, side))
+        for index, part in enumerate(self.blocks):
             prefix, traits = f"blocks.{index}.", part.traits
-            block = in_float64(block_tensors(form.tensors, prefix))
+            block = in_float64(block_tensors(self.tensors, prefix))
             if part.separate:
                 block["attn.conv.weight"], _ = separated(block["attn.conv.weight"])
                 yield FoldedPart({}, _separation(f"{prefix}attn.conv", part))
@@ -463,7 +372,7 @@ class DwConv:
             left = ("norm1's affine: its shift may not pass the padding",) if keeps else ()
             yield folded_block(
                 prefix,
-                lambda index=index: form.block(small, index),  # type: ignore[misc]
+                lambda index=index: self.block(small, index),  # type: ignore[misc]
                 block,
                 lambda index=index: DeployBlock(small, index),  # type: ignore[misc]
                 {**mixer.tensors, **named(mlp), **kept},
@@ -474,27 +383,104 @@ class DwConv:
                     part.mixer.kind, "eq. 4"
                 ),
             )
-        yield fold_tail(form.config, form.tensors)
-
-    def published(self, arch: str) -> Published:
-        """A block by its name in Table 1 (16 heads, d 1024, 24 x 24 patches, kernel 3), or ``vit-large/12``."""
-        if arch in _TABLE_1:
-            mixer, deploy = _TABLE_1[arch]
-            return Published(
-                lambda: DropIn(1024, (24, 24), mixer), lambda: deploy.build(1024, (24, 24)), (24 * 24, 1024)
-            )
-        form = _published_form(arch)
-        return Published(lambda: self.training(form), lambda: ViT(form.config), (3, *form.config.image_size))
-
-    def example(self, arch: str, seed: int) -> dict[str, Tensor]:
-        """Seeded weights far from the identity; every second block is a drop-in depthwise convolution."""
-        form, random = _published_form(arch), torch.Generator().manual_seed(seed)
-        with torch.device("meta"):
-            shapes = self.training(form).state_dict()
-        return {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
+        yield fold_tail(self.config, self.tensors)
 
 
-METHOD = DwConv()
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Kernels beside attention's weights, or the layout's name."""
+    found: dict[str, set[str]] = {}
+    for name in checkpoint.tensors:
+        if match := _KERNEL.match(name):
+            found.setdefault(match["what"], set()).add(match["block"])
+    meta = checkpoint.record.get("meta")
+    called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
+    if found:
+        listed = ", ".join(f"attn.{what} in {len(blocks)} blocks" for what, blocks in sorted(found.items()))
+        return Detection("training", f"{listed}{f'; {FORMAT}' if called else ''}")
+    return Detection("training", f"meta.format is {FORMAT}") if called else None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> DwConvReading:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole net of the layout, or a gate has not chosen.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    _require_layout(checkpoint)
+    tensors, names, unused = official_names(checkpoint)
+    require_sound(tensors, names)
+    record = checkpoint.record.get("meta")
+    meta: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
+    arch = meta.get("arch") if isinstance(meta.get("arch"), Mapping) else {}
+    assert isinstance(arch, Mapping)
+    knobs = Knobs(settings)
+    way = "antialias" if "register_tokens" in tensors else "offset"
+    sizes = read_skeleton(tensors, knobs, arch, "meta.arch", resize=way)
+    depth = depth_of(tensors)
+    heads = read_heads(sizes["width"], depth, knobs, arch.get("num_heads"), "meta.arch")
+    gates = _read_gates(tensors, meta, knobs, depth, heads)
+    refactor = knobs.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
+    norms, act = read_norms(tensors, knobs), _read_act(tensors, checkpoint.record, knobs)
+    blocks = tuple(
+        _read_block(tensors, f"blocks.{index}.", sizes["width"], heads, gates[index], refactor, norms, act)
+        for index in range(depth)
+    )
+    _require_grid(sizes, blocks)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
+    knobs.done()
+    tensors.pop("gate.weight", None)
+    scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
+    rounded = sum(block.rounded for block in blocks)
+    form = DwConvReading(
+        backbone="vit",
+        config=ViTConfig(**sizes, blocks=tuple(_spec(block, sizes["width"]) for block in blocks)),
+        tensors=tensors,
+        names=names,
+        facts=(*knobs.facts, *_block_facts(blocks), *unused),
+        preprocessing=preprocessing,
+        applied=("layer scale",) if scaled else (),
+        # of the whole net, end to end; the certificate has the changed kernels in rows of their own
+        tolerances={"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {},
+        blocks=blocks,
+    )
+    form.require_whole()
+    return form
+
+
+def _require_layout(checkpoint: Checkpoint) -> None:
+    spvit = [name for name in checkpoint.tensors if "head_probs" in name or ".bconv." in name]
+    if spvit:
+        raise Refused(
+            f"{spvit[0]} is SPViT's: between its convolution and W^O stand a BatchNorm and a ReLU, which this "
+            "method does not have.",
+            hint="SPViT is not among the known methods.",
+            code="method.mismatch",
+        )
+    if detect(checkpoint) is None:
+        raise Refused(
+            f"{checkpoint.path} has no head that is a convolution (attn.dw, attn.conv): nothing is to be folded.",
+            hint="A plain vision transformer has to be converted and trained first.",
+            code="method.mismatch",
+        )
+
+
+def published(arch: str) -> Published:
+    """A block by its name in Table 1 (16 heads, d 1024, 24 x 24 patches, kernel 3), or ``vit-large/12``."""
+    if arch in _TABLE_1:
+        mixer, deploy = _TABLE_1[arch]
+        return Published(lambda: DropIn(1024, (24, 24), mixer), lambda: deploy.build(1024, (24, 24)), (24 * 24, 1024))
+    form = _published_form(arch)
+    return Published(form.module, lambda: ViT(form.config), (3, *form.config.image_size))
+
+
+def example(arch: str, seed: int) -> dict[str, Tensor]:
+    """Seeded weights far from the identity; every second block is a drop-in depthwise convolution."""
+    form, random = _published_form(arch), torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = form.module().state_dict()
+    return {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
+
 
 _KERNEL = re.compile(r"^(?P<block>blocks\.(?:\d+\.)?\d+)\.attn\.(?P<what>dw|conv|conv_heads|gamma)(?:\.|$)")
 
@@ -778,7 +764,7 @@ _TABLE_1: dict[str, tuple[Mixer, MixerSpec]] = {
 _SIZES = {"vit-large": (1024, 16, 24, 14, 336), "vit-base": (768, 12, 12, 14, 336), "tiny": (24, 3, 2, 4, 16)}
 
 
-def _published_form(arch: str) -> DwConvForm:
+def _published_form(arch: str) -> DwConvReading:
     name, _, replaced = arch.partition("/")
     width, heads, depth, patch, side = _SIZES[name]
     count = int(replaced or depth // 2)
@@ -790,7 +776,7 @@ def _published_form(arch: str) -> DwConvForm:
         ConvBlock(conv if index % 2 == 0 and index // 2 < count else attention, traits, 4 * width, False, False)
         for index in range(depth)
     )
-    return DwConvForm(
+    return DwConvReading(
         backbone="vit",
         config=ViTConfig(
             image_size=(side, side),
@@ -802,11 +788,6 @@ def _published_form(arch: str) -> DwConvForm:
             prefix_positions=False,
             pool="avg",
         ),
-        tensors={},
-        names={},
-        facts=(),
-        preprocessing=preprocessing_of({}, {}, Knobs({})),
-        deployed=False,
         blocks=blocks,
     )
 

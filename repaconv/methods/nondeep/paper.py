@@ -29,7 +29,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ from repaconv.artefacts import Fact
 from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, ViT, ViTConfig
-from repaconv.checkpoint import Checkpoint, require_exact, require_sound
+from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.skeletons.plain import (
     BlockTraits,
@@ -64,7 +63,7 @@ from repaconv.skeletons.plain import (
 )
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import loaded, max_rel_error
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
 from repaconv.trained.knobs import Knobs, one_of, positive, small
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -247,8 +246,8 @@ class BranchBlock:
     act: ActivationKind = "GELU"
 
 
-@dataclass(frozen=True)
-class NonDeepForm(TrainingForm):
+@dataclass(frozen=True, kw_only=True)
+class NonDeepReading(Reading):
     """A net of branches as trained."""
 
     config: ViTConfig
@@ -262,244 +261,233 @@ class NonDeepForm(TrainingForm):
         attn = BranchAttention(width, self.heads, part.attn, self.join, qkv_bias=part.qkv_bias)
         return PlainBlock(self.config, attn, BranchMlp(width, part.hidden, part.mlp, self.join, part.act), part.traits)
 
+    def module(self) -> nn.Module:
+        """See `Reading`."""
+        return ViT(self.config, lambda _, index: self.block(index)).eval()
 
-class NonDeep:
-    """The method as `repaconv.trained.contract.Method` wants it."""
-
-    name = "nondeep"
-    paper = "Rethinking Vision Transformer Depth via Structural Reparameterization, arXiv 2511.19718"
-    figures = Path(__file__).with_name("figures.toml")
-    official_rewrites = ("scores-as-matrix",)
-    archs = ("6x2", "4x3", "3x4", "tiny")
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """Branches are this method's alone; its layout calls itself nondeep-branches-v1."""
-        found = {match[1] for name in checkpoint.tensors if (match := _BRANCH.match(name))}
-        meta = checkpoint.record.get("meta")
-        called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
-        if found:
-            return Detection("training", f"branches in {len(found)} blocks" + (f", {FORMAT}" if called else ""))
-        return Detection("deploy", f"{FORMAT} without branches") if called else None
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> NonDeepForm:
-        """See `repaconv.trained.contract.Method`.
-
-        Raises:
-            Refused: If the keys are not one whole net of branches, the metadata is missing or contradicts the
-                tensors, or the branches have not joined (lambda is not 1).
-            UsageProblem: If a setting is unknown or malformed.
-        """
-        form = self._read(checkpoint, settings)
-        if form.join.factor != 1:
-            raise Refused(
-                f"the branches have not joined: lambda is {form.join.factor:g}. Folding them anyway would change the "
-                f"output by {self._error_of_joining(form):.0%} of its size.",
-                hint="Finish the training at lambda = 1; no net below it folds.",
-                code="nondeep.lambda",
-            )
-        specs = tuple(self._fold_block(form, index)[0] for index in range(len(form.blocks)))
-        return replace(form, config=replace(form.config, blocks=specs))
-
-    def _read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> NonDeepForm:
-        """All but the forms that the fold will choose."""
-        detection = self.detect(checkpoint)
-        if detection is None or detection.form == "deploy":
-            raise Refused(
-                f"{checkpoint.path} has no branches (blocks.i.attn.branches.b)"
-                + (f", though it calls itself {FORMAT}: it is folded already." if detection else "."),
-                hint="Fold the checkpoint as trained. Without --method the method is detected.",
-                code="method.deployed" if detection else "method.mismatch",
-            )
-        tensors, names, unused = official_names(checkpoint)
-        require_sound(tensors, names)
-        meta = checkpoint.record.get("meta")
-        arch, joined = (_mapping(meta, key) for key in ("arch", "join"))
-        knobs = Knobs(settings)
-        sizes = read_skeleton(tensors, knobs, arch, "meta.arch")
-        heads = _taken(knobs, "num_heads", positive, arch.get("num_heads"), "meta.arch", "12")
-        if sizes["width"] % heads:
-            raise Refused(
-                f"{sizes['width']} channels do not split into {heads} heads.",
-                hint="Give the number that it was trained with: --set num_heads=N.",
-                code="vit.heads",
-            )
-        if "norm_eps" not in arch and "norm_eps" not in settings:
-            _taken(knobs, "norm_eps", small, None, "meta.arch", "1e-6")
-        join = _read_join(tensors, joined, knobs)
-        act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
-        blocks = _read_blocks(tensors, arch, norms, act)
-        preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
-        knobs.done()
-        scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
-        tensors.pop("join_lambda", None)
-        bare = ViTConfig(**sizes, blocks=())
-        form = NonDeepForm(
-            backbone="vit",
-            config=replace(bare, blocks=tuple(_plain_spec(bare, heads, block) for block in blocks)),
-            tensors=tensors,
-            names=names,
-            facts=(*knobs.facts, *_block_facts(blocks), *unused),
-            preprocessing=preprocessing,
-            deployed=False,
-            applied=("layer scale",) if scaled else (),
-            heads=heads,
-            join=join,
-            blocks=blocks,
-        )
-        with torch.device("meta"):
-            expected = self.training(form).state_dict()
-        require_exact(expected, tensors, names)
-        return form
-
-    def _error_of_joining(self, form: NonDeepForm) -> float:
-        """What treating lambda as 1 would do to the output, relative to its largest value, on one random image."""
-        size = (1, form.config.in_channels, *form.config.image_size)
-        image = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        pretended = replace(form, join=replace(form.join, factor=1.0))
-        with torch.no_grad():
-            outputs = [loaded(self.training(one), form.tensors)(image) for one in (pretended, form)]
-        return max_rel_error(*outputs)
-
-    def identify(
-        self, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
-    ) -> dict[str, str]:
-        """What the metadata does not say, from a recorded output: every variant is run, one must clearly win.
-
-        Args:
-            checkpoint: As `read` takes it.
-            settings: What the user says already; it is not tried.
-            images: [N, C, H, W].
-            recorded: The official output on them.
-
-        Returns:
-            Settings to add.
-
-        Raises:
-            Refused: If no variant reproduces the output, or several do.
-        """
-        meta = checkpoint.record.get("meta")
-        said = {**_mapping(meta, "arch"), **_mapping(meta, "join"), **settings}
-        width = weight_of(checkpoint.tensors, "patch_embed.proj.weight", 4).shape[0]
-        open_values = {
-            "attn_value": ("output-sum", "value-sum"),
-            "score_scale": ("sqrt", "sum"),
-            "num_heads": tuple(str(heads) for heads in range(1, width + 1) if width % heads == 0),
-            "norm_eps": ("1e-06", "1e-05", "1e-12"),
-        }
-        unknown = {name: values for name, values in open_values.items() if name not in said}
-        tried: list[tuple[float, dict[str, str]]] = []
-        for values in product(*unknown.values()):
-            candidate = dict(zip(unknown, values, strict=True))
-            form = self._read(checkpoint, {**settings, **candidate})
-            with torch.no_grad():
-                output = loaded(self.training(form), form.tensors)(images.double())
-            if output.shape != recorded.shape:
-                raise Refused(
-                    f"the recorded output has shape {list(recorded.shape)}, the network gives {list(output.shape)}.",
-                    hint="Take the input and output of this very checkpoint.",
-                    code="inputs.shape",
-                )
-            tried.append((max_rel_error(output, recorded.double()), candidate))
-        tried.sort(key=lambda row: row[0])
-        best, next_best = tried[0], tried[1] if len(tried) > 1 else (math.inf, {})
-        if best[0] > 1e-5 or next_best[0] < 100 * max(best[0], 1e-15):
-            differing = [name for name in unknown if best[1].get(name) != next_best[1].get(name)]
-            raise Refused(
-                f"the recorded output does not settle {', '.join(differing or unknown)}: the best variant misses it by "
-                f"{best[0]:.1e}, the next by {next_best[0]:.1e}.",
-                hint="A pair in float64 tells more; or give what is known with --set.",
-                code="nondeep.identify",
-            )
-        return best[1]
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, NonDeepForm)
-        return ViT(form.config, lambda _, index: form.block(index)).eval()
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, NonDeepForm)
-        yield fold_stem(form.tensors)
-        for index, part in enumerate(form.blocks):
+    def parts(self) -> Iterator[FoldedPart]:
+        """See `Reading`."""
+        yield fold_stem(self.tensors)
+        for index, part in enumerate(self.blocks):
             prefix = f"blocks.{index}."
-            spec, folded = self._fold_block(form, index)
+            spec, folded = _fold_block(self, index)
             assert isinstance(spec.mixer, AttentionSpec)
             scores = "concat" if spec.mixer.key == "linear" else "X W X^T"
             yield folded_block(
                 prefix,
-                lambda index=index: form.block(index),  # type: ignore[misc]
-                in_float64(block_tensors(form.tensors, prefix)),
-                lambda index=index: DeployBlock(form.config, index),  # type: ignore[misc]
+                lambda index=index: self.block(index),  # type: ignore[misc]
+                in_float64(block_tensors(self.tensors, prefix)),
+                lambda index=index: DeployBlock(self.config, index),  # type: ignore[misc]
                 folded,
-                (2, min(form.config.sequence, 9), form.config.width),
+                (2, min(self.config.sequence, 9), self.config.width),
                 told=(
                     f"{part.attn} branches' scores -> {scores}, heads {spec.mixer.qk} wide",
-                    f"{part.attn} branches' values ({form.join.value}) -> heads {spec.mixer.v} wide",
+                    f"{part.attn} branches' values ({self.join.value}) -> heads {spec.mixer.v} wide",
                     f"{part.mlp} branches of the FFN -> their sum",
                     "bk -> nothing (softmax), bv -> proj's bias, 1 / D -> q",
                     *part.traits.told(),
                 ),
                 left=part.traits.left(),
-                equation="eqs. 1, 6, 7" if form.join.value == "value-sum" else "eq. 1, Alg. 1",
+                equation="eqs. 1, 6, 7" if self.join.value == "value-sum" else "eq. 1, Alg. 1",
             )
-        yield fold_tail(form.config, form.tensors)
+        yield fold_tail(self.config, self.tensors)
 
-    def _fold_block(self, form: NonDeepForm, index: int) -> tuple[BlockSpec, dict[str, Tensor]]:
-        """Block i of the deploy form: what it is, and its weights."""
-        width, part = form.config.width, form.blocks[index]
-        block = in_float64(block_tensors(form.tensors, f"blocks.{index}."))
-        norm1 = part.traits.norm1.affine(block, "norm1", width)
-        norm2 = part.traits.norm2.affine(block, "norm2", width)
-        qkv = [linear_of(block, f"attn.branches.{b}.qkv") @ norm1 for b in range(part.attn)]
-        queries, keys, values = ([b.rows(slice(i * width, (i + 1) * width)) for b in qkv] for i in range(3))
-        outputs = [linear_of(block, f"attn.branches.{b}.proj") for b in range(part.attn)]
-        tokens, divisor = form.config.sequence, form.join.divisor(part.attn, width // form.heads)
-        scores = fold_scores(queries, keys, form.heads, divisor, tokens)
-        mixed = fold_values(values, outputs, form.heads, tokens, summed=form.join.value == "value-sum")
-        weight = torch.cat([scores.q.weight, scores.k, mixed.v])
-        bias = torch.cat([scores.q.bias, weight.new_zeros(len(scores.k) + len(mixed.v))])
-        fc1 = _total([linear_of(block, f"mlp.branches.{b}.fc1") for b in range(part.mlp)]) @ norm2
-        fc2 = _total([linear_of(block, f"mlp.branches.{b}.fc2") for b in range(part.mlp)])
-        folded = {
-            "attn.qkv": Affine(weight, bias),
-            "attn.proj": scale_affine(block, "ls1", width) @ mixed.proj,
-            "mlp.fc1": fc1,
-            "mlp.fc2": scale_affine(block, "ls2", width) @ fc2,
-        }
-        (qk, key), (v, value) = scores.spec, mixed.spec
-        spec = replace(
-            _plain_spec(form.config, form.heads, part),
-            mixer=AttentionSpec(form.heads, qk, v, key, value),  # type: ignore[arg-type]
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Branches are this method's alone; its layout calls itself nondeep-branches-v1."""
+    found = {match[1] for name in checkpoint.tensors if (match := _BRANCH.match(name))}
+    meta = checkpoint.record.get("meta")
+    called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
+    if found:
+        return Detection("training", f"branches in {len(found)} blocks" + (f", {FORMAT}" if called else ""))
+    return Detection("deploy", f"{FORMAT} without branches") if called else None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> NonDeepReading:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole net of branches, the metadata is missing or contradicts the
+            tensors, or the branches have not joined (lambda is not 1).
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    form = _read(checkpoint, settings)
+    if form.join.factor != 1:
+        raise Refused(
+            f"the branches have not joined: lambda is {form.join.factor:g}. Folding them anyway would change the "
+            f"output by {_error_of_joining(form):.0%} of its size.",
+            hint="Finish the training at lambda = 1; no net below it folds.",
+            code="nondeep.lambda",
         )
-        return spec, named(folded)
-
-    def published(self, arch: str) -> Published:
-        """``6x2``: 6 layers of 2 branches; ``/3`` for 3 heads; ``+xwx`` for X W X^T whatever it costs."""
-        name, _, form_name = arch.partition("+")
-        sizes, _, heads_text = name.partition("/")
-        depth, branches = map(int, sizes.split("x"))
-        heads = int(heads_text or 12)
-        form = _published_form(depth, branches, heads)
-        head = form.config.width // heads
-        rank = branches * head
-        concat = side_by_side_is_cheaper(rank, form.config.width, form.config.sequence) and form_name != "xwx"
-        mixer = AttentionSpec(heads, rank, head) if concat else AttentionSpec(heads, form.config.width, head, "input")
-        deployed = replace(form.config, blocks=tuple(replace(b, mixer=mixer) for b in form.config.blocks))
-        return Published(lambda: self.training(form), lambda: ViT(deployed), (3, *form.config.image_size))
-
-    def example(self, arch: str, seed: int) -> dict[str, Tensor]:
-        """Seeded weights far from the identity, by the keys of nondeep-branches-v1; its metadata is `example_meta`."""
-        depth, _, branches = arch.partition("x")
-        form = _tiny_form() if arch == "tiny" else _published_form(int(depth), int(branches), 12)
-        random = torch.Generator().manual_seed(seed)
-        with torch.device("meta"):
-            shapes = self.training(form).state_dict()
-        weights = {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
-        return {**weights, "join_lambda": torch.tensor(1.0)}
+    specs = tuple(_fold_block(form, index)[0] for index in range(len(form.blocks)))
+    return replace(form, config=replace(form.config, blocks=specs))
 
 
-METHOD = NonDeep()
+def _read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> NonDeepReading:
+    """All but the forms that the fold will choose."""
+    detection = detect(checkpoint)
+    if detection is None or detection.form == "deploy":
+        raise Refused(
+            f"{checkpoint.path} has no branches (blocks.i.attn.branches.b)"
+            + (f", though it calls itself {FORMAT}: it is folded already." if detection else "."),
+            hint="Fold the checkpoint as trained. Without --method the method is detected.",
+            code="method.deployed" if detection else "method.mismatch",
+        )
+    tensors, names, unused = official_names(checkpoint)
+    require_sound(tensors, names)
+    meta = checkpoint.record.get("meta")
+    arch, joined = (_mapping(meta, key) for key in ("arch", "join"))
+    knobs = Knobs(settings)
+    sizes = read_skeleton(tensors, knobs, arch, "meta.arch")
+    heads = _taken(knobs, "num_heads", positive, arch.get("num_heads"), "meta.arch", "12")
+    if sizes["width"] % heads:
+        raise Refused(
+            f"{sizes['width']} channels do not split into {heads} heads.",
+            hint="Give the number that it was trained with: --set num_heads=N.",
+            code="vit.heads",
+        )
+    if "norm_eps" not in arch and "norm_eps" not in settings:
+        _taken(knobs, "norm_eps", small, None, "meta.arch", "1e-6")
+    join = _read_join(tensors, joined, knobs)
+    act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
+    blocks = _read_blocks(tensors, arch, norms, act)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
+    knobs.done()
+    scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
+    tensors.pop("join_lambda", None)
+    bare = ViTConfig(**sizes, blocks=())
+    form = NonDeepReading(
+        backbone="vit",
+        config=replace(bare, blocks=tuple(_plain_spec(bare, heads, block) for block in blocks)),
+        tensors=tensors,
+        names=names,
+        facts=(*knobs.facts, *_block_facts(blocks), *unused),
+        preprocessing=preprocessing,
+        applied=("layer scale",) if scaled else (),
+        heads=heads,
+        join=join,
+        blocks=blocks,
+    )
+    form.require_whole()
+    return form
+
+
+def _error_of_joining(form: NonDeepReading) -> float:
+    """What treating lambda as 1 would do to the output, relative to its largest value, on one random image."""
+    size = (1, form.config.in_channels, *form.config.image_size)
+    image = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pretended = replace(form, join=replace(form.join, factor=1.0))
+    with torch.no_grad():
+        outputs = [loaded(one.module(), form.tensors)(image) for one in (pretended, form)]
+    return max_rel_error(*outputs)
+
+
+def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> dict[str, str]:
+    """What the metadata does not say, from a recorded output: every variant is run, one must clearly win.
+
+    Args:
+        checkpoint: As `read` takes it.
+        settings: What the user says already; it is not tried.
+        images: [N, C, H, W].
+        recorded: The official output on them.
+
+    Returns:
+        Settings to add.
+
+    Raises:
+        Refused: If no variant reproduces the output, or several do.
+    """
+    meta = checkpoint.record.get("meta")
+    said = {**_mapping(meta, "arch"), **_mapping(meta, "join"), **settings}
+    width = weight_of(checkpoint.tensors, "patch_embed.proj.weight", 4).shape[0]
+    open_values = {
+        "attn_value": ("output-sum", "value-sum"),
+        "score_scale": ("sqrt", "sum"),
+        "num_heads": tuple(str(heads) for heads in range(1, width + 1) if width % heads == 0),
+        "norm_eps": ("1e-06", "1e-05", "1e-12"),
+    }
+    unknown = {name: values for name, values in open_values.items() if name not in said}
+    tried: list[tuple[float, dict[str, str]]] = []
+    for values in product(*unknown.values()):
+        candidate = dict(zip(unknown, values, strict=True))
+        form = _read(checkpoint, {**settings, **candidate})
+        with torch.no_grad():
+            output = loaded(form.module(), form.tensors)(images.double())
+        if output.shape != recorded.shape:
+            raise Refused(
+                f"the recorded output has shape {list(recorded.shape)}, the network gives {list(output.shape)}.",
+                hint="Take the input and output of this very checkpoint.",
+                code="inputs.shape",
+            )
+        tried.append((max_rel_error(output, recorded.double()), candidate))
+    tried.sort(key=lambda row: row[0])
+    best, next_best = tried[0], tried[1] if len(tried) > 1 else (math.inf, {})
+    if best[0] > 1e-5 or next_best[0] < 100 * max(best[0], 1e-15):
+        differing = [name for name in unknown if best[1].get(name) != next_best[1].get(name)]
+        raise Refused(
+            f"the recorded output does not settle {', '.join(differing or unknown)}: the best variant misses it by "
+            f"{best[0]:.1e}, the next by {next_best[0]:.1e}.",
+            hint="A pair in float64 tells more; or give what is known with --set.",
+            code="nondeep.identify",
+        )
+    return best[1]
+
+
+def _fold_block(form: NonDeepReading, index: int) -> tuple[BlockSpec, dict[str, Tensor]]:
+    """Block i of the deploy form: what it is, and its weights."""
+    width, part = form.config.width, form.blocks[index]
+    block = in_float64(block_tensors(form.tensors, f"blocks.{index}."))
+    norm1 = part.traits.norm1.affine(block, "norm1", width)
+    norm2 = part.traits.norm2.affine(block, "norm2", width)
+    qkv = [linear_of(block, f"attn.branches.{b}.qkv") @ norm1 for b in range(part.attn)]
+    queries, keys, values = ([b.rows(slice(i * width, (i + 1) * width)) for b in qkv] for i in range(3))
+    outputs = [linear_of(block, f"attn.branches.{b}.proj") for b in range(part.attn)]
+    tokens, divisor = form.config.sequence, form.join.divisor(part.attn, width // form.heads)
+    scores = fold_scores(queries, keys, form.heads, divisor, tokens)
+    mixed = fold_values(values, outputs, form.heads, tokens, summed=form.join.value == "value-sum")
+    weight = torch.cat([scores.q.weight, scores.k, mixed.v])
+    bias = torch.cat([scores.q.bias, weight.new_zeros(len(scores.k) + len(mixed.v))])
+    fc1 = _total([linear_of(block, f"mlp.branches.{b}.fc1") for b in range(part.mlp)]) @ norm2
+    fc2 = _total([linear_of(block, f"mlp.branches.{b}.fc2") for b in range(part.mlp)])
+    folded = {
+        "attn.qkv": Affine(weight, bias),
+        "attn.proj": scale_affine(block, "ls1", width) @ mixed.proj,
+        "mlp.fc1": fc1,
+        "mlp.fc2": scale_affine(block, "ls2", width) @ fc2,
+    }
+    (qk, key), (v, value) = scores.spec, mixed.spec
+    spec = replace(
+        _plain_spec(form.config, form.heads, part),
+        mixer=AttentionSpec(form.heads, qk, v, key, value),  # type: ignore[arg-type]
+    )
+    return spec, named(folded)
+
+
+def published(arch: str) -> Published:
+    """``6x2``: 6 layers of 2 branches; ``/3`` for 3 heads; ``+xwx`` for X W X^T whatever it costs."""
+    name, _, form_name = arch.partition("+")
+    sizes, _, heads_text = name.partition("/")
+    depth, branches = map(int, sizes.split("x"))
+    heads = int(heads_text or 12)
+    form = _published_form(depth, branches, heads)
+    head = form.config.width // heads
+    rank = branches * head
+    concat = side_by_side_is_cheaper(rank, form.config.width, form.config.sequence) and form_name != "xwx"
+    mixer = AttentionSpec(heads, rank, head) if concat else AttentionSpec(heads, form.config.width, head, "input")
+    deployed = replace(form.config, blocks=tuple(replace(b, mixer=mixer) for b in form.config.blocks))
+    return Published(form.module, lambda: ViT(deployed), (3, *form.config.image_size))
+
+
+def example(arch: str, seed: int) -> dict[str, Tensor]:
+    """Seeded weights far from the identity, by the keys of nondeep-branches-v1; its metadata is `example_meta`."""
+    depth, _, branches = arch.partition("x")
+    form = _tiny_form() if arch == "tiny" else _published_form(int(depth), int(branches), 12)
+    random = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = form.module().state_dict()
+    weights = {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
+    return {**weights, "join_lambda": torch.tensor(1.0)}
+
 
 _BRANCH = re.compile(r"^(?:blocks\.(?:\d+\.)?(\d+))\.(?:attn|mlp)\.branches\.\d+\.")
 
@@ -616,29 +604,24 @@ def example_meta(**changes: Any) -> dict[str, Any]:
     return meta
 
 
-def _form(sizes: Mapping[str, Any], depth: int, branches: int, heads: int, hidden: int) -> NonDeepForm:
+def _form(sizes: Mapping[str, Any], depth: int, branches: int, heads: int, hidden: int) -> NonDeepReading:
     norm = NormTraits("layer", 1e-6)
     block = BranchBlock(branches, branches, hidden, BlockTraits(norm, norm, scale1=False, scale2=False), qkv_bias=True)
     bare = ViTConfig(**sizes, blocks=())
-    return NonDeepForm(
+    return NonDeepReading(
         backbone="vit",
         config=replace(bare, blocks=(_plain_spec(bare, heads, block),) * depth),
-        tensors={},
-        names={},
-        facts=(),
-        preprocessing=preprocessing_of({}, {}, Knobs({})),
-        deployed=False,
         heads=heads,
         join=Join("value-sum", "sqrt"),
         blocks=(block,) * depth,
     )
 
 
-def _published_form(depth: int, branches: int, heads: int) -> NonDeepForm:
+def _published_form(depth: int, branches: int, heads: int) -> NonDeepReading:
     return _form({"image_size": (224, 224), "patch": 16, "width": 192, "classes": 1000}, depth, branches, heads, 768)
 
 
-def _tiny_form() -> NonDeepForm:
+def _tiny_form() -> NonDeepReading:
     return _form({"image_size": (16, 16), "patch": 4, "width": 24, "classes": 5}, 2, 2, 3, 36)
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from repaconv.backbones.merging import MergeSpec, Sized
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig, deploy_block
-from repaconv.checkpoint import Checkpoint, require_exact, require_sound
+from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.pyra.schedules import TABLE_PATCHES, parse_schedule, scheduled
 from repaconv.skeletons.plain import (
@@ -60,7 +59,7 @@ from repaconv.skeletons.plain import (
     weight_of,
 )
 from repaconv.trained.activations import read_activation
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
 from repaconv.trained.knobs import Knobs, small
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -70,7 +69,7 @@ MERGED_TOLERANCE = dict.fromkeys(
 """Float32 rounding passes through a normalisation and a choice in every merging block."""
 
 
-_PAPERS = {
+PAPERS = {
     "vit-base": (768, 12, 12, 224, 16),
     "vit-large": (1024, 16, 24, 224, 16),
     "deit-base": (768, 12, 12, 224, 16),
@@ -194,8 +193,8 @@ class MergingTraits:
     act: ActivationKind = "GELU"
 
 
-@dataclass(frozen=True)
-class PyraForm(TrainingForm):
+@dataclass(frozen=True, kw_only=True)
+class PyraReading(Reading):
     """A vision transformer that may merge tokens, as trained."""
 
     config: ViTConfig
@@ -207,103 +206,27 @@ class PyraForm(TrainingForm):
         """Training block i."""
         return PyraBlock(self.config, self.heads, self.blocks[index], self.eps)
 
+    def module(self) -> nn.Module:
+        """See `Reading`."""
+        return ViT(self.config, lambda _, index: self.block(index)).eval()
 
-class Pyra:
-    """The method as `repaconv.trained.contract.Method` wants it; without merging, LoRA alone."""
-
-    name = "pyra"
-    paper = "PYRA: Parallel Yielding Re-Activation for Training-Inference Efficient Task Adaptation, arXiv 2403.09192"
-    figures = Path(__file__).with_name("figures.toml")
-    archs = (*(f"{size}{rate}" for size in _PAPERS for rate in ("", "/low", "/high")), "tiny")
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """pyra_a is this method's alone; a plain ViT with LoRA or a trainer's token_merging may be its."""
-        names = checkpoint.tensors
-        merging = sum(name.endswith(".pyra_a") for name in names)
-        if merging:
-            return Detection("training", f"pyra_a in {merging} blocks")
-        plain = {"patch_embed.proj.weight", "pos_embed"} <= set(names) and any(
-            name.endswith("attn.qkv.weight") for name in names
-        )
-        layers = checkpoint.record.get("lora_layers")
-        if plain and layers:
-            return Detection("training", f"LoRA on {layers} layers of a plain ViT", "possible")
-        if plain and _args(checkpoint).get("token_merging") is True:
-            return Detection("training", "args.token_merging on a plain ViT", "possible")
-        return Detection("training", "a plain ViT, for --set schedule", "asked") if plain else None
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> PyraForm:
-        """See `repaconv.trained.contract.Method`.
-
-        Raises:
-            Refused: If the keys are not one whole vision transformer, the schedule is not known or not possible, or
-                it has prompts or adapters, which do not fold.
-            UsageProblem: If a setting is unknown or malformed.
-        """
-        detection = self.detect(checkpoint)
-        if detection is None or (detection.confidence == "asked" and "schedule" not in settings):
-            raise Refused(
-                f"{checkpoint.path} has neither pyra_a nor LoRA on a plain vision transformer.",
-                hint="To merge tokens in a plain one, give --set schedule=...; else leave --method out.",
-                code="method.mismatch",
-            )
-        _require_foldable(checkpoint)
-        tensors, names, unused = official_names(checkpoint)
-        require_sound(tensors, names)
-        knobs = Knobs(settings)
-        depth, args = depth_of(tensors), _args(checkpoint)
-        merges = detection.confidence == "certain" or args.get("token_merging") is True or "schedule" in settings
-        sizes = read_skeleton(tensors, knobs, {}, "", resize=None if merges else "antialias")
-        heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
-        eps = knobs.take("pyra_eps", small, 1e-5) if detection.confidence == "certain" else 1e-5
-        schedule = _read_schedule(tensors, sizes, depth, args, knobs)
-        act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
-        blocks = tuple(_read_block(tensors, i, norms, act, schedule[i]) for i in range(depth))
-        preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
-        knobs.done()
-        scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
-        form = PyraForm(
-            backbone="vit",
-            config=_config(sizes, heads, blocks, eps),
-            tensors=tensors,
-            names=names,
-            facts=(*knobs.facts, *unused),
-            preprocessing=preprocessing,
-            deployed=False,
-            applied=("layer scale",) if scaled else (),
-            tolerances=MERGED_TOLERANCE if any(schedule) else {},
-            heads=heads,
-            eps=eps,
-            blocks=blocks,
-        )
-        with torch.device("meta"):
-            expected = self.training(form).state_dict()
-        require_exact(expected, tensors, names)
-        return form
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, PyraForm)
-        return ViT(form.config, lambda _, index: form.block(index)).eval()
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, PyraForm)
-        yield fold_stem(form.tensors)
-        width, tokens = form.config.width, form.config.sequence
-        for index, part in enumerate(form.blocks):
+    def parts(self) -> Iterator[FoldedPart]:
+        """See `Reading`."""
+        yield fold_stem(self.tensors)
+        width, tokens = self.config.width, self.config.sequence
+        for index, part in enumerate(self.blocks):
             prefix, traits = f"blocks.{index}.", part.traits
-            merge = form.config.blocks[index].merge
-            block = in_float64(block_tensors(form.tensors, prefix))
+            merge = self.config.blocks[index].merge
+            block = in_float64(block_tensors(self.tensors, prefix))
             norm1, norm2 = traits.norm1.affine(block, "norm1", width), traits.norm2.affine(block, "norm2", width)
             folded = named(
                 {
-                    **fold_attention(block, form.heads, norm1, scale_affine(block, "ls1", width)),
+                    **fold_attention(block, self.heads, norm1, scale_affine(block, "ls1", width)),
                     **fold_mlp(block, norm2, scale_affine(block, "ls2", width)),
                 }
             )
             told, left = ["1 / sqrt(dh) -> q"], list(traits.left())
-            if form.config.blocks[index].reads:
+            if self.config.blocks[index].reads:
                 told.append("queries, proj and mlp -> the tokens that are read")
                 folded = _split_queries(folded)
             if merge and merge.r:
@@ -316,27 +239,90 @@ class Pyra:
             if part.r and not (merge and merge.r):
                 told.append("the merging -> nothing: the tokens that are read are never merged")
             tokens -= part.r
-            yield _proved(form, index, folded, block, tuple(told), tuple(left))
-        yield fold_tail(form.config, form.tensors)
-
-    def published(self, arch: str) -> Published:
-        """``vit-base`` or ``vit-large`` at 224 pixels with 16 x 16 patches, ``/low`` or ``/high`` for a schedule."""
-        form = _published_form(arch)
-        return Published(lambda: self.training(form), lambda: ViT(form.config), (3, *form.config.image_size))
-
-    def example(self, arch: str, seed: int) -> dict[str, Tensor]:
-        """Seeded weights far from the identity, by the official keys, without LoRA."""
-        form, random = _published_form(arch), torch.Generator().manual_seed(seed)
-        with torch.device("meta"):
-            shapes = self.training(form).state_dict()
-        return {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
+            yield _proved(self, index, folded, block, tuple(told), tuple(left))
+        yield fold_tail(self.config, self.tensors)
 
 
-METHOD = Pyra()
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """pyra_a is this method's alone; a plain ViT with LoRA or a trainer's token_merging may be its."""
+    names = checkpoint.tensors
+    merging = sum(name.endswith(".pyra_a") for name in names)
+    if merging:
+        return Detection("training", f"pyra_a in {merging} blocks")
+    plain = {"patch_embed.proj.weight", "pos_embed"} <= set(names) and any(
+        name.endswith("attn.qkv.weight") for name in names
+    )
+    layers = checkpoint.record.get("lora_layers")
+    if plain and layers:
+        return Detection("training", f"LoRA on {layers} layers of a plain ViT", "possible")
+    if plain and _args(checkpoint).get("token_merging") is True:
+        return Detection("training", "args.token_merging on a plain ViT", "possible")
+    return Detection("training", "a plain ViT, for --set schedule", "asked") if plain else None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> PyraReading:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole vision transformer, the schedule is not known or not possible, or
+            it has prompts or adapters, which do not fold.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    detection = detect(checkpoint)
+    if detection is None or (detection.confidence == "asked" and "schedule" not in settings):
+        raise Refused(
+            f"{checkpoint.path} has neither pyra_a nor LoRA on a plain vision transformer.",
+            hint="To merge tokens in a plain one, give --set schedule=...; else leave --method out.",
+            code="method.mismatch",
+        )
+    _require_foldable(checkpoint)
+    tensors, names, unused = official_names(checkpoint)
+    require_sound(tensors, names)
+    knobs = Knobs(settings)
+    depth, args = depth_of(tensors), _args(checkpoint)
+    merges = detection.confidence == "certain" or args.get("token_merging") is True or "schedule" in settings
+    sizes = read_skeleton(tensors, knobs, {}, "", resize=None if merges else "antialias")
+    heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
+    eps = knobs.take("pyra_eps", small, 1e-5) if detection.confidence == "certain" else 1e-5
+    schedule = _read_schedule(tensors, sizes, depth, args, knobs)
+    act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
+    blocks = tuple(_read_block(tensors, i, norms, act, schedule[i]) for i in range(depth))
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
+    knobs.done()
+    scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
+    form = PyraReading(
+        backbone="vit",
+        config=_config(sizes, heads, blocks, eps),
+        tensors=tensors,
+        names=names,
+        facts=(*knobs.facts, *unused),
+        preprocessing=preprocessing,
+        applied=("layer scale",) if scaled else (),
+        tolerances=MERGED_TOLERANCE if any(schedule) else {},
+        heads=heads,
+        eps=eps,
+        blocks=blocks,
+    )
+    form.require_whole()
+    return form
+
+
+def published(arch: str) -> Published:
+    """``vit-base`` or ``vit-large`` at 224 pixels with 16 x 16 patches, ``/low`` or ``/high`` for a schedule."""
+    form = _published_form(arch)
+    return Published(form.module, lambda: ViT(form.config), (3, *form.config.image_size))
+
+
+def example(arch: str, seed: int) -> dict[str, Tensor]:
+    """Seeded weights far from the identity, by the official keys, without LoRA."""
+    form, random = _published_form(arch), torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = form.module().state_dict()
+    return {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
 
 
 def _proved(
-    form: PyraForm,
+    form: PyraReading,
     index: int,
     folded: Mapping[str, Tensor],
     block: Mapping[str, Tensor],
@@ -492,10 +478,10 @@ def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, .
 
 # --- the paper's models and an example --------------------------------------------------------------------------
 
-_SIZES = {**_PAPERS, "tiny": (24, 3, 3, 32, 8)}
+_SIZES = {**PAPERS, "tiny": (24, 3, 3, 32, 8)}
 
 
-def _published_form(arch: str) -> PyraForm:
+def _published_form(arch: str) -> PyraReading:
     name, _, rate = arch.partition("/")
     width, heads, depth, side, patch = _SIZES[name]
     distilled = name.startswith("deit")
@@ -511,14 +497,9 @@ def _published_form(arch: str) -> PyraForm:
     }
     if distilled:
         sizes |= {"tokens": ("cls_token", "dist_token"), "pool": "distilled"}
-    return PyraForm(
+    return PyraReading(
         backbone="vit",
         config=_config(sizes, heads, blocks, 1e-5),
-        tensors={},
-        names={},
-        facts=(),
-        preprocessing=preprocessing_of({}, {}, Knobs({})),
-        deployed=False,
         heads=heads,
         eps=1e-5,
         blocks=blocks,

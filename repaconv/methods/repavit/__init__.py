@@ -1,3 +1,18 @@
 """RePaViT (arXiv 2505.21847): a vision transformer whose FFN leaves some of its channels without activation."""
 
-from repaconv.methods.repavit.paper import METHOD as METHOD
+from pathlib import Path
+
+from repaconv.methods.repavit import paper, published
+from repaconv.trained.contract import Method
+
+METHOD = Method(
+    name="repavit",
+    paper="Scaling Vision Transformers via Channel Idle (RePaViT), arXiv 2505.21847",
+    figures=Path(__file__).with_name("figures.toml"),
+    archs=tuple(published.ARCHS),
+    detect=paper.detect,
+    read=paper.read,
+    published=paper.published,
+    example=published.example,
+)
+paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

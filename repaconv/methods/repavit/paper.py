@@ -27,7 +27,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,15 +36,15 @@ from repaconv.affine import Affine
 from repaconv.artefacts import FoldStep
 from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import ImageBatchNorm, TokenBatchNorm
-from repaconv.checkpoint import Checkpoint, require_exact, require_sound
+from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.repavit.activity import Ffn, active_channels, linear_layer, read_claim
 from repaconv.methods.repavit.families import FAMILIES, Family, Skeleton
-from repaconv.methods.repavit.published import ARCHS, Example, example, meta
+from repaconv.methods.repavit.published import ARCHS, meta
 from repaconv.skeletons.plain import block_tensors, in_float64, named, official_names, weight_of
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
 from repaconv.trained.knobs import Knobs, small
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -104,8 +103,8 @@ def fold_ffn(block: Mapping[str, Tensor], active: int, eps: float, scale: Affine
     return {"idle": Affine(idle.weight, idle.bias + down.bias), "fc1": up_act, "fc2": down_act}
 
 
-@dataclass(frozen=True)
-class RePaViTForm(TrainingForm):
+@dataclass(frozen=True, kw_only=True)
+class RePaViTReading(Reading):
     """A RePaViT as trained: its skeleton, and A and H of every FFN."""
 
     family: Family
@@ -128,130 +127,23 @@ class RePaViTForm(TrainingForm):
             act=self.act,
         )
 
+    def module(self) -> nn.Module:
+        """See `Reading`."""
+        return self.skeleton.training(self.config, self.mlp).eval()
 
-class RePaViT:
-    """The method as `repaconv.trained.contract.Method` wants it."""
-
-    name = "repavit"
-    paper = "Scaling Vision Transformers via Channel Idle (RePaViT), arXiv 2505.21847"
-    figures = Path(__file__).with_name("figures.toml")
-    archs = tuple(ARCHS)
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """Two BatchNorms around an FFN are RePaViT's alone; so is fc3 in its deploy form."""
-        keys = checkpoint.tensors.keys()
-        trained = sum(key.endswith("norm2.running_mean") and _ffn_of(key) is not None for key in keys)
-        folded = sum(key.endswith(".fc3.weight") and _ffn_of(key) is not None for key in keys)
-        if trained:
-            return Detection("training", f"norm2.running_mean in the FFNs of {trained} blocks")
-        if folded:
-            return Detection("deploy", f"fc3 in the FFNs of {folded} blocks and norm1.running_mean in none")
-        if _whole_matrices(checkpoint.tensors):
-            return Detection("deploy", "every FFN is one square matrix fc1, as at idle ratio 1")
-        args = checkpoint.record.get("args")
-        if isinstance(args, Mapping) and "idle_ratio" in args and any(_ffn_of(key) for key in keys):
-            return Detection("training", f"args: idle_ratio {args['idle_ratio']}")
-        if "blocks.0.attn.norm.weight" in keys and "blocks.0.mlp.norm.weight" in keys:
-            return Detection("training", "norms inside attn and mlp", "possible")
-        return None
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTForm:
-        """See `repaconv.trained.contract.Method`.
-
-        Raises:
-            Refused: If the keys are not one whole RePaViT with BatchNorm, in training form, or the weights are not
-                sound, or a claimed idle ratio contradicts their statistics, or cannot be known.
-            UsageProblem: If a setting is unknown or malformed.
-        """
-        self._require_training_form(checkpoint)
-        tensors, names, unused = official_names(checkpoint)
-        require_sound(tensors, names)
-        family, ffns = _read_ffns(tensors)
-        knobs = Knobs(settings)
-        record = checkpoint.record.get("args")
-        args: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
-        skeleton = family.read(tensors, ffns, knobs, args)
-        eps = knobs.take("bn_eps", small, 1e-5)
-        act = read_activation(checkpoint.record, knobs)
-        claim = read_claim(args, knobs, rule=family.rule)
-        active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, knobs)
-        preprocessing = preprocessing_of(checkpoint.record, {}, knobs, skeleton.image_size)
-        knobs.done()
-        scaled = any(".ls1." in name or ".ls2." in name or "layer_scale" in name for name in tensors)
-        form = RePaViTForm(
-            backbone=family.backbone,
-            config=skeleton.config(active, act),
-            tensors=tensors,
-            names=names,
-            facts=(*knobs.facts, *unused),
-            preprocessing=preprocessing,
-            deployed=False,
-            applied=("layer scale",) if scaled or any("ls" in ffn.block for ffn in ffns) else (),
-            family=family,
-            skeleton=skeleton,
-            ffns=ffns,
-            active=active,
-            eps=eps,
-            act=act,
-        )
-        with torch.device("meta"):
-            expected = self.training(form).state_dict()
-        require_exact(expected, tensors, names)
-        return form
-
-    def _require_training_form(self, checkpoint: Checkpoint) -> None:
-        detection = self.detect(checkpoint)
-        keys = checkpoint.tensors.keys()
-        ffn_keys = [key for key in keys if _ffn_of(key)]
-        statistics = any(key.endswith(("norm1.running_mean", "norm2.running_mean")) for key in ffn_keys)
-        layer_norm = [key for key in ffn_keys if key.endswith((".mlp.norm.weight", "mlp_channels.norm.weight"))]
-        layer_norm += [key for key in ffn_keys if key.endswith("mlp.norm1.weight")]
-        if not statistics and layer_norm and not any(key.endswith("fc3.weight") for key in keys):
-            raise Refused(
-                f"the FFNs have a LayerNorm ({layer_norm[0]}), whose statistics depend on the input: nothing of such "
-                "an FFN folds.",
-                hint="Train with --feature_norm BatchNorm; main.py's default is LayerNorm.",
-                code="repavit.layer-norm",
-            )
-        if detection is None or not ffn_keys:
-            raise Refused(
-                f"{checkpoint.path} is not a RePaViT: no FFN has the BatchNorms norm1 and norm2.",
-                hint="Without --method the method is detected.",
-                code="method.mismatch",
-            )
-        deployed = [key for key in ffn_keys if key.endswith("fc3.weight")]
-        if statistics and deployed:
-            raise Refused(
-                f"{deployed[0]} is of the deploy form, other blocks are in training form.",
-                hint="The file mixes two forms; take the checkpoint as trained.",
-                code="repavit.mixed-forms",
-            )
-        if detection.form == "deploy":
-            raise Refused(
-                f"{checkpoint.path} is in repavit's deploy form already ({detection.reason}): nothing is left to fold.",
-                hint="Fold the checkpoint as trained. The official reparam of a PoolFormer is wrong by its LayerScale.",
-                code="method.deployed",
-            )
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, RePaViTForm)
-        return form.skeleton.training(form.config, form.mlp).eval()
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, RePaViTForm)
-        for index, ffn in enumerate(form.ffns):
-            place = form.family.ffn.match(ffn.prefix)
+    def parts(self) -> Iterator[FoldedPart]:
+        """See `Reading`."""
+        for index, ffn in enumerate(self.ffns):
+            place = self.family.ffn.match(ffn.prefix)
             assert place is not None
-            block = in_float64(block_tensors(form.tensors, place["block"]))
-            around, told, scale = form.skeleton.around(block, index)
-            inside, a = ffn.prefix.removeprefix(place["block"]), form.active[index]
-            parts = fold_ffn(block_tensors(block, inside), a, form.eps, scale)
+            block = in_float64(block_tensors(self.tensors, place["block"]))
+            around, told, scale = self.skeleton.around(block, index)
+            inside, a = ffn.prefix.removeprefix(place["block"]), self.active[index]
+            parts = fold_ffn(block_tensors(block, inside), a, self.eps, scale)
             bare = ("fc2",) if "idle" in parts else ()
-            folded = {**around, **{f"{inside}{n}": w for n, w in _named(parts, bare, conv=form.family.conv).items()}}
+            folded = {**around, **{f"{inside}{n}": w for n, w in _named(parts, bare, conv=self.family.conv).items()}}
             with torch.device("meta"):
-                trained, deploy, shape = form.skeleton.pair(form.config, index, form.mlp)
+                trained, deploy, shape = self.skeleton.pair(self.config, index, self.mlp)
             yield FoldedPart(
                 {f"{place['block']}{name}": tensor for name, tensor in folded.items()},
                 FoldStep(
@@ -262,44 +154,130 @@ class RePaViT:
                     max_rel_error=relative_difference((trained, block), (deploy, folded), shape),
                 ),
             )
-        yield from form.skeleton.rest(form.config, form.tensors)
+        yield from self.skeleton.rest(self.config, self.tensors)
 
-    def published(self, arch: str) -> Published:
-        """See `repaconv.trained.contract.Method`."""
-        sizes = ARCHS[arch]
-        weights = dict(meta(sizes))
-        tensors = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
-        family, ffns = _read_ffns(tensors)
-        given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
-        given |= {"pool_size": str(sizes.extra)} if sizes.family == "poolformer" else {}
-        skeleton = family.read(tensors, ffns, Knobs(given), {"input_size": sizes.image_size})
-        active = tuple(sizes.active(sizes.widths.index(ffn.width)) if sizes.idle_ratio < 1 else 0 for ffn in ffns)
-        form = RePaViTForm(
-            backbone=family.backbone,
-            config=skeleton.config(active),
-            tensors=tensors,
-            names={},
-            facts=(),
-            preprocessing=preprocessing_of({}, {}, Knobs({})),
-            deployed=False,
-            family=family,
-            skeleton=skeleton,
-            ffns=ffns,
-            active=active,
-            eps=1e-5,
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Two BatchNorms around an FFN are RePaViT's alone; so is fc3 in its deploy form."""
+    keys = checkpoint.tensors.keys()
+    trained = sum(key.endswith("norm2.running_mean") and _ffn_of(key) is not None for key in keys)
+    folded = sum(key.endswith(".fc3.weight") and _ffn_of(key) is not None for key in keys)
+    if trained:
+        return Detection("training", f"norm2.running_mean in the FFNs of {trained} blocks")
+    if folded:
+        return Detection("deploy", f"fc3 in the FFNs of {folded} blocks and norm1.running_mean in none")
+    if _whole_matrices(checkpoint.tensors):
+        return Detection("deploy", "every FFN is one square matrix fc1, as at idle ratio 1")
+    args = checkpoint.record.get("args")
+    if isinstance(args, Mapping) and "idle_ratio" in args and any(_ffn_of(key) for key in keys):
+        return Detection("training", f"args: idle_ratio {args['idle_ratio']}")
+    if "blocks.0.attn.norm.weight" in keys and "blocks.0.mlp.norm.weight" in keys:
+        return Detection("training", "norms inside attn and mlp", "possible")
+    return None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole RePaViT with BatchNorm, in training form, or the weights are not
+            sound, or a claimed idle ratio contradicts their statistics, or cannot be known.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    _require_training_form(checkpoint)
+    tensors, names, unused = official_names(checkpoint)
+    require_sound(tensors, names)
+    family, ffns = _read_ffns(tensors)
+    knobs = Knobs(settings)
+    record = checkpoint.record.get("args")
+    args: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
+    skeleton = family.read(tensors, ffns, knobs, args)
+    eps = knobs.take("bn_eps", small, 1e-5)
+    act = read_activation(checkpoint.record, knobs)
+    claim = read_claim(args, knobs, rule=family.rule)
+    active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, knobs)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, skeleton.image_size)
+    knobs.done()
+    scaled = any(".ls1." in name or ".ls2." in name or "layer_scale" in name for name in tensors)
+    form = RePaViTReading(
+        backbone=family.backbone,
+        config=skeleton.config(active, act),
+        tensors=tensors,
+        names=names,
+        facts=(*knobs.facts, *unused),
+        preprocessing=preprocessing,
+        applied=("layer scale",) if scaled or any("ls" in ffn.block for ffn in ffns) else (),
+        family=family,
+        skeleton=skeleton,
+        ffns=ffns,
+        active=active,
+        eps=eps,
+        act=act,
+    )
+    form.require_whole()
+    return form
+
+
+def _require_training_form(checkpoint: Checkpoint) -> None:
+    detection = detect(checkpoint)
+    keys = checkpoint.tensors.keys()
+    ffn_keys = [key for key in keys if _ffn_of(key)]
+    statistics = any(key.endswith(("norm1.running_mean", "norm2.running_mean")) for key in ffn_keys)
+    layer_norm = [key for key in ffn_keys if key.endswith((".mlp.norm.weight", "mlp_channels.norm.weight"))]
+    layer_norm += [key for key in ffn_keys if key.endswith("mlp.norm1.weight")]
+    if not statistics and layer_norm and not any(key.endswith("fc3.weight") for key in keys):
+        raise Refused(
+            f"the FFNs have a LayerNorm ({layer_norm[0]}), whose statistics depend on the input: nothing of such "
+            "an FFN folds.",
+            hint="Train with --feature_norm BatchNorm; main.py's default is LayerNorm.",
+            code="repavit.layer-norm",
         )
-        return Published(
-            training=lambda: self.training(form),
-            deploy=lambda: skeleton.deploy(form.config),
-            input_shape=(3, sizes.image_size, sizes.image_size),
+    if detection is None or not ffn_keys:
+        raise Refused(
+            f"{checkpoint.path} is not a RePaViT: no FFN has the BatchNorms norm1 and norm2.",
+            hint="Without --method the method is detected.",
+            code="method.mismatch",
+        )
+    deployed = [key for key in ffn_keys if key.endswith("fc3.weight")]
+    if statistics and deployed:
+        raise Refused(
+            f"{deployed[0]} is of the deploy form, other blocks are in training form.",
+            hint="The file mixes two forms; take the checkpoint as trained.",
+            code="repavit.mixed-forms",
+        )
+    if detection.form == "deploy":
+        raise Refused(
+            f"{checkpoint.path} is in repavit's deploy form already ({detection.reason}): nothing is left to fold.",
+            hint="Fold the checkpoint as trained. The official reparam of a PoolFormer is wrong by its LayerScale.",
+            code="method.deployed",
         )
 
-    def example(self, arch: str | Example, seed: int) -> dict[str, Tensor]:
-        """See `repaconv.methods.repavit.published`."""
-        return example(ARCHS[arch] if isinstance(arch, str) else arch, seed)
 
-
-METHOD = RePaViT()
+def published(arch: str) -> Published:
+    """See `repaconv.trained.contract.Method`."""
+    sizes = ARCHS[arch]
+    weights = dict(meta(sizes))
+    tensors = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
+    family, ffns = _read_ffns(tensors)
+    given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
+    given |= {"pool_size": str(sizes.extra)} if sizes.family == "poolformer" else {}
+    skeleton = family.read(tensors, ffns, Knobs(given), {"input_size": sizes.image_size})
+    active = tuple(sizes.active(sizes.widths.index(ffn.width)) if sizes.idle_ratio < 1 else 0 for ffn in ffns)
+    form = RePaViTReading(
+        backbone=family.backbone,
+        config=skeleton.config(active),
+        tensors=tensors,
+        family=family,
+        skeleton=skeleton,
+        ffns=ffns,
+        active=active,
+        eps=1e-5,
+    )
+    return Published(
+        training=form.module,
+        deploy=lambda: skeleton.deploy(form.config),
+        input_shape=(3, sizes.image_size, sizes.image_size),
+    )
 
 
 def _ffn_of(key: str) -> re.Match[str] | None:

@@ -171,8 +171,9 @@ def _mixer(example: Example) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def example(sizes: Example, seed: int) -> dict[str, Tensor]:
+def example(arch: str | Example, seed: int) -> dict[str, Tensor]:
     """Seeded float32 weights far from the identity; norm2's statistics are those of the channels before them."""
+    sizes = ARCHS[arch] if isinstance(arch, str) else arch
     random = torch.Generator().manual_seed(seed)
     weights = {name: _tensor(name, shape, random) for name, shape in shapes(sizes).items()}
     for name in weights:

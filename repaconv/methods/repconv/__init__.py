@@ -1,3 +1,19 @@
 """RepVGG (CVPR 2021, arXiv 2101.03697) and MobileOne (CVPR 2023, arXiv 2206.04040): branches into one."""
 
-from repaconv.methods.repconv.paper import METHOD as METHOD
+from pathlib import Path
+
+from repaconv.methods.repconv import paper, published
+from repaconv.trained.contract import Method
+
+METHOD = Method(
+    name="repconv",
+    paper="RepVGG: Making VGG-style ConvNets Great Again, arXiv 2101.03697; "
+    "MobileOne: An Improved One millisecond Mobile Backbone, arXiv 2206.04040",
+    figures=Path(__file__).with_name("figures.toml"),
+    archs=tuple(published.ARCHS),
+    detect=paper.detect,
+    read=paper.read,
+    published=paper.published,
+    example=paper.example,
+)
+paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

@@ -27,7 +27,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -36,13 +35,13 @@ from torch import Tensor, nn
 from repaconv.affine import Affine
 from repaconv.artefacts import Fact, FoldStep
 from repaconv.backbones.repconv import NAMES, Activated, Layout, RepBlock, RepConv, RepConvConfig
-from repaconv.checkpoint import Checkpoint, require_exact, require_sound
+from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.convolution import Conv
 from repaconv.errors import Refused
 from repaconv.methods.repconv.published import ARCHS, Arch
 from repaconv.skeletons.plain import block_tensors, in_float64, weight_of
 from repaconv.trained.certificate import loaded, max_rel_error
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
 from repaconv.trained.knobs import Knobs, positive, small
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -108,8 +107,8 @@ def fold_block(tensors: Mapping[str, Tensor], block: RepBlock, eps: float) -> Co
 # --- the method -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RepConvForm(TrainingForm):
+@dataclass(frozen=True, kw_only=True)
+class RepConvReading(Reading):
     """A net as trained; ``convs`` are the branches of the full kernel in the first block and in all others."""
 
     config: RepConvConfig
@@ -120,85 +119,72 @@ class RepConvForm(TrainingForm):
         """The training block of that name."""
         return TrainingBlock(self.config.layout, part, self.convs[name != "stage0"], self.eps)
 
+    def module(self) -> nn.Module:
+        """See `Reading`."""
+        return RepConv(self.config, None if self.deployed else self.block).eval()
 
-class RepConvMethod:
-    """The method as `repaconv.trained.contract.Method` wants it."""
-
-    name = "repconv"
-    paper = "RepVGG: Making VGG-style ConvNets Great Again, arXiv 2101.03697; MobileOne: An Improved One millisecond "
-    paper += "Mobile Backbone, arXiv 2206.04040"
-    figures = Path(__file__).with_name("figures.toml")
-    archs = tuple(ARCHS)
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """Blocks of either official code or of timm's ByobNet, in their places."""
-        keys = _block_keys(checkpoint)
-        if not keys:
-            return None
-        trained = [key for key in keys if not key.deployed] or keys
-        parts = ", ".join(sorted({key.part for key in trained}))
-        reason = f"{parts} in {len({key.block for key in trained})} blocks"
-        return Detection("deploy" if trained[0].deployed else "training", reason)
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvForm:
-        """See `repaconv.trained.contract.Method`.
-
-        Raises:
-            Refused: If the keys are not one whole RepVGG or MobileOne, or its weights are not sound.
-            UsageProblem: If a setting is unknown or malformed.
-        """
-        key = _one_net(checkpoint)
-        tensors, names = _official_names(checkpoint, key)
-        require_sound(tensors, names)
-        knobs = Knobs(settings)
-        config, convs, facts = _read_config(tensors, key, knobs)
-        eps = knobs.take("bn_eps", small, 1e-5)
-        preprocessing = preprocessing_of(checkpoint.record, {}, knobs)
-        knobs.done()
-        form = RepConvForm(
-            backbone="repconv",
-            config=config,
-            tensors=tensors,
-            names=names,
-            facts=(*facts, *knobs.facts),
-            preprocessing=preprocessing,
-            deployed=key.deployed,
-            convs=convs,
-            eps=eps,
-        )
-        with torch.device("meta"):
-            expected = _without_counters(self.training(form).state_dict())
-        require_exact(expected, tensors, names)
-        return form
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, RepConvForm)
-        return RepConv(form.config, None if form.deployed else form.block).eval()
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, RepConvForm)
-        for name, block in form.config.blocks.items():
-            yield _folded_block(form, name, block)
-        yield FoldedPart({name: w.double() for name, w in form.tensors.items() if name.startswith("linear.")})
-
-    def published(self, arch: str) -> Published:
-        """See `repaconv.trained.contract.Method`."""
-        known = ARCHS[arch]
-        form = _form_of(known)
-        side = 320 if arch == "repvgg-d2se" else 224  # what its accuracy is stated for
-        return Published(lambda: self.training(form), lambda: RepConv(known.config), (3, side, side))
-
-    def example(self, arch: str | Arch, seed: int) -> dict[str, Tensor]:
-        """Official names; no norm is near the identity, and no branch much smaller than the others."""
-        known, random = ARCHS[arch] if isinstance(arch, str) else arch, torch.Generator().manual_seed(seed)
-        with torch.device("meta"):
-            shapes = self.training(_form_of(known)).state_dict()
-        return {name: _example_tensor(name, tuple(meta.shape), known.convs, random) for name, meta in shapes.items()}
+    def parts(self) -> Iterator[FoldedPart]:
+        """See `Reading`."""
+        for name, block in self.config.blocks.items():
+            yield _folded_block(self, name, block)
+        yield FoldedPart({name: w.double() for name, w in self.tensors.items() if name.startswith("linear.")})
 
 
-METHOD = RepConvMethod()
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Blocks of either official code or of timm's ByobNet, in their places."""
+    keys = _block_keys(checkpoint)
+    if not keys:
+        return None
+    trained = [key for key in keys if not key.deployed] or keys
+    parts = ", ".join(sorted({key.part for key in trained}))
+    reason = f"{parts} in {len({key.block for key in trained})} blocks"
+    return Detection("deploy" if trained[0].deployed else "training", reason)
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole RepVGG or MobileOne, or its weights are not sound.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    key = _one_net(checkpoint)
+    tensors, names = _official_names(checkpoint, key)
+    require_sound(tensors, names)
+    knobs = Knobs(settings)
+    config, convs, facts = _read_config(tensors, key, knobs)
+    eps = knobs.take("bn_eps", small, 1e-5)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs)
+    knobs.done()
+    form = RepConvReading(
+        backbone="repconv",
+        config=config,
+        tensors=tensors,
+        names=names,
+        facts=(*facts, *knobs.facts),
+        preprocessing=preprocessing,
+        deployed=key.deployed,
+        convs=convs,
+        eps=eps,
+    )
+    form.require_whole()
+    return form
+
+
+def published(arch: str) -> Published:
+    """See `repaconv.trained.contract.Method`."""
+    known = ARCHS[arch]
+    form = _form_of(known)
+    side = 320 if arch == "repvgg-d2se" else 224  # what its accuracy is stated for
+    return Published(form.module, lambda: RepConv(known.config), (3, side, side))
+
+
+def example(arch: str | Arch, seed: int) -> dict[str, Tensor]:
+    """Official names; no norm is near the identity, and no branch much smaller than the others."""
+    known, random = ARCHS[arch] if isinstance(arch, str) else arch, torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = _form_of(known).module().state_dict()
+    return {name: _example_tensor(name, tuple(meta.shape), known.convs, random) for name, meta in shapes.items()}
 
 
 # --- names ------------------------------------------------------------------------------------------------
@@ -419,7 +405,7 @@ def _facts(config: RepConvConfig, convs: tuple[int, int], key: BlockKey) -> tupl
 # --- folding, with its certificate ------------------------------------------------------------------------
 
 
-def _folded_block(form: RepConvForm, name: str, block: RepBlock) -> FoldedPart:
+def _folded_block(form: RepConvReading, name: str, block: RepBlock) -> FoldedPart:
     tensors, told = in_float64(block_tensors(form.tensors, f"{name}.")), NAMES[form.config.layout].folded
     left = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
     if form.deployed:
@@ -453,15 +439,10 @@ def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: Con
 # --- an example -------------------------------------------------------------------------------------------
 
 
-def _form_of(arch: Arch) -> RepConvForm:
-    return RepConvForm(
+def _form_of(arch: Arch) -> RepConvReading:
+    return RepConvReading(
         backbone="repconv",
         config=arch.config,
-        tensors={},
-        names={},
-        facts=(),
-        preprocessing=preprocessing_of({}, {}, Knobs({})),
-        deployed=False,
         convs=(1, arch.convs),
         eps=1e-5,
     )

@@ -1,3 +1,18 @@
 """RIFormer (CVPR 2023, arXiv 2304.05659): a MetaFormer trained with an affine in place of the token mixer."""
 
-from repaconv.methods.riformer.paper import METHOD as METHOD
+from pathlib import Path
+
+from repaconv.methods.riformer import paper
+from repaconv.trained.contract import Method
+
+METHOD = Method(
+    name="riformer",
+    paper="RIFormer: Keep Your Vision Backbone Effective But Removing Token Mixer, arXiv 2304.05659",
+    figures=Path(__file__).with_name("figures.toml"),
+    archs=tuple(paper.ARCHS),
+    detect=paper.detect,
+    read=paper.read,
+    published=paper.published,
+    example=paper.example,
+)
+paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

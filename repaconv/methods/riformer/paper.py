@@ -25,7 +25,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,11 +34,11 @@ from repaconv.affine import Affine
 from repaconv.artefacts import Fact, FoldStep
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFormerConfig
 from repaconv.backbones.parts import ConvMlp, Norm
-from repaconv.checkpoint import Checkpoint, find_typed, require_exact, require_sound
+from repaconv.checkpoint import Checkpoint, find_typed, require_sound
 from repaconv.errors import Refused
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import max_rel_error, relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Published, TrainingForm
+from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
 from repaconv.trained.knobs import Knobs, natural, one_of, positive, run_config, small
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -122,113 +121,100 @@ def fold_head(norm: Affine, head: Affine) -> Affine:
     return head @ norm
 
 
-@dataclass(frozen=True)
-class RIFormerForm(TrainingForm):
+@dataclass(frozen=True, kw_only=True)
+class RIFormerReading(Reading):
     """A RIFormer as trained; without LayerScale it was built with use_layer_scale=False."""
 
     config: MetaFormerConfig
     layer_scale: bool
 
+    def module(self) -> nn.Module:
+        """See `Reading`."""
+        block = partial(RIFormerBlock, layer_scale=self.layer_scale, deployed=self.deployed)
+        return MetaFormer(self.config, block, final_affine=True).eval()
 
-class RIFormer:
-    """The method as `repaconv.trained.contract.Method` wants it."""
-
-    name = "riformer"
-    paper = "RIFormer: Keep Your Vision Backbone Effective But Removing Token Mixer, arXiv 2304.05659"
-    figures = Path(__file__).with_name("figures.toml")
-    archs = tuple(ARCHS)
-
-    def detect(self, checkpoint: Checkpoint) -> Detection | None:
-        """A mixer's affine tells RIFormer from PoolFormer, whose other keys are the same."""
-        parts = [match["part"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name))]
-        affine, reparam = parts.count("token_mixer.affine"), parts.count("norm_reparam")
-        if affine:
-            return Detection("training", f"token_mixer.affine in {affine} blocks")
-        if reparam:
-            return Detection("deploy", f"norm_reparam in {reparam} blocks and token_mixer.affine in none")
-        return None
-
-    def read(self, checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerForm:
-        """See `repaconv.trained.contract.Method`.
-
-        Raises:
-            Refused: If the keys are not one whole RIFormer, or its weights are not sound.
-            UsageProblem: If a setting is unknown or malformed.
-        """
-        detection = self.detect(checkpoint)
-        if detection is None:
-            raise Refused(
-                f"{checkpoint.path} is not a RIFormer: no block has token_mixer.affine or norm_reparam.",
-                hint="A PoolFormer has the same other keys, but its pooling cannot be folded away. Without "
-                "--method the method is detected.",
-                code="method.mismatch",
-            )
-        tensors, names, unused = _official_names(checkpoint)
-        require_sound(tensors, names)
-        knobs = Knobs(settings)
-        sizes = _sizes(tensors)
-        run = run_config(checkpoint.record)
-        config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, checkpoint.record, run, knobs))
-        preprocessing = preprocessing_of(checkpoint.record, run, knobs)
-        knobs.done()
-        form = RIFormerForm(
-            backbone="metaformer",
-            config=config,
-            tensors=tensors,
-            names=names,
-            facts=(*_shape_facts(sizes), *knobs.facts, *unused),
-            preprocessing=preprocessing,
-            deployed=detection.form == "deploy",
-            layer_scale=any(".layer_scale_" in name for name in tensors),
-        )
-        _require_one_form(form)
-        with torch.device("meta"):
-            expected = self.training(form).state_dict()
-        require_exact(expected, tensors, names)
-        return form
-
-    def training(self, form: TrainingForm) -> nn.Module:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, RIFormerForm)
-        block = partial(RIFormerBlock, layer_scale=form.layer_scale, deployed=form.deployed)
-        return MetaFormer(form.config, block, final_affine=True).eval()
-
-    def fold(self, form: TrainingForm) -> Iterator[FoldedPart]:
-        """See `repaconv.trained.contract.Method`."""
-        assert isinstance(form, RIFormerForm)
-        config = form.config
-        yield FoldedPart({name: w.double() for name, w in form.tensors.items() if ".proj." in name})
+    def parts(self) -> Iterator[FoldedPart]:
+        """See `Reading`."""
+        config = self.config
+        yield FoldedPart({name: w.double() for name, w in self.tensors.items() if ".proj." in name})
         for stage, count in enumerate(config.layers):
             for index in range(count):
-                yield _folded_block(form, stage, f"network.{2 * stage}.{index}")
-        yield _folded_head(form)
+                yield _folded_block(self, stage, f"network.{2 * stage}.{index}")
+        yield _folded_head(self)
 
-    def published(self, arch: str) -> Published:
-        """See `repaconv.trained.contract.Method`."""
-        name, _, size = arch.partition("@")
-        config, side = ARCHS[name], int(size or 224)
-        block = partial(RIFormerBlock, layer_scale=True, deployed=False)
-        return Published(
-            training=lambda: MetaFormer(config, block, final_affine=True),
-            deploy=lambda: MetaFormer(config, final_affine=False),
-            input_shape=(3, side, side),
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """A mixer's affine tells RIFormer from PoolFormer, whose other keys are the same."""
+    parts = [match["part"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name))]
+    affine, reparam = parts.count("token_mixer.affine"), parts.count("norm_reparam")
+    if affine:
+        return Detection("training", f"token_mixer.affine in {affine} blocks")
+    if reparam:
+        return Detection("deploy", f"norm_reparam in {reparam} blocks and token_mixer.affine in none")
+    return None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole RIFormer, or its weights are not sound.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    detection = detect(checkpoint)
+    if detection is None:
+        raise Refused(
+            f"{checkpoint.path} is not a RIFormer: no block has token_mixer.affine or norm_reparam.",
+            hint="A PoolFormer has the same other keys, but its pooling cannot be folded away. Without "
+            "--method the method is detected.",
+            code="method.mismatch",
         )
+    tensors, names, unused = _official_names(checkpoint)
+    require_sound(tensors, names)
+    knobs = Knobs(settings)
+    sizes = _sizes(tensors)
+    run = run_config(checkpoint.record)
+    config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, checkpoint.record, run, knobs))
+    preprocessing = preprocessing_of(checkpoint.record, run, knobs)
+    knobs.done()
+    form = RIFormerReading(
+        backbone="metaformer",
+        config=config,
+        tensors=tensors,
+        names=names,
+        facts=(*_shape_facts(sizes), *knobs.facts, *unused),
+        preprocessing=preprocessing,
+        deployed=detection.form == "deploy",
+        layer_scale=any(".layer_scale_" in name for name in tensors),
+    )
+    _require_one_form(form)
+    form.require_whole()
+    return form
 
-    def example(self, arch: str | MetaFormerConfig, seed: int) -> dict[str, Tensor]:
-        """mmpretrain's key names; affines, LayerScales and biases far from the identity."""
-        config = ARCHS[arch] if isinstance(arch, str) else arch
-        random = torch.Generator().manual_seed(seed)
-        block = partial(RIFormerBlock, layer_scale=True, deployed=False)
-        with torch.device("meta"):
-            shapes = MetaFormer(config, block, final_affine=True).state_dict()
-        last = 2 * len(config.layers) - 2
-        return {
-            _mmpretrain_name(name, last): _example_tensor(name, tuple(meta.shape), random)
-            for name, meta in shapes.items()
-        }
+
+def published(arch: str) -> Published:
+    """See `repaconv.trained.contract.Method`."""
+    name, _, size = arch.partition("@")
+    config, side = ARCHS[name], int(size or 224)
+    block = partial(RIFormerBlock, layer_scale=True, deployed=False)
+    return Published(
+        training=lambda: MetaFormer(config, block, final_affine=True),
+        deploy=lambda: MetaFormer(config, final_affine=False),
+        input_shape=(3, side, side),
+    )
 
 
-METHOD = RIFormer()
+def example(arch: str | MetaFormerConfig, seed: int) -> dict[str, Tensor]:
+    """mmpretrain's key names; affines, LayerScales and biases far from the identity."""
+    config = ARCHS[arch] if isinstance(arch, str) else arch
+    random = torch.Generator().manual_seed(seed)
+    block = partial(RIFormerBlock, layer_scale=True, deployed=False)
+    with torch.device("meta"):
+        shapes = MetaFormer(config, block, final_affine=True).state_dict()
+    last = 2 * len(config.layers) - 2
+    return {
+        _mmpretrain_name(name, last): _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()
+    }
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -352,7 +338,7 @@ def _weight(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
     return tensors[name]
 
 
-def _require_one_form(form: RIFormerForm) -> None:
+def _require_one_form(form: RIFormerReading) -> None:
     """Refuse nets of which some blocks were reparameterised and others not."""
     trained = {name.split(".token_mixer")[0] for name in form.tensors if ".token_mixer." in name}
     folded = {name.split(".norm_reparam")[0] for name in form.tensors if ".norm_reparam." in name}
@@ -367,7 +353,7 @@ def _require_one_form(form: RIFormerForm) -> None:
 # --- folding, with its certificate ----------------------------------------------------------------
 
 
-def _folded_block(form: RIFormerForm, stage: int, name: str) -> FoldedPart:
+def _folded_block(form: RIFormerReading, stage: int, name: str) -> FoldedPart:
     trained = {key.removeprefix(f"{name}."): w for key, w in form.tensors.items() if key.startswith(f"{name}.")}
     folded = {
         f"{part}.{kind}": value
@@ -391,7 +377,7 @@ def _folded_block(form: RIFormerForm, stage: int, name: str) -> FoldedPart:
     )
 
 
-def _folded_head(form: RIFormerForm) -> FoldedPart:
+def _folded_head(form: RIFormerReading) -> FoldedPart:
     """The final norm's affine into the head, or left in place where the net gives features."""
     tail = {name: w.double() for name, w in form.tensors.items() if name.startswith(("norm.", "head."))}
     if not form.config.classes:

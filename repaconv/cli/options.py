@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from repaconv.cli.joining import joined
+
 if TYPE_CHECKING:
     from repaconv.artefacts import Record
 
@@ -31,8 +33,17 @@ class Strict(TyperCommand):
 
 
 class _Commands(typer.Typer):
+    """Commands whose orders are joined to their options."""
+
     def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
-        return super().command(*names, cls=Strict, **settings)
+        """Register one."""
+        register = super().command(*names, cls=Strict, **settings)
+
+        def joining(command: Command) -> Command:
+            register(joined(command))
+            return command
+
+        return joining
 
 
 app = _Commands(
@@ -88,13 +99,13 @@ Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for 
 Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
 
 
-def finish(command: str, format: Format, quiet: bool, stage: Callable[[Any], Record]) -> None:
+def finish(command: str, format: Format, quiet: bool, stage: Callable[..., Record]) -> None:
     """Run a stage, show its artefact, leave with its verdict."""
     from repaconv.cli import render
     from repaconv.cli.showing import show
 
     with render.progress(quiet=quiet or format is Format.json) as progress:
-        done = stage(progress)
+        done = stage(progress=progress)
     code = 1 if getattr(done, "verdict", "passed") == "failed" else 0
     unproved = getattr(done, "links", ()) and getattr(done, "verdict", "") == "not verified"
     if not code and (unproved or getattr(done, "inconclusive", False)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,8 +30,9 @@ from repaconv.cli.options import (
     app,
     finish,
 )
-from repaconv.cli.parsing import number, pairs, share, size, whole
+from repaconv.cli.parsing import number, pairs, share, size
 from repaconv.errors import UsageProblem
+from repaconv.orders.stages import ExportOrder
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Record
@@ -53,7 +55,7 @@ def inspect(
 
     other = checkpoint.suffix in NOT_CHECKPOINTS
 
-    def run(_progress: Any) -> Record:
+    def run(*, progress: Any) -> Record:
         if out:
             require_ours(out, "inspect")
         seen: Record = inspect_file(checkpoint) if other else stage(checkpoint, weights=weights, settings=settings)
@@ -187,53 +189,16 @@ def export(
         str | None, typer.Option("--onnx", metavar="[PATH]", help="Write ONNX; to model.onnx of the run without PATH.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The same as --onnx PATH.")] = None,
-    target: Target = "x86-64",
-    precision: Annotated[
-        str, typer.Option("--precision", help="fp32, fp16, bf16 or int8; all but the first are lossy.")
-    ] = "fp32",
-    batch: Annotated[str, typer.Option("--batch", metavar="dynamic|N", help="Images a call.")] = "dynamic",
-    image_size: Annotated[
-        str | None, typer.Option("--image-size", help="Fix them: N or HEIGHTxWIDTH; free if the network allows it.")
-    ] = None,
-    simplify: Annotated[bool, typer.Option(help="Simplify, and keep that graph if it computes the same.")] = True,
-    simplifier: Annotated[
-        str, typer.Option("--simplifier", help="onnxsim, onnxslim, or auto: the first that runs.")
-    ] = "auto",
-    with_preprocessing: Annotated[
-        bool, typer.Option("--with-preprocessing", help="Take pixels (uint8, NHWC, RGB); normalise in the graph.")
-    ] = False,
-    inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz to measure a lower precision on.")] = None,
-    images: Images = None,
-    unverified: Unverified = False,
+    order: ExportOrder = ExportOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Export the folded model to ONNX, simplified and compared under ONNX Runtime."""
-    from repaconv.pipeline import export as stage
+    from repaconv.pipeline.exporting import export_by
 
     if onnx is None and out is None:
         raise UsageProblem("say what to export to.", hint="repaconv export --onnx", code="usage.export")
-    fixed = None if batch == "dynamic" else whole(batch, "--batch")
-    finish(
-        "export",
-        format,
-        quiet,
-        lambda progress: stage(
-            run,
-            onnx=onnx or out,
-            target=target,
-            precision=precision,
-            batch=fixed,
-            image_size=size(image_size),
-            simplify=simplify,
-            simplifier=simplifier,
-            with_preprocessing=with_preprocessing,
-            inputs=inputs,
-            images=images,
-            unverified=unverified,
-            progress=progress,
-        ),
-    )
+    finish("export", format, quiet, partial(export_by, order, run, onnx=onnx or out))
 
 
 @app.command(epilog="Example: repaconv build --target rtx-40")

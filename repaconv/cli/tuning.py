@@ -68,7 +68,7 @@ def tune(
     """
     from repaconv.pipeline import tune as stage
 
-    def run(progress: Any) -> Record:
+    def run(*, progress: Any) -> Record:
         measurer = None
         if scheduler:
             from repaconv.farm.cluster import Tls

@@ -11,10 +11,10 @@ from repaconv import registry
 from repaconv.artefacts import FoldArtefact, LoweredCandidate, Ratio
 from repaconv.errors import UsageProblem
 from repaconv.files import write_bytes
-from repaconv.pipeline.exporting import in_precision
 from repaconv.steps.common import Progress, load_onnx
 from repaconv.steps.graphs import runnable
 from repaconv.steps.inputs import Split, choose_inputs
+from repaconv.steps.precisions import in_precision
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,50 @@
+"""Orders as options: a command takes an order, and Typer sees the order's fields in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, get_type_hints
+
+import typer
+
+from repaconv.orders.knobs import Asked, Order, knobs
+
+
+def joined(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with options in place of its parameters that are orders; Typer reads signatures."""
+    hints = get_type_hints(command, include_extras=True)
+    own = signature(command).parameters
+    orders = {name: hints[name] for name in own if _is_order(hints[name])}
+
+    def options() -> Iterator[Parameter]:
+        for name, parameter in own.items():
+            if name in orders:
+                yield from map(_option, knobs(orders[name]))
+            else:
+                yield parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+
+    @wraps(command)
+    def called(**typed: Any) -> Any:
+        return command(**{name: _made(orders[name], typed) if name in orders else typed[name] for name in own})
+
+    called.__signature__ = signature(command).replace(parameters=list(options()))  # type: ignore[attr-defined]
+    return called
+
+
+def _made(order: type[Order], typed: Mapping[str, Any]) -> Order:
+    """The order; what was not typed is its own default."""
+    return order(**{each.name: each.read(typed[each.name]) for each in knobs(order) if typed[each.name] is not None})
+
+
+def _is_order(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Order)
+
+
+def _option(field: Asked) -> Parameter:
+    """A field as Typer reads it."""
+    knob = field.knob
+    names = knob.option or (() if field.default is True else (field.option,))
+    option = typer.Option(field.typed_default, *names, help=knob.help, metavar=knob.metavar, min=knob.least)
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)

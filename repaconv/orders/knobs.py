@@ -1,0 +1,134 @@
+"""What a field of an order says of itself, and what is derived from it: options, arguments, words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from repaconv.orders.texts import Text
+
+Result = TypeVar("Result")
+AnyOrder = TypeVar("AnyOrder", bound="Order")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that a stage may be asked for, as people meet it; it stands in the field's ``Annotated``.
+
+    Attributes:
+        help: What it means: the option's help, and the argument's documentation.
+        option: Its names on the command line, where they are not the field's own.
+        metavar: What stands for its value there.
+        least: The smallest number that is taken.
+        text: How its value is typed, where that is no plain number, word or path.
+        usual: What the command line takes where nothing is typed, if that is not the field's own default.
+        recorded: Whether an artefact repeats it. What says where a result goes, or what it is held against, is not.
+    """
+
+    help: str
+    option: tuple[str, ...] = ()
+    metavar: str | None = None
+    least: int | None = None
+    text: Text | None = None
+    usual: str | None = None
+    recorded: bool = True
+
+
+class Order:
+    """What a stage is asked for. Its subclasses are frozen dataclasses with a `Knob` in every field's annotation."""
+
+    def words(self) -> tuple[str, ...]:
+        """The same as it would be typed: artefacts record it, so that the report can say it again.
+
+        What is a default, or empty, is left out, and so is what an artefact does not repeat.
+        """
+        words: list[str] = []
+        for each in knobs(type(self)):
+            value = getattr(self, each.name)
+            if each.knob.recorded and value != each.default and value not in (None, (), [], {}):
+                words += each.words(value)
+        return tuple(words)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A field of an order with its knob; ``default`` is `inspect.Parameter.empty` where it must be given."""
+
+    name: str
+    type: Any
+    knob: Knob
+    default: Any
+
+    @property
+    def option(self) -> str:
+        """Its name on the command line, the longest if there are several."""
+        return max(self.knob.option, key=len, default=f"--{self.name.replace('_', '-')}")
+
+    def words(self, value: Any) -> list[str]:
+        """A value as it would be typed, with its option."""
+        if isinstance(value, bool):
+            return [self.option if value else f"--no-{self.option[2:]}"]
+        told = self.knob.text.told(value) if self.knob.text else str(getattr(value, "name", value))
+        return [word for each in ([told] if isinstance(told, str) else told) for word in (self.option, each)]
+
+    def read(self, typed: Any) -> Any:
+        """The value of what was typed; None where nothing was."""
+        return typed if typed is None or self.knob.text is None else self.knob.text.read(typed, self.option)
+
+    @property
+    def typed_as(self) -> Any:
+        """The type that the command line takes: a text where one is read, else the field's, a path where it may be."""
+        if self.knob.text is not None:
+            return list[str] | None if self.knob.text.several else str if self.knob.usual else str | None
+        members = get_args(self.type) or (self.type,)
+        plain = Path if Path in members else next(member for member in members if member is not type(None))
+        return plain | None if type(None) in members else plain
+
+    @property
+    def typed_default(self) -> Any:
+        """What the command line takes where nothing is typed."""
+        return self.knob.usual or (None if self.knob.text else self.default)
+
+
+def knobs(order: type[Order]) -> tuple[Asked, ...]:
+    """The fields of an order, as they stand there."""
+    hints = get_type_hints(order, include_extras=True)
+    return tuple(_asked(field, hints[field.name]) for field in fields(order))  # type: ignore[arg-type]
+
+
+def _asked(field: Field[Any], hint: Any) -> Asked:
+    assert get_origin(hint) is Annotated, field.name
+    of, knob = get_args(hint)
+    made = field.default_factory() if field.default_factory is not MISSING else field.default
+    return Asked(field.name, of, knob, inspect.Parameter.empty if made is MISSING else made)
+
+
+def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., Result]:
+    """A stage as it is called in Python: what its order has is given by name, and documented so.
+
+    Args:
+        stage: ``<name>_by``, whose first argument is the order.
+        order: Its class.
+    """
+    own = list(inspect.signature(stage).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    asked = [inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type) for each in knobs(order)]
+    parameters = sorted([*asked, *own], key=lambda each: each.kind)  # positional ones, the order's, the stage's own
+    signature = inspect.signature(stage).replace(parameters=parameters)
+    names = {each.name for each in asked}
+
+    @wraps(stage)
+    def called(*positional: Any, **given: Any) -> Result:
+        signature.bind(*positional, **given)
+        wanted = order(**{name: given.pop(name) for name in names & set(given)})
+        return stage(wanted, *positional, **given)
+
+    called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    lines = "\n".join(f"    {each.name}: {each.knob.help}" for each in knobs(order))
+    called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    order: What is asked for.", lines)
+    return called

@@ -1,0 +1,217 @@
+"""What each stage may be asked for: the only place where a knob has its type, its default and its words.
+
+A field stands where its option stands in the command's help. What a stage is of (a checkpoint, a run, a model) is no
+field: it is the stage's first argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.orders.knobs import Knob, Order
+from repaconv.orders.texts import BATCH, LINKS, NAMES, SETTINGS, SHARE, SIZE, TOLERANCES
+
+Target = Annotated[str, Knob("A target's name, or the path of a .toml.")]
+Images = Annotated[str | Path | None, Knob("A folder of images, or of one folder a class.")]
+Unverified = Annotated[bool, Knob("Go on behind a failed verdict, and record it.")]
+Settings = Annotated[
+    Mapping[str, str] | None,
+    Knob("What the file does not tell.", option=("--set",), metavar="NAME=VALUE", text=SETTINGS),
+]
+Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
+Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
+OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8.")]
+ImagesACall = Annotated[int | None, Knob("Images a call.", least=1)]
+Threads = Annotated[int | None, Knob("Of one inference.", least=1)]
+Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]
+Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]
+AcceptInconclusive = Annotated[bool, Knob("Write a baseline even of an inconclusive measurement.", recorded=False)]
+Scheduler = Annotated[str | None, Knob("Of a Dask cluster with workers of the target.", metavar="tcp://HOST:PORT")]
+TlsCa = Annotated[Path | None, Knob("The cluster's certificate authority.")]
+TlsCert = Annotated[Path | None, Knob("This machine's certificate.")]
+TlsKey = Annotated[Path | None, Knob("Its key.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldOrder(Order):
+    """What `repaconv.fold` may be asked for of a checkpoint; of a graph, ``out`` and ``force`` alone."""
+
+    method: Annotated[str, Knob("The method, or auto.", recorded=False)] = "auto"
+    settings: Settings = None
+    weights: Weights = None
+    out: Annotated[
+        str | Path | None,
+        Knob(
+            "The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.",
+            option=("-o", "--out"),
+            recorded=False,
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        Knob("Replace another checkpoint's run; take settings that contradict the checkpoint.", recorded=False),
+    ] = False
+    allow_deployed: Annotated[bool, Knob("Take a checkpoint in the official deploy form.")] = False
+    identify: Annotated[str | Path | None, Knob("A recorded pair (.npz) that settles what the file does not tell.")] = (
+        None
+    )
+    form: Annotated[str | Path, Knob("How graphs are written: default, official, fastest-known or tune's file.")] = (
+        "default"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOrder(Order):
+    """What `repaconv.verify` may be asked for."""
+
+    inputs: Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W] and the official output, if any.")] = None
+    images: Images = None
+    classes: Annotated[str | Path | None, Knob("Class names, one a line, where the folders' order is another.")] = None
+    checkpoint: Checkpoint = None
+    count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None
+    seed: Annotated[int, Knob("Of the random images.", least=0)] = 0
+    rtol: Annotated[
+        Mapping[str, float] | None,
+        Knob("A link's tolerance, e.g. onnx:1e-6.", metavar="LINK:VALUE", text=TOLERANCES),
+    ] = None
+    atol: Annotated[
+        Mapping[str, float] | None,
+        Knob("An absolute one; either suffices.", metavar="LINK:VALUE", text=TOLERANCES),
+    ] = None
+    require: Annotated[
+        Sequence[str], Knob("Fail if this link cannot be run, e.g. engine.", metavar="LINK", text=LINKS)
+    ] = ()
+    engine: Annotated[str | Path | None, Knob("An engine built from the ONNX model; it is loaded and run.")] = None
+    drift: Annotated[bool, Knob("Follow the drift through links that pass, too.")] = False
+    out: Annotated[
+        str | Path | None, Knob("The result; verify.json of the run.", option=("-o", "--out"), recorded=False)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOrder(Order):
+    """What `repaconv.export` may be asked for."""
+
+    target: Target = "x86-64"
+    precision: Annotated[str, Knob("fp32, fp16, bf16 or int8; all but the first are lossy.")] = "fp32"
+    batch: Annotated[int | None, Knob("Images a call.", metavar="dynamic|N", text=BATCH, usual="dynamic")] = None
+    image_size: Annotated[
+        int | tuple[int, int] | None,
+        Knob("Fix them: N or HEIGHTxWIDTH; free if the network allows it.", text=SIZE),
+    ] = None
+    simplify: Annotated[bool, Knob("Simplify, and keep that graph if it computes the same.")] = True
+    simplifier: Annotated[str, Knob("onnxsim, onnxslim, or auto: the first that runs.")] = "auto"
+    with_preprocessing: Annotated[bool, Knob("Take pixels (uint8, NHWC, RGB); normalise in the graph.")] = False
+    inputs: Annotated[str | Path | None, Knob(".npz to measure a lower precision on.")] = None
+    images: Images = None
+    unverified: Unverified = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOrder(Order):
+    """What `repaconv.build` may be asked for."""
+
+    target: Annotated[str, Knob("A target's name, or the path of a .toml.", usual="x86-64")]
+    precision: OfTheRun = "fp32"
+    workspace_mib: Workspace = None
+    timing_cache: Annotated[str | Path | None, Knob("TensorRT's; one a target and version if left out.")] = None
+    replay: Annotated[bool, Knob("Fail where the timing cache has no answer: the same engine again.")] = False
+    unverified: Unverified = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOrder(Order):
+    """What `repaconv.bench` may be asked for."""
+
+    target: Target = "x86-64"
+    precision: OfTheRun = "fp32"
+    against: Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")] = None
+    threads: Threads = None
+    batch: ImagesACall = None
+    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
+    rounds: Annotated[int | None, Knob("Measured, interleaved rounds.", least=2)] = None
+    protocol: Annotated[str | None, Knob("A paper's: repavit, nondeep, nondeep-throughput, dwconv, riformer.")] = None
+    profile: Annotated[bool, Knob("Also say where the time goes, node by node.")] = False
+    baseline: Annotated[str | Path | None, Knob("A committed file of baselines, by machine.", recorded=False)] = None
+    max_regression: Annotated[
+        float,
+        Knob(
+            "How much longer than the baseline it may take, e.g. 5%.",
+            text=SHARE,
+            usual="5%",
+            recorded=False,
+        ),
+    ] = 0.05
+    update_baseline: Annotated[bool, Knob("Write the baseline instead.", recorded=False)] = False
+    accept_inconclusive: AcceptInconclusive = False
+    seed: Seed = 0
+    unverified: Unverified = False
+    out: Annotated[
+        str | Path | None,
+        Knob("The result; bench/<target>.json of the run.", option=("-o", "--out"), recorded=False),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOrder(Order):
+    """What `repaconv.tune` may be asked for."""
+
+    target: Target = "x86-64"
+    settings: Settings = None
+    batch: ImagesACall = None
+    threads: Threads = None
+    rounds: Annotated[int | None, Knob("Of the last measurement.", least=2)] = None
+    budget_s: Annotated[
+        float, Knob("Seconds after which only the last measurement begins.", option=("--budget",), least=0)
+    ] = 600
+    max_disagreement: Annotated[
+        float | None,
+        Knob("Also try lower precision: lossy, on at most that share of images, e.g. 0.5%.", text=SHARE),
+    ] = None
+    inputs: Annotated[str | Path | None, Knob("Images (.npz) to judge lower precision by.")] = None
+    images: Images = None
+    seed: Seed = 0
+    rewrites: Annotated[Sequence[str] | None, Knob("Consider no others: names with commas.", text=NAMES)] = None
+    exhaustive: Annotated[bool, Knob("Measure every composition in full.")] = False
+    again: Annotated[bool, Knob("Search even if the answer is known.")] = False
+    unverified: Unverified = False
+    out: Annotated[
+        str | Path | None,
+        Knob("The result; tuned/<target>.json of the run.", option=("-o", "--out"), recorded=False),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleOrder(Order):
+    """What `repaconv.bundle` may be asked for."""
+
+    target: Annotated[str, Knob("A board with TensorRT.", usual="orin-nano")]
+    precision: Annotated[str, Knob("Which of the run's ONNX models.")] = "fp32"
+    inputs: Annotated[str | Path | None, Knob(".npz of images for the board.")] = None
+    images: Images = None
+    count: Annotated[int | None, Knob("How many images.", least=1)] = None
+    seed: Annotated[int, Knob("Of random images.", least=0)] = 0
+    batch: ImagesACall = None
+    workspace_mib: Workspace = None
+    checkpoint: Checkpoint = None
+    unverified: Unverified = False
+    out: Annotated[
+        str | Path | None,
+        Knob("The bundle; build/<target>.tar.gz of the run.", option=("-o", "--out"), recorded=False),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOrder(Order):
+    """Where a stage measures: on workers of that Dask cluster, here where there is no scheduler."""
+
+    scheduler: Scheduler = None
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    wait_s: Annotated[
+        float, Knob("Seconds to wait for a worker of the target.", option=("--wait",), least=0, recorded=False)
+    ] = 30

@@ -1,0 +1,74 @@
+"""A graph typed lower: its ranges are measured on some images, and others judge it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import registry
+from repaconv.artefacts import FoldArtefact, Link
+from repaconv.steps.common import Progress, load_onnx
+from repaconv.steps.graphs import BF16_NOTE, runnable
+from repaconv.steps.inputs import Split, filled
+
+if TYPE_CHECKING:
+    import onnx as onnx_package
+
+
+class Typed(NamedTuple):
+    """A graph in a precision, the link that judged it, and its nodes that stay in float32."""
+
+    model: onnx_package.ModelProto
+    links: tuple[Link, ...] = ()
+    islands: tuple[str, ...] = ()
+
+
+def typed_lower(
+    model: onnx_package.ModelProto,
+    precision: str,
+    given: Split,
+    folded: FoldArtefact,
+    *,
+    symmetric: bool,
+    progress: Progress,
+) -> Typed:
+    """The graph in that precision, judged by the float32 one on images that did not calibrate it."""
+    from repaconv.proof.locate import broken, locate
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.runners import FixedBatch, decides
+    from repaconv.proof.traces import OnnxTrace
+
+    progress(f"to {precision}", 0, 0)
+    calibrating = given.calibrating()
+    typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric)
+    logits = folded.output == "logits"
+    backbone = registry.load(registry.BACKBONES, folded.backbone)
+    choosing = decides(backbone.deploy(backbone.from_json(folded.config)))
+    meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
+    runs_here = runnable(typed, precision)
+    before, after = (FixedBatch(load_onnx(form.SerializeToString()), given.batch) for form in (model, runs_here))
+    progress(f"{precision} against float32", 0, 0)
+    for piece in given.judges():
+        meter.add(after.run(piece), before.run(piece))
+    link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}", BF16_NOTE if precision == "bf16" else "")
+    right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
+    # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
+    first = calibrating[0] if calibrating else filled(next(given.judges()), given.batch)
+    link = broken(link, locate(right, wrong, first, allowed=None, decides=choosing))
+    return Typed(typed, (link,), kept)
+
+
+def in_precision(
+    model: onnx_package.ModelProto, precision: str, pieces: list[Any], *, symmetric: bool
+) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
+    """The graph typed lower, by ranges on these images, and the nodes that stay in float32."""
+    from repaconv.exporters.bfloat16 import to_bf16
+    from repaconv.exporters.precision import islands, to_fp16, to_int8
+    from repaconv.proof.ranges import largest_values
+
+    if precision == "fp16":
+        kept = tuple(islands(model, largest_values(model, load_onnx, pieces)))
+        return to_fp16(model, kept), kept
+    if precision == "bf16":
+        return to_bf16(model), ()
+    return to_int8(model, pieces, symmetric=symmetric), ()

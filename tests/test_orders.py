@@ -1,0 +1,71 @@
+"""What a stage is asked for: read from words, told in the same words, and the same by name in Python."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import repaconv as rc
+from repaconv.errors import UsageProblem
+from repaconv.orders import stages
+from repaconv.orders.knobs import knobs
+
+
+@pytest.mark.parametrize(
+    ("order", "name", "text", "value"),
+    [
+        (stages.ExportOrder, "image_size", "140x126", (140, 126)),
+        (stages.ExportOrder, "image_size", "224", (224, 224)),
+        (stages.ExportOrder, "batch", "8", 8),
+        (stages.ExportOrder, "batch", "dynamic", None),
+        (stages.BenchOrder, "max_regression", "5%", 0.05),
+        (stages.BenchOrder, "max_regression", "0.05", 0.05),
+        (stages.TuneOrder, "max_disagreement", "0.5%", 0.005),
+        (stages.TuneOrder, "rewrites", "one-linear,no-moves", ("one-linear", "no-moves")),
+        (stages.VerifyOrder, "rtol", ["onnx:1e-6", "fp16:0.1"], {"onnx": 1e-6, "fp16": 0.1}),
+        (stages.VerifyOrder, "require", ["engine"], ("engine",)),
+        (stages.FoldOrder, "settings", ["mean=1,2,3"], {"mean": "1,2,3"}),
+    ],
+)
+def test_what_is_read_is_told_in_words_that_are_read_the_same(order, name, text, value):
+    (asked,) = [each for each in knobs(order) if each.name == name]
+    assert asked.read(text) == value
+    if value is not None:
+        words = asked.words(value)
+        assert set(words[::2]) == {asked.option}
+        assert asked.read(words[1::2] if isinstance(text, list) else words[1]) == value
+
+
+def test_words_leave_out_what_is_usual_and_what_an_artefact_does_not_repeat():
+    assert stages.ExportOrder().words() == ()
+    asked = stages.ExportOrder(precision="int8", batch=2, image_size=(32, 48), simplify=False, inputs=Path("x.npz"))
+    words = "--precision int8 --batch 2 --image-size 32x48 --no-simplify --inputs x.npz"
+    assert asked.words() == tuple(words.split())
+    assert stages.BenchOrder(baseline="b.json", out="o.json", seed=0).words() == ()
+    assert stages.BuildOrder(target="x86-64", workspace_mib=9).words() == ("--target", "x86-64", "--workspace", "9")
+    assert stages.FoldOrder(settings={"eps": "1"}, weights="ema").words() == ("--set", "eps=1", "--weights", "ema")
+    assert stages.VerifyOrder(rtol={"onnx": 1e-6}, require=("a", "b")).words() == (
+        *("--rtol", "onnx:1e-06"),
+        *("--require", "a", "--require", "b"),
+    )
+
+
+def test_what_is_no_value_is_refused_with_its_option():
+    (asked,) = [each for each in knobs(stages.BenchOrder) if each.name == "max_regression"]
+    for text in ("x", "-5%", "nan"):
+        with pytest.raises(UsageProblem, match="--max-regression"):
+            asked.read(text)
+
+
+@pytest.mark.parametrize(("stage", "order"), [(rc.export, stages.ExportOrder)])
+def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
+    parameters = inspect.signature(stage).parameters
+    assert {each.name for each in fields(order)} < set(parameters)
+    for each in knobs(order):
+        assert parameters[each.name].default == each.default
+        assert f"    {each.name}: {each.knob.help}" in inspect.getdoc(stage)
+    with pytest.raises(TypeError, match="nonsense"):
+        stage(nonsense=1)

@@ -31,7 +31,8 @@ from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.statistics import ratio
 from repaconv.methods.riformer import METHOD
-from repaconv.methods.riformer.paper import ARCHS, RIFormerBlock
+from repaconv.methods.riformer.paper import RIFormerBlock
+from repaconv.methods.riformer.published import ARCHS
 from repaconv.proof.data import random_inputs
 
 

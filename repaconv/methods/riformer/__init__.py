@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from repaconv.methods.riformer import paper
+from repaconv.methods.riformer import paper, published, reading
 from repaconv.trained.contract import Method
 
 METHOD = Method(
     name="riformer",
     paper="RIFormer: Keep Your Vision Backbone Effective But Removing Token Mixer, arXiv 2304.05659",
     figures=Path(__file__).with_name("figures.toml"),
-    archs=tuple(paper.ARCHS),
-    detect=paper.detect,
-    read=paper.read,
-    published=paper.published,
-    example=paper.example,
+    archs=tuple(published.ARCHS),
+    detect=reading.detect,
+    read=reading.read,
+    published=published.published,
+    example=published.example,
 )
 paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

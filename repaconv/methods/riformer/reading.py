@@ -1,0 +1,258 @@
+"""RIFormer's checkpoints: the official code's keys, the run's configuration, and the certificate of their fold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.affine import Affine
+from repaconv.artefacts import Fact, FoldStep
+from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFormerConfig
+from repaconv.backbones.parts import Norm
+from repaconv.checkpoint import Checkpoint, find_typed, require_sound
+from repaconv.errors import Refused
+from repaconv.methods.riformer.paper import RIFormerBlock, fold_block, fold_head
+from repaconv.methods.riformer.published import ARCHS
+from repaconv.skeletons.names import block_tensors, renamed, weight_of
+from repaconv.trained.activations import read_activation
+from repaconv.trained.certificate import max_rel_error, relative_difference
+from repaconv.trained.contract import Detection, FoldedPart, Reading
+from repaconv.trained.knobs import Knobs, natural, one_of, positive, run_config, small
+from repaconv.trained.preprocessing import preprocessing_of
+
+_NORM_KEYS = {"type", "num_groups", "eps", "affine", "requires_grad"}
+_BLOCK_KEY = re.compile(r"^(?P<prefix>.*?)network\.\d+\.\d+\.(?P<part>token_mixer\.affine|norm_reparam)\.weight$")
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """A mixer's affine tells RIFormer from PoolFormer, whose other keys are the same."""
+    parts = [match["part"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name))]
+    affine, reparam = parts.count("token_mixer.affine"), parts.count("norm_reparam")
+    if affine:
+        return Detection("training", f"token_mixer.affine in {affine} blocks")
+    if reparam:
+        return Detection("deploy", f"norm_reparam in {reparam} blocks and token_mixer.affine in none")
+    return None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading:
+    """A RIFormer of the official code, as trained or deployed.
+
+    Raises:
+        Refused: If the keys are not one whole RIFormer, or its weights are not sound.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    detection = detect(checkpoint)
+    if detection is None:
+        raise Refused(
+            f"{checkpoint.path} is not a RIFormer: no block has token_mixer.affine or norm_reparam.",
+            hint="A PoolFormer has the same other keys, but its pooling cannot be folded away. Without "
+            "--method the method is detected.",
+            code="method.mismatch",
+        )
+    tensors, names, unused = _official_names(checkpoint)
+    require_sound(tensors, names)
+    knobs = Knobs(settings)
+    sizes = _sizes(tensors)
+    run = run_config(checkpoint.record)
+    config = MetaFormerConfig(**sizes, **_not_in_tensors(tensors, checkpoint.record, run, knobs))
+    preprocessing = preprocessing_of(checkpoint.record, run, knobs)
+    knobs.done()
+    reading = RIFormerReading(
+        backbone="metaformer",
+        config=config,
+        tensors=tensors,
+        names=names,
+        facts=(*_shape_facts(sizes), *knobs.facts, *unused),
+        preprocessing=preprocessing,
+        deployed=detection.form == "deploy",
+        layer_scale=any(".layer_scale_" in name for name in tensors),
+    )
+    _require_one_form(reading)
+    reading.require_whole()
+    return reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class RIFormerReading(Reading):
+    """A RIFormer as trained; without LayerScale it was built with use_layer_scale=False."""
+
+    config: MetaFormerConfig
+    layer_scale: bool
+
+    def module(self) -> nn.Module:
+        """With the affine in place of the token mixer."""
+        block = partial(RIFormerBlock, layer_scale=self.layer_scale, deployed=self.deployed)
+        return MetaFormer(self.config, block, final_affine=True).eval()
+
+    def parts(self) -> Iterator[FoldedPart]:
+        """The projections as they are, the blocks without a mixer, the head."""
+        yield FoldedPart({name: w.double() for name, w in self.tensors.items() if ".proj." in name})
+        for stage, count in enumerate(self.config.layers):
+            for index in range(count):
+                yield _folded_block(self, stage, f"network.{2 * stage}.{index}")
+        yield _folded_head(self)
+
+
+def _folded_block(reading: RIFormerReading, stage: int, name: str) -> FoldedPart:
+    trained = block_tensors(reading.tensors, f"{name}.")
+    folded = {
+        f"{part}.{kind}": value
+        for part, affine in fold_block(trained).items()
+        for kind, value in (("weight", _as_conv(affine)), ("bias", affine.bias))
+    }
+    width = reading.config.widths[stage]
+    block = RIFormerBlock(reading.config, stage, 0, layer_scale=reading.layer_scale, deployed=reading.deployed)
+    error = relative_difference(
+        (block, trained), (IdentityMixerBlock(reading.config, stage, 0), folded), (2, width, 7, 5)
+    )
+    scaled = ("layer_scale_1 -> norm1", "layer_scale_2 -> mlp.fc2") if reading.layer_scale else ()
+    mixer = () if reading.deployed else ("token_mixer.affine - identity -> norm1",)
+    return FoldedPart(
+        {f"{name}.{key}": value for key, value in folded.items()},
+        FoldStep(
+            module=name,
+            folded=(*mixer, *scaled, "norm2's affine -> mlp.fc1"),
+            left=("both norms' statistics: they depend on the input",),
+            equation="eq. 4",
+            max_rel_error=error,
+        ),
+    )
+
+
+def _folded_head(reading: RIFormerReading) -> FoldedPart:
+    """The final norm's affine into the head, or left in place where the net gives features."""
+    tail = {name: w.double() for name, w in reading.tensors.items() if name.startswith(("norm.", "head."))}
+    if not reading.config.classes:
+        return FoldedPart(tail)
+    norm = Affine.diagonal(tail["norm.weight"], tail["norm.bias"])
+    head = Affine.linear(tail["head.weight"], tail["head.bias"])
+    folded = fold_head(norm, head)
+    x = torch.randn(2, norm.in_width, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    n = Norm(reading.config.norm, norm.in_width, reading.config.eps, affine=False)(x)
+    trained = head(norm(n.movedim(1, -1)).mean((1, 2)))
+    return FoldedPart(
+        {"head.weight": folded.weight, "head.bias": folded.bias},
+        FoldStep(
+            module="head",
+            folded=("norm's affine -> head, through the pooling",),
+            max_rel_error=max_rel_error(folded(n.mean((2, 3))), trained),
+        ),
+    )
+
+
+def _as_conv(affine: Affine) -> Tensor:
+    return affine.weight if affine.is_diagonal else affine.weight[:, :, None, None]
+
+
+def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str], tuple[Fact, ...]]:
+    """mmpretrain's and the paper listing's names to the listing's; norms that no classifier reads go."""
+    prefix = next(match["prefix"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name)))
+    last = max(int(name.split("network.")[1].split(".")[0]) for name in checkpoint.tensors if "network." in name)
+    unused: list[str] = []
+
+    def name_of(key: str) -> str | None:
+        name = key.removeprefix(prefix)
+        if (match := re.match(r"norm(\d+)\.", name)) and int(match[1]) < last:
+            unused.append(name)
+            return None
+        name = re.sub(rf"^norm{last}\.", "norm.", name)
+        return re.sub(r"^head\.fc\.", "head.", name)
+
+    tensors, names = renamed(checkpoint, name_of)
+    facts = [Fact(name="unused", value=sorted(unused), source="keys: norms of out_indices, the head reads the last")]
+    return tensors, names, tuple(facts if unused else ())
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the shapes say; the exact comparison afterwards finds what does not fit them."""
+    blocks: dict[int, int] = {}
+    for name in tensors:
+        if match := re.match(r"network\.(\d+)\.(\d+)\.", name):
+            blocks[int(match[1])] = max(int(match[2]) + 1, blocks.get(int(match[1]), 0))
+    stages = sorted(blocks)
+    if stages != list(range(0, 2 * len(stages), 2)):
+        raise Refused(
+            f"the stages are network.{', network.'.join(map(str, stages))} where a RIFormer has every second one.",
+            hint="Between neighbouring stages of one width the official code leaves the downsampling out and "
+            "then never reaches its final norm: such a net has no output to keep.",
+            code="riformer.stages",
+        )
+    fc1 = [weight_of(tensors, f"network.{stage}.0.mlp.fc1.weight", 4) for stage in stages]
+    return {
+        "layers": tuple(blocks[stage] for stage in stages),
+        "widths": tuple(weight.shape[1] for weight in fc1),
+        "hidden": tuple(weight.shape[0] for weight in fc1),
+        "classes": weight_of(tensors, "head.weight", 2).shape[0] if any(n.startswith("head.") for n in tensors) else 0,
+        "in_channels": weight_of(tensors, "patch_embed.proj.weight", 4).shape[1],
+    }
+
+
+def _shape_facts(sizes: Mapping[str, Any]) -> list[Fact]:
+    facts = [Fact(name=name, value=value, source="shapes") for name, value in sizes.items()]
+    for arch, known in ARCHS.items():
+        if all(getattr(known, name) == sizes[name] for name in ("layers", "widths", "hidden")):
+            facts.insert(0, Fact(name="arch", value=arch, source="shapes, as in the paper"))
+    return facts
+
+
+def _not_in_tensors(
+    tensors: Mapping[str, Tensor], record: Mapping[str, Any], run: Mapping[str, Any], knobs: Knobs
+) -> dict[str, Any]:
+    """Norm, eps, activation, strides and paddings: from --set, the run's configuration or the code's default."""
+    said = find_typed(run.get("model"), "RIFormer") or {}
+    where = "meta.cfg" if said else ""
+    norm, act = said.get("norm_cfg", {}), said.get("act_cfg", {})
+    whole = ("in_stride", "in_pad", "down_stride", "down_pad")
+    if not isinstance(norm, dict) or not isinstance(act, dict) or any(type(said.get(k, 0)) is not int for k in whole):
+        raise Refused(
+            "the run's configuration of its RIFormer is not understood: norm_cfg and act_cfg should be dicts, "
+            f"{', '.join(whole)} whole numbers.",
+            hint="Save the weights without the configuration and give what it says with --set.",
+            code="riformer.config",
+        )
+    if norm.get("type", "GN") not in ("GN", "LN2d") or norm.get("num_groups", 1) != 1:
+        raise Refused(
+            f"the run's configuration asks for the norm {norm}, which no RIFormer of the official code has.",
+            hint="Known are GroupNorm with one group and LN2d.",
+            code="riformer.norm",
+        )
+    if (strange := sorted(set(norm) - _NORM_KEYS)) or norm.get("affine", True) is not True:
+        raise Refused(
+            f"the run's configuration says {', '.join(strange) or 'affine'} of its norms, which is not known here.",
+            hint=f"Known are {', '.join(sorted(_NORM_KEYS))}, with an affine.",
+            code="riformer.norm",
+        )
+    return {
+        "norm": knobs.take("norm", one_of("GN", "LN2d"), "GN", norm.get("type"), where),
+        "eps": knobs.take("eps", small, 1e-5, norm.get("eps"), where),
+        "act": read_activation(record, knobs, act, where),
+        "stem": (
+            weight_of(tensors, "patch_embed.proj.weight", 4).shape[2],
+            knobs.take("stem_stride", positive, 4, said.get("in_stride"), where),
+            knobs.take("stem_padding", natural, 2, said.get("in_pad"), where),
+        ),
+        "down": (
+            tensors["network.1.proj.weight"].shape[2] if "network.1.proj.weight" in tensors else 3,
+            knobs.take("down_stride", positive, 2, said.get("down_stride"), where),
+            knobs.take("down_padding", natural, 1, said.get("down_pad"), where),
+        ),
+    }
+
+
+def _require_one_form(reading: RIFormerReading) -> None:
+    """Refuse nets of which some blocks were reparameterised and others not."""
+    trained = {name.split(".token_mixer")[0] for name in reading.tensors if ".token_mixer." in name}
+    folded = {name.split(".norm_reparam")[0] for name in reading.tensors if ".norm_reparam." in name}
+    if trained and folded:
+        raise Refused(
+            f"{min(trained)} is in training form and {min(folded)} in deploy form.",
+            hint="The file mixes two forms; take the checkpoint as trained.",
+            code="riformer.mixed-forms",
+        )

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 import repaconv
 from repaconv.engines.ort import ENGINE
 from repaconv.files import canonical_json
-from repaconv.graphs.work import macs_of
+from repaconv.graphs.costs import macs_of
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.quality import FEWEST, quality

@@ -1,1 +1,4 @@
-"""Folds of a graph that somebody else exported: rewrites that need no knowledge of the method."""
+"""Folds: what makes a graph of any origin smaller. `fold` has their order; read-tokens is a registered rewrite as well.
+
+A form names read-tokens as it names any rewrite, by its registered name, so that `forms/` need not know this room.
+"""

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.folds import activations, moves, norms
+from repaconv.folds import moves, norms
 from repaconv.folds.edges import IMAGE, LAST, linear_graph
 from repaconv.folds.emit import emit
+from repaconv.graphs import activations
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import clean
 from repaconv.graphs.normal import normalise, one_view

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.folds import activations
-from repaconv.folds.tokens import POINTWISE
+from repaconv.graphs import activations
+from repaconv.graphs.axes import FULL, axis_before, axis_behind
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, attribute, clean, constant
 from repaconv.graphs.normal import normalise
+from repaconv.graphs.operators import POINTWISE, SELECTIONS, VIEWS
 from repaconv.graphs.selections import axes_of, perm_of, selection_of
-from repaconv.graphs.shapes import groups, sizes
+from repaconv.graphs.shapes import sizes
 from repaconv.graphs.views import set_shape
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ class Stacked:
     roots: frozenset[ir.Node]
 
 
-ENDS = -1
+_SUMS = ("ReduceSum", "ReduceMean")
+_OTHERS = ("MatMul", "Softmax", "LayerNormalization", "Concat")
+_REPEATED = POINTWISE.union(VIEWS, SELECTIONS, _SUMS, _OTHERS) - {"Flatten"}
+"""Operators that are written for one branch as for all, with an axis less."""
+ENDS = -2
 """There is no axis of branches any more behind this node."""
 
 
@@ -92,82 +97,36 @@ def _followed(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stac
 
 
 def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
-    """The branches' axis behind a node, `ENDS`, or None where branches mix."""
-    first = next(value for value in node.inputs if value in stacked)
-    axis, before, after = stacked[first].axis, sizes(first), sizes(node.outputs[0])
-    if before is None or after is None:
+    """The branches' axis behind a node, `ENDS`, or None where branches mix or it cannot be written without the axis."""
+    own = {place: stacked[value].axis for place, value in enumerate(node.inputs) if value in stacked}
+    first, axis = next(iter(own.items()))
+    if activations.is_activation(node):
+        return axis
+    if node.domain or node.op_type not in _REPEATED:
         return None
-    kind = node.op_type
-    if activations.is_activation(node) or (not node.domain and kind in POINTWISE):
-        return _aligned(node, stacked, len(after))
-    if node.domain:
+    target = constant(node.inputs[1]) if node.op_type == "Reshape" else np.ones(1)
+    if target is None or 0 in target:
+        return None  # a 0 says the same as another axis, which will be at another place
+    if node.op_type in SELECTIONS and (found := _chosen(node, axis)) != axis:
+        return found
+    gone = axes_of(node, len(sizes(node.inputs[first]) or ())) if node.op_type in _SUMS else None
+    if gone == [axis]:
+        return ENDS
+    behind = axis_behind(node, first, axis)
+    if behind is None or (node.op_type == "MatMul" and behind >= len(sizes(node.outputs[0]) or ()) - 2):
         return None
-    if kind == "MatMul":
-        found = _aligned(node, stacked, len(after))
-        return found if found is not None and found < len(after) - 2 else None
-    if first is not node.inputs[0] and kind != "Concat":
-        return None
-    if kind == "Transpose":
-        return perm_of(node, len(before)).index(axis)
-    if kind in ("Reshape", "Squeeze", "Unsqueeze"):
-        target = constant(node.inputs[1]) if kind == "Reshape" else np.ones(1)
-        if target is None or 0 in target:
-            return None  # a 0 says the same as another axis, which will be at another place
-        paired = groups(before, after)
-        own = [
-            theirs for ours, theirs in paired or () if axis in ours and all(before[i] == 1 for i in ours if i != axis)
-        ]
-        places = [i for i in own[0] if after[i] == before[axis]] if own else []
-        return places[0] if len(places) == 1 and before[axis] != 1 else None
-    if kind in ("Softmax", "LayerNormalization"):
-        own_axis = int(attribute(node, "axis", -1)) % len(before)
-        return axis if (own_axis != axis if kind == "Softmax" else axis < own_axis) else None
-    if kind in ("ReduceSum", "ReduceMean"):
-        return _reduced(node, axis, len(before))
-    if kind in ("Slice", "Gather", "Split"):
-        return _chosen(node, axis)
-    if kind == "Concat":
-        same = all(value in stacked and stacked[value].axis == axis for value in node.inputs if value is not None)
-        return axis if same and int(attribute(node, "axis", 0)) % len(before) != axis else None
-    return None
-
-
-def _aligned(node: ir.Node, stacked: dict[ir.Value, Stacked], rank: int) -> int | None:
-    """The axis of the output; every input has it at the same place, or not at all."""
-    found = set()
-    for value in node.inputs:
-        if value in stacked:
-            found.add(stacked[value].axis + rank - len(sizes(value) or ()))
-    if len(found) != 1:
-        return None
-    axis = found.pop()
-    for value in node.inputs:
-        shape = sizes(value)
-        if value is None or value in stacked:
-            continue
-        if shape is None or (axis - (rank - len(shape)) >= 0 and shape[axis - (rank - len(shape))] != 1):
-            return None
-    return axis
-
-
-def _reduced(node: ir.Node, axis: int, rank: int) -> int | None:
-    gone = axes_of(node, rank)
-    if gone is None:
-        return None
-    if axis in gone:
-        return ENDS if set(gone) == {axis} else None
-    return axis if attribute(node, "keepdims", 1) else axis - sum(i < axis for i in gone)
+    given = [place for place, value in enumerate(node.inputs) if value is not None]
+    return behind if all(axis_before(node, place, behind) == own.get(place, FULL) for place in given) else None
 
 
 def _chosen(node: ir.Node, axis: int) -> int | None:
-    found = [selection_of(value) for value in node.outputs]
-    if any(one is None for one in found):
+    """`ENDS` where every output is one branch, the axis where they are of another, else None."""
+    found = [one for value in node.outputs if (one := selection_of(value)) is not None]
+    if len(found) < len(node.outputs):
         return None
-    one = found[0]
-    assert one is not None
-    if one.axis != axis:
-        return axis - int(not one.keeps and one.axis < axis)
-    return ENDS if all(other is not None and len(other.places) == 1 for other in found) else None
+    if found[0].axis != axis:
+        return axis
+    return ENDS if all(len(one.places) == 1 for one in found) else None
 
 
 # --- taking apart -----------------------------------------------------------------------------------
@@ -275,7 +234,7 @@ def _inputs(
         target = constant(node.inputs[1])
         assert target is not None
         return [inputs[0], write.constant(np.delete(target, axis))]
-    if node.op_type in ("Squeeze", "ReduceSum", "ReduceMean") and len(inputs) > 1:
+    if node.op_type in ("Squeeze", *_SUMS) and len(inputs) > 1:
         return [inputs[0], write.constant([_less(i, inner) for i in axes_of(node, rank) or []])]
     if node.op_type == "Unsqueeze":
         axis, wide = stacked[node.outputs[0]].axis, len(sizes(node.outputs[0]) or ())
@@ -294,7 +253,7 @@ def _finish(
     source = node.inputs[0]
     assert source is not None
     write, axis, branches = Writer(model, node), stacked[source].axis, pieces[source]
-    if node.op_type in ("ReduceSum", "ReduceMean"):
+    if node.op_type in _SUMS:
         total = branches[0]
         for other in branches[1:]:
             new = write("Add", total, other)

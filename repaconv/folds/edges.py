@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.folds.activations import is_activation
 from repaconv.folds.linear import LinearGraph, Vertex
 from repaconv.folds.maps import Dense, Map, Pick, Vector, diagonal, embedding, identity, selection
-from repaconv.folds.uniform import assigned, uniform
+from repaconv.graphs.activations import is_activation
 from repaconv.graphs.graph import Array, attribute, constant
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import sizes
+from repaconv.graphs.uniform import assigned, uniform
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -292,4 +292,7 @@ _RULES: dict[str, Callable[[ir.Node, ir.Value, int], Edges | None]] = {
     "ScatterND": _scatter,
 }
 
-__all__ = ["IMAGE", "LAST", "Pick", "batchnorm", "channel_axis", "identity", "linear_graph", "per_channel"]
+LINEAR = tuple(_RULES)
+"""Operators that may be an edge; whatever is linear in front of or behind them may go into it."""
+
+__all__ = ["IMAGE", "LAST", "LINEAR", "Pick", "batchnorm", "channel_axis", "identity", "linear_graph", "per_channel"]

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.folds.tokens import linear_layer
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Array, Writer, attribute, clean, constant, made_by, scalar
+from repaconv.graphs.linears import linear_of
 from repaconv.graphs.normal import normalise
+from repaconv.graphs.operators import VIEWS
 from repaconv.graphs.shapes import Size, sizes
-from repaconv.graphs.views import OPERATORS, View, set_shape, view_of
+from repaconv.graphs.views import View, set_shape, view_of
 from repaconv.ranks import side_by_side
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _tokens_behind(value: ir.Value) -> ir.Value | None:
         users = list(end.uses())
         if end.is_graph_output() or not users:
             return None
-        if len(users) != 1 or users[0][0].op_type not in OPERATORS:
+        if len(users) != 1 or users[0][0].op_type not in VIEWS:
             break
         end = users[0][0].outputs[0]
     view = view_of(end)
@@ -259,18 +260,19 @@ def _choose(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     v, out = heads_of(mixing.inputs[1]), _tokens_behind(mixing.outputs[0])
     if q is None or k is None or v is None or out is None or not (q.count == k.count == v.count):
         return
-    layers = [linear_layer(one.tokens) for one in (q, k, v)]
+    layers = [linear_of(one.tokens) for one in (q, k, v)]
     readers = list(out.uses())
     proj = readers[0][0] if len(readers) == 1 else None
     weight = constant(proj.inputs[1]) if proj is not None and proj.op_type == "MatMul" else None
     if any(layer is None for layer in layers) or weight is None or weight.ndim != 2 or proj is None:
         return
-    (x, wq, bq), (xk, wk, _), (xv, wv, bv) = (layer for layer in layers if layer is not None)
+    query_layer, key_layer, value_layer = (layer for layer in layers if layer is not None)
+    x, bq, bv = query_layer.x, query_layer.bias, value_layer.bias
     tokens = q.around[1]
-    if xk is not x or xv is not x or not isinstance(tokens, int):
+    if key_layer.x is not x or value_layer.x is not x or not isinstance(tokens, int):
         return
-    query, key = _scores(wq.T, bq, wk.T, q.count, tokens)
-    value, projection = _values(wv.T, weight.T, q.count, tokens)
+    query, key = _scores(query_layer.weight.T, bq, key_layer.weight.T, q.count, tokens)
+    value, projection = _values(value_layer.weight.T, weight.T, q.count, tokens)
     write = Writer(model, scores)
     parts = [part for part in (query[:, :-1], key, value) if part is not None]
     stacked = np.concatenate(parts)

@@ -11,32 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.folds.edges import batchnorm
-from repaconv.folds.uniform import assigned, uniform
+from repaconv.folds.edges import LINEAR, batchnorm
 from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
+from repaconv.graphs.operators import ARITHMETIC, SELECTIONS, VIEWS
 from repaconv.graphs.selections import axes_of, one_run, perm_of, selection_of
 from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import OPERATORS, View, set_shape, view_of
+from repaconv.graphs.uniform import assigned, uniform
+from repaconv.graphs.views import View, set_shape, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-_LINEAR = (
-    "MatMul",
-    "Conv",
-    "Sub",
-    "Where",
-    "ScatterND",
-    "BatchNormalization",
-    "Div",
-    "Add",
-    "Mul",
-    "Slice",
-    "Gather",
-    "Split",
-    "Concat",
-)
-_WITH_CONSTANT = ("Add", "Sub", "Mul", "Div")
 
 
 def before_views(model: ir.Model) -> None:
@@ -44,10 +28,10 @@ def before_views(model: ir.Model) -> None:
     for node in tuple(model.graph):
         if node.graph is not model.graph or node.domain:
             continue
-        if node.op_type in ("Slice", "Gather", "Split"):
+        if node.op_type in SELECTIONS:
             for value in node.outputs:
                 _select(model, node, value)
-        elif node.op_type in _WITH_CONSTANT:
+        elif node.op_type in ARITHMETIC:
             _constant(model, node)
             _sum(model, node)
         elif node.op_type == "BatchNormalization":
@@ -107,7 +91,7 @@ def _spread(numbers: Array, view: View) -> tuple[Array, int] | None:
     grid = whole.reshape([int(length) for length in lengths])
     order = sorted(range(len(factors)), key=lambda i: view.of[home].index(factors[i]))
     grid = grid.transpose(order)
-    if set(factors) != set(view.of[home]) and made_by(view.source, *_LINEAR) is None:
+    if set(factors) != set(view.of[home]) and made_by(view.source, *LINEAR) is None:
         return None  # it would grow to the size of what is normalised there, and nothing could take it in
     inside = [int(view.size[f]) if f in factors else 1 for f in view.of[home]]
     full = np.broadcast_to(grid.reshape(inside), [int(length) for length in every])
@@ -125,7 +109,7 @@ def _constant(model: ir.Model, node: ir.Node) -> None:
         return
     spread = _spread(given, view)
     shape = sizes(view.source)
-    if spread is None or shape is None or made_by(view.source, *_LINEAR) is None:
+    if spread is None or shape is None or made_by(view.source, *LINEAR) is None:
         return
     vector, axis = spread
     write = Writer(model, node)
@@ -224,7 +208,7 @@ def behind_means(model: ir.Model) -> None:
 
 def _lower(model: ir.Model, node: ir.Node) -> bool:
     x = node.inputs[0] if node.inputs else None
-    inner = made_by(x, *_WITH_CONSTANT, "BatchNormalization")
+    inner = made_by(x, *ARITHMETIC, "BatchNormalization")
     shared = node.op_type != "AveragePool" and len(list(x.uses())) != 1 if x is not None else True
     if x is None or inner is None or shared or x.is_graph_output():
         return False
@@ -294,7 +278,7 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
     if node.op_type == "Transpose" and rank == 4 and _of_norm(node.inputs[0]):
         turned: Array = numbers.transpose(perm_of(node, rank))
         return turned
-    if node.op_type in OPERATORS and node.op_type != "Transpose":
+    if node.op_type in VIEWS and node.op_type != "Transpose":
         return _dropped(node, numbers)
     return None
 

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
+from repaconv.graphs.operators import IMAGE_NORMS, ROW_NORMS
 from repaconv.graphs.shapes import sizes
 from repaconv.graphs.views import set_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_LAST = ("LayerNormalization", "RMSNormalization")
-_IMAGE = ("InstanceNormalization", "GroupNormalization")
-
 
 def split(model: ir.Model) -> None:
     """Take scale and shift out of every norm that has some; in place."""
     for node in tuple(model.graph):
-        if node.domain or node.op_type not in (*_LAST, *_IMAGE) or any(v.uses() for v in node.outputs[1:]):
+        if node.domain or node.op_type not in (*ROW_NORMS, *IMAGE_NORMS) or any(v.uses() for v in node.outputs[1:]):
             continue
         shape, scale = sizes(node.inputs[0]), constant(node.inputs[1])
         given = node.inputs[2] if len(node.inputs) > 2 else None
@@ -32,8 +30,8 @@ def split(model: ir.Model) -> None:
             continue
         if not (scale != 1).any() and (shift is None or not shift.any()):
             continue
-        channels = shape[-1] if node.op_type in _LAST else shape[1]
-        last = node.op_type in _LAST and int(attribute(node, "axis", -1)) not in (-1, len(shape) - 1)
+        channels = shape[-1] if node.op_type in ROW_NORMS else shape[1]
+        last = node.op_type in ROW_NORMS and int(attribute(node, "axis", -1)) not in (-1, len(shape) - 1)
         if last or len(scale) != channels or (node.op_type == "InstanceNormalization" and channels == 1):
             continue
         _split(model, node, scale, shift)
@@ -43,9 +41,9 @@ def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) ->
     write, shape, x = Writer(model, node), sizes(node.outputs[0]), node.inputs[0]
     assert shape is not None
     assert x is not None
-    vector = (-1,) if node.op_type in _LAST else (-1, *[1] * (len(shape) - 2))
+    vector = (-1,) if node.op_type in ROW_NORMS else (-1, *[1] * (len(shape) - 2))
     ones = [write.constant(np.ones(len(scale)))]
-    if node.op_type in _IMAGE:
+    if node.op_type in IMAGE_NORMS:
         ones.append(write.constant(np.zeros(len(scale))))
     new = write(node.op_type, x, *ones, **{name: entry.value for name, entry in node.attributes.items()})
     set_shape(new, shape, x)
@@ -60,7 +58,7 @@ def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) ->
 def merge(model: ir.Model) -> None:
     """Put a scale and a shift behind a norm back into it; in place."""
     for node in tuple(model.graph):
-        if node.op_type in _LAST and not node.domain and node.graph is model.graph:
+        if node.op_type in ROW_NORMS and not node.domain and node.graph is model.graph:
             _merge(model, node)
 
 

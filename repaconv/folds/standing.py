@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.folds import activations
 from repaconv.folds.edges import IMAGE, LAST, batchnorm, per_channel
+from repaconv.graphs import activations
 from repaconv.graphs.graph import attribute, constant
+from repaconv.graphs.operators import ARITHMETIC, MOVES
 from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import OPERATORS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_SCALED = ("Add", "Sub", "Mul", "Div")
-_CHOICES = ("Slice", "Gather", "Split")
 _POOLS = ("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceSum", "Pad")
-_THROUGH = (*OPERATORS, *_CHOICES, *_POOLS)
+_THROUGH = (*MOVES, *_POOLS)
 """Linear in themselves and without weights: what stands behind them stands behind what is in front of them."""
 
 
@@ -98,7 +96,7 @@ def linear(node: ir.Node) -> Linear | None:
     if node.op_type == "MatMul":
         return Linear(node, x, given, False) if given.ndim == 2 else None
     out = node.outputs[0]
-    if node.op_type not in _SCALED or sizes(x) != sizes(out) or given.dtype.kind != "f":
+    if node.op_type not in ARITHMETIC or sizes(x) != sizes(out) or given.dtype.kind != "f":
         return None
     vector = any(per_channel(given, out, axis) is not None for axis in (LAST, IMAGE))
     return Linear(node, x, None, node.op_type in ("Add", "Sub")) if vector else None

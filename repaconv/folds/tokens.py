@@ -11,73 +11,25 @@ What is read is followed from the outputs back to where all tokens are needed; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from repaconv.artefacts import Change
+from repaconv.folds.pieces import separate
+from repaconv.graphs.axes import axis_before
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, made_by
+from repaconv.graphs.graph import Writer, attribute, constant
 from repaconv.graphs.normal import normalise
-from repaconv.graphs.selections import axes_of, perm_of, selection_of
-from repaconv.graphs.shapes import groups, sizes
-from repaconv.graphs.views import View, set_shape, view_of
+from repaconv.graphs.operators import PRODUCTS
+from repaconv.graphs.selections import selection_of
+from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-POINTWISE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "And",
-        "Cast",
-        "Ceil",
-        "Clip",
-        "Cos",
-        "Div",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "Greater",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "LeakyRelu",
-        "Less",
-        "Log",
-        "Max",
-        "Min",
-        "Mish",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Softplus",
-        "Sqrt",
-        "Sub",
-        "Sum",
-        "Swish",
-        "Tanh",
-        "Where",
-    ]
-)
-"""Operators whose every entry depends on the entries at its place alone, inputs broadcast."""
-
-HEAVY = ("MatMul", "Gemm", "Conv", "Attention")
 LARGEST_SHARE = 0.5
 """Of the tokens. Where more are read, the copies cost what the rest saves."""
 
@@ -99,14 +51,14 @@ def apply(model: ir.Model) -> Iterator[Change]:
     normalise(model)
     demands = _demands(model)
     for _ in range(len(model.graph)):
-        if not _separate(model, demands):
+        if not separate(model, {value for value in demands if _of_all(value, demands)}):
             break
         demands = _demands(model)
     for node in model.graph:
         if len({demands[value] for value in node.outputs if value.uses()}) > 1:
             demands |= dict.fromkeys(node.outputs)
     narrowed = [node for node in model.graph if isinstance(demands.get(node.outputs[0]), Reads)]
-    saved = [node for node in narrowed if node.op_type in HEAVY]
+    saved = [node for node in narrowed if node.op_type in PRODUCTS]
     if not saved:
         return
     read = demands[saved[-1].outputs[0]]
@@ -165,6 +117,12 @@ def _selects(node: ir.Node) -> Reads | None:
     return Reads(found.axis, tuple(int(place) for place in found.places))
 
 
+def _of_all(value: ir.Value, demands: dict[ir.Value, Demand]) -> bool:
+    """Whether a selection is read for few tokens, and what it is of for all."""
+    selected = selection_of(value) if demands[value] is not None else None
+    return selected is not None and demands.get(selected.value) is None
+
+
 def _of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Demand:
     """What a node reads of an input, given what is read of its outputs."""
     if node.op_type == "Split" and node.domain == "":
@@ -181,275 +139,12 @@ def _of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Deman
     return None if axis is None or axis < 0 else Reads(axis, demand.places)
 
 
-FULL = -1
-"""An input that has no such axis: all of it is read, and that hinders nobody."""
-
-
 def _input_axis(node: ir.Node, place: int, axis: int) -> int | None:
-    """Which axis of an input an output's axis is, place by place; `FULL`, or None where they mix."""
-    shapes, out = [sizes(value) for value in node.inputs], sizes(node.outputs[0])
-    if out is None or shapes[place] is None:
-        return None
-    rule = _RULES.get(node.op_type)
-    if rule is not None:
-        return rule(node, place, axis)
-    return _pointwise(node, place, axis) if node.op_type in POINTWISE else None
-
-
-def _pointwise(node: ir.Node, place: int, axis: int) -> int | None:
-    shape, out = sizes(node.inputs[place]), sizes(node.outputs[0])
-    assert shape is not None
-    assert out is not None
-    mine = axis - (len(out) - len(shape))
-    if mine < 0 or shape[mine] == 1:
-        return FULL
-    return mine if shape[mine] == out[axis] else None
-
-
-def _matmul(node: ir.Node, place: int, axis: int) -> int | None:
-    left, right, out = sizes(node.inputs[0]), sizes(node.inputs[1]), sizes(node.outputs[0])
-    if left is None or right is None or out is None or len(left) < 2 or len(right) < 2:
-        return None
-    if axis == len(out) - 1:
-        return None
-    if axis == len(out) - 2:
-        return len(left) - 2 if place == 0 else FULL
-    return _pointwise(node, place, axis)
-
-
-def _gemm(node: ir.Node, place: int, axis: int) -> int | None:
-    if axis or attribute(node, "transA", 0):
-        return None
-    return (0, FULL)[place] if place < 2 else _pointwise(node, place, axis)
-
-
-def _norm(node: ir.Node, place: int, axis: int) -> int | None:
-    rank = len(sizes(node.outputs[0]) or ())
-    first = int(attribute(node, "axis", -1)) % rank
-    return (axis if place == 0 else _pointwise(node, place, axis)) if axis < first else None
-
-
-def _softmax(node: ir.Node, place: int, axis: int) -> int | None:
-    return axis if int(attribute(node, "axis", -1)) % len(sizes(node.outputs[0]) or ()) != axis else None
-
-
-def _batchnorm(node: ir.Node, place: int, axis: int) -> int | None:
-    return (axis if place == 0 else FULL) if axis != 1 else None
-
-
-def _transpose(node: ir.Node, place: int, axis: int) -> int | None:
-    return perm_of(node, len(sizes(node.outputs[0]) or ()))[axis]
-
-
-def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
-    if place == 1:
-        return FULL
-    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
-    paired = groups(before, after) if before is not None and after is not None else None
-    target = constant(node.inputs[1])
-    if paired is None or target is None or 0 in target:
+    """See `axis_before`; None as well where the node cannot be written with fewer places."""
+    target = constant(node.inputs[1]) if node.op_type == "Reshape" else np.ones(1)
+    if node.op_type in ("Expand", "Flatten") or target is None or 0 in target:
         return None  # a 0 says the same as an axis of the input
-    assert before is not None
-    assert after is not None
-    for ours, theirs in paired:
-        inner = [i for i in ours if before[i] != 1]
-        if [i for i in theirs if after[i] != 1] == [axis] and len(inner) == 1:
-            return inner[0]
-    return None
-
-
-def _squeeze(node: ir.Node, place: int, axis: int) -> int | None:
-    rank = len(sizes(node.inputs[0]) or ())
-    gone = axes_of(node, rank)
-    if place == 1:
-        return FULL
-    return None if gone is None else [entry for entry in range(rank) if entry not in gone][axis]
-
-
-def _unsqueeze(node: ir.Node, place: int, axis: int) -> int | None:
-    rank = len(sizes(node.outputs[0]) or ())
-    added = axes_of(node, rank)
-    if place == 1:
-        return FULL
-    if added is None or axis in added:
-        return None
-    return [entry for entry in range(rank) if entry not in added].index(axis)
-
-
-def _concat(node: ir.Node, place: int, axis: int) -> int | None:
-    return axis if int(attribute(node, "axis", 0)) % len(sizes(node.outputs[0]) or ()) != axis else None
-
-
-def _split(node: ir.Node, place: int, axis: int) -> int | None:
-    return FULL if place else _concat(node, place, axis)
-
-
-def _take(node: ir.Node, place: int, axis: int) -> int | None:
-    """A Slice or Gather on another axis."""
-    found = selection_of(node.outputs[0])
-    if place:
-        return FULL
-    if found is None or (found.keeps and axis == found.axis):
-        return None
-    return axis if found.keeps or axis < found.axis else axis + 1
-
-
-def _reduce(node: ir.Node, place: int, axis: int) -> int | None:
-    rank = len(sizes(node.inputs[0]) or ())
-    gone = axes_of(node, rank)
-    if place:
-        return FULL
-    if gone is None:
-        return None
-    if attribute(node, "keepdims", 1):
-        return None if axis in gone else axis
-    return [entry for entry in range(rank) if entry not in gone][axis]
-
-
-def _attention(node: ir.Node, place: int, axis: int) -> int | None:
-    """Opset 23's: queries [B, H, N, d] or [B, N, H d]; a mask's rows are those of the queries."""
-    rank = len(sizes(node.inputs[0]) or ())
-    if attribute(node, "is_causal", 0) or axis != rank - 2:
-        return None
-    if place == 0:
-        return axis
-    shape = sizes(node.inputs[place])
-    if place != 3 or shape is None:
-        return FULL if place < 3 else None
-    return FULL if shape[-2] == 1 else len(shape) - 2
-
-
-_RULES: dict[str, Callable[[ir.Node, int, int], int | None]] = {
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "LayerNormalization": _norm,
-    "RMSNormalization": _norm,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "BatchNormalization": _batchnorm,
-    "Transpose": _transpose,
-    "Reshape": _reshape,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Concat": _concat,
-    "Slice": _take,
-    "Gather": _take,
-    "Split": _split,
-    "ReduceMean": _reduce,
-    "ReduceSum": _reduce,
-    "ReduceMax": _reduce,
-    "Attention": _attention,
-}
-
-
-# --- one linear layer for queries, keys and values ---------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A selection of a linear layer's channels: which, and how it is seen."""
-
-    value: ir.Value
-    view: View
-    factor: int
-    channels: np.ndarray
-    count: int | None
-
-    @property
-    def whole(self) -> View:
-        """What a layer of these channels alone is seen as."""
-        return self.view.narrowed(self.view.source, self.factor, self.count)
-
-
-def _separate(model: ir.Model, demands: dict[ir.Value, Demand]) -> bool:
-    """Take one linear layer apart whose queries are read for few tokens and keys for all; whether there was one."""
-    for node in model.graph:
-        for value in node.outputs:
-            if not isinstance(demands.get(value), Reads) or (selected := selection_of(value)) is None:
-                continue
-            if demands.get(selected.value) is not None:
-                continue
-            piece = _piece(value)
-            if piece is None or linear_layer(piece.view.source) is None:
-                continue
-            pieces = _all_pieces(piece.view.source)
-            if pieces is not None and all(one.whole.writable for one in pieces):
-                for one in pieces:
-                    _write_piece(model, one)
-                return True
-    return False
-
-
-def _piece(value: ir.Value) -> _Piece | None:
-    selected = selection_of(value)
-    seen = view_of(selected.value) if selected is not None else None
-    merged = seen.merged(selected.axis) if seen is not None and selected is not None else None
-    if selected is None or merged is None or len(merged.axes[selected.axis]) != 1:
-        return None
-    factor = merged.axes[selected.axis][0]
-    channels = merged.channels(factor, selected.places)
-    if channels is None or merged.axis_of(factor) != len(merged.of) - 1:
-        return None
-    return _Piece(value, merged, factor, channels, len(selected.places) if selected.keeps else None)
-
-
-def _all_pieces(source: ir.Value) -> list[_Piece] | None:
-    """Every selection of its channels, if nothing else reads the value."""
-    found, seen = [], [source]
-    while seen:
-        value = seen.pop()
-        if value.is_graph_output():
-            return None
-        for user, place in value.uses():
-            if place == 0 and user.domain == "" and user.op_type in ("Slice", "Gather", "Split"):
-                pieces = [_piece(output) for output in user.outputs if output.uses() or output.is_graph_output()]
-                if any(piece is None or piece.view.source is not source for piece in pieces):
-                    return None
-                found += [piece for piece in pieces if piece is not None]
-            elif place == 0 and user.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"):
-                seen.append(user.outputs[0])
-            else:
-                return None
-    return found
-
-
-def linear_layer(value: ir.Value) -> tuple[ir.Value, np.ndarray, np.ndarray | None] | None:
-    """x, weight [in, out] and bias [out] of a MatMul, with or without an Add behind it."""
-    bias = None
-    added = made_by(value, "Add")
-    product = made_by(value, "MatMul")
-    if added is not None:
-        for mine, other in ((0, 1), (1, 0)):
-            bias, product = constant(added.inputs[other]), made_by(added.inputs[mine], "MatMul")
-            if bias is not None and product is not None:
-                break
-        if bias is None or bias.ndim != 1:
-            return None
-    weight = constant(product.inputs[1]) if product is not None else None
-    if product is None or weight is None or weight.ndim != 2 or product.inputs[0] is None:
-        return None
-    if bias is not None and bias.size not in (1, weight.shape[1]):
-        return None  # it is the one output that is repeated
-    return product.inputs[0], weight, None if bias is None else np.broadcast_to(bias, weight.shape[1:])
-
-
-def _write_piece(model: ir.Model, piece: _Piece) -> None:
-    """A linear layer of the piece's channels alone."""
-    found, node = linear_layer(piece.view.source), piece.value.producer()
-    assert found is not None
-    assert node is not None
-    x, weight, bias = found
-    write = Writer(model, node)
-    new = write("MatMul", x, write.constant(weight[:, piece.channels]))
-    shape = sizes(piece.view.source)
-    assert shape is not None
-    set_shape(new, (*shape[:-1], len(piece.channels)), x)
-    if bias is not None:
-        new = write("Add", new, write.constant(bias[piece.channels]))
-        set_shape(new, (*shape[:-1], len(piece.channels)), x)
-    seen = replace(piece.whole, source=new).write(write)
-    assert seen is not None
-    write.replace(piece.value, seen)
+    return axis_before(node, place, axis)
 
 
 # --- writing ----------------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, attribute, constant, dims, nodes_of
+from repaconv.graphs.operators import MOVES
 from repaconv.graphs.selections import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-PASSES = ("Transpose", "Reshape", "Flatten", "Unsqueeze", "Squeeze", "Slice", "Split", "Gather", "Expand", "Identity")
 
 
 @dataclass
@@ -110,7 +109,7 @@ def _parts(node: ir.Node) -> list[int]:
         return []
     if node.op_type in ("Add", "Concat"):
         return list(range(len(node.inputs)))
-    return [0] if node.op_type in PASSES else []
+    return [0] if node.op_type in (*MOVES, "Expand") else []
 
 
 def _axis_before(node: ir.Node, output: ir.Value, index: int, axis: int) -> int | None:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.forms.attention import Attention, attentions, take
-from repaconv.forms.heads import (
+from repaconv.graphs.attention import Attention, attentions, take
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.graphs.heads import (
     Projection,
     as_heads,
     at_layer,
@@ -29,9 +31,7 @@ from repaconv.forms.heads import (
     values_of,
     write_heads,
 )
-from repaconv.forms.linears import Linear, linear_of, write_linear
-from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.graphs.linears import Linear, linear_of, write_linear
 from repaconv.ranks import thin
 
 if TYPE_CHECKING:

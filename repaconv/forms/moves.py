@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.graphs.chains import MOVES, chain_of
+from repaconv.graphs.chains import chain_of
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of
+from repaconv.graphs.operators import MOVES, REDUCTIONS
 from repaconv.graphs.selections import axes_of, perm_of
 from repaconv.graphs.shapes import Sizes, sizes
 from repaconv.graphs.views import reshaped, seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
 
 def _no_moves(model: ir.Model) -> Iterator[Change]:

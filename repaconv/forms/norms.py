@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.forms.linears import layers_behind, write_linear
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.linears import layers_behind, write_linear
 from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.forms.grids import is_plain, static_grid, tokens_behind
-from repaconv.forms.linears import linear_of, write_linear
 from repaconv.graphs.chains import chain_of, reads
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, made_by, nodes_of, only_reader
+from repaconv.graphs.grids import is_plain, static_grid, tokens_behind
+from repaconv.graphs.linears import linear_of, write_linear
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.forms.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
-from repaconv.forms.linears import layer_at, linear_of, write_linear
-from repaconv.graphs.chains import ELEMENTWISE
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
+from repaconv.graphs.linears import layer_at, linear_of, write_linear
+from repaconv.graphs.operators import UNARY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,7 +46,7 @@ def _tokens_of(write: Writer, grid: ir.Value, written: dict[ir.Value, ir.Value])
     if grid in written:
         return written[grid]
     node = grid.producer()
-    if node is not None and node.op_type in ELEMENTWISE and node.domain == "" and node.inputs[0] in written:
+    if node is not None and node.op_type in UNARY and node.domain == "" and node.inputs[0] in written:
         settings = {name: entry.value for name, entry in node.attributes.items()}
         return write(node.op_type, written[node.inputs[0]], **settings)
     before, sizes = tokens_before(grid), static_grid(grid)

@@ -14,17 +14,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.forms.linears import Linear, linear_of, linears, write_linear
-from repaconv.graphs.chains import ELEMENTWISE
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.linears import Linear, linear_of, linears, write_linear
+from repaconv.graphs.operators import ROW_NORMS, UNARY
 from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-
-NORMS = ("LayerNormalization", "RMSNormalization")
 
 
 def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
@@ -128,7 +125,7 @@ def _rows_throughout(model: ir.Model) -> Iterator[Change]:
 
 
 def _last_axis(node: ir.Node) -> dict[str, int]:
-    return {"axis": -1} if node.op_type in NORMS else {}
+    return {"axis": -1} if node.op_type in ROW_NORMS else {}
 
 
 def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> list[ir.Value | None] | None:
@@ -136,7 +133,7 @@ def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> li
     shape = dims(node.outputs[0]) or ()
     if len(shape) != 3 or None in shape[1:] or len(node.outputs) != 1:
         return None
-    if node.op_type in ELEMENTWISE or (node.op_type in NORMS and attribute(node, "axis", -1) in (-1, 2)):
+    if node.op_type in UNARY or (node.op_type in ROW_NORMS and attribute(node, "axis", -1) in (-1, 2)):
         first = node.inputs[0]
         alike = all(numbers is not None and numbers.ndim < 2 for numbers in map(constant, node.inputs[1:]))
         return [rows[first], *node.inputs[1:]] if first in rows and alike else None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.graphs import selections, views
+from repaconv.graphs import views
 from repaconv.graphs.graph import scalar
+from repaconv.graphs.operators import MOVES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-MOVES = (*views.OPERATORS, *selections.OPERATORS)
-ELEMENTWISE = ("Gelu", "Relu", "Sigmoid", "Tanh", "Erf", "HardSwish", "Softplus", "LeakyRelu", "Elu", "Abs", "Exp")
 
 
 class Read(NamedTuple):

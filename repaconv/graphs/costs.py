@@ -1,20 +1,21 @@
-"""What a graph costs: its parameters, and the multiply-accumulates of one call."""
+"""What a graph costs: its parameters, and the multiply-accumulates of one image."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, constant
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.graph import Array, constant, read
+from repaconv.graphs.operators import IMAGE_NORMS, PRODUCTS, ROW_NORMS
+from repaconv.graphs.shapes import Size, Sizes, sizes
 from repaconv.onnxfile import flops_of
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
-
-_NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
 
 
 def parameters(model: ir.Model) -> int:
@@ -45,30 +46,42 @@ def _is_neutral(node: ir.Node, place: int, numbers: Array | None) -> bool:
         return True
     if node.op_type == "BatchNormalization":
         return place > 2
-    return node.op_type in _NORMS and place > 0 and bool((numbers == (1 if place == 1 else 0)).all())
+    return (
+        node.op_type in (*ROW_NORMS, *IMAGE_NORMS) and place > 0 and bool((numbers == (1 if place == 1 else 0)).all())
+    )
 
 
 def macs(model: ir.Model) -> int | None:
-    """Of matrix products and convolutions, where free sizes are 1; None where shapes are not known."""
-    total = 0
+    """Multiply-accumulates of one image in products, convolutions and attention; None where some shape is not known.
+
+    A free size is 1: of a product of free sizes and numbers the numbers count.
+    """
+    found = list(_macs(model))
+    known = [count for count in found if count is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def macs_of(proto: onnx.ModelProto) -> int:
+    """The same of a graph as its file has it, to compare two forms of it: what is not known counts as nothing."""
+    return sum(count or 0 for count in _macs(read(proto)))
+
+
+def _macs(model: ir.Model) -> Iterator[int | None]:
     for node in model.graph:
-        if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv", "Attention"):
+        if node.domain or node.op_type not in PRODUCTS:
             continue
-        inputs, outputs = (
-            [sizes(value) for value in values if value is not None] for values in (node.inputs[:2], node.outputs[:1])
-        )
+        inputs, outputs = ([sizes(value) for value in values] for values in (node.inputs[:2], node.outputs[:1]))
         if None in inputs or None in outputs:
-            return None
-        total += flops_of(node.op_type, _numbers(inputs), _numbers(outputs)) // 2
-    return total
+            yield None
+        else:
+            yield flops_of(node.op_type, _numbers(inputs), _numbers(outputs)) // 2
 
 
-def _numbers(shapes: list[Any]) -> list[tuple[int, ...]]:
-    return [tuple(_number(size) for size in shape) for shape in shapes]
+def _numbers(shapes: list[Sizes | None]) -> list[tuple[int, ...]]:
+    return [tuple(_number(size) for size in shape or ()) for shape in shapes]
 
 
-def _number(size: int | str) -> int:
-    """A free size is 1; products of free sizes and numbers keep the numbers."""
+def _number(size: Size) -> int:
     if isinstance(size, int):
         return size
     return math.prod(int(part) for part in size.split("*") if part.isdigit())

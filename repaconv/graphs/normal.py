@@ -9,31 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.graph import Writer, attribute, clean, constant
+from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
 from repaconv.graphs.shapes import settle, sizes
-from repaconv.graphs.views import OPERATORS, View, set_shape, view_of
+from repaconv.graphs.views import View, set_shape, view_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-_ALONE = frozenset(
-    [
-        "Gelu",
-        "Relu",
-        "Sigmoid",
-        "Tanh",
-        "Erf",
-        "Neg",
-        "Sqrt",
-        "Exp",
-        "HardSwish",
-        "HardSigmoid",
-        "LeakyRelu",
-        "Elu",
-        "Softplus",
-        "Mish",
-    ]
-)
-_WITH_VECTOR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
 
 
 def normalise(model: ir.Model) -> None:
@@ -104,13 +85,13 @@ def _row_by_row(node: ir.Node) -> int | None:
         return None
     numbers = [constant(value) for value in node.inputs]
     vectors = all(other is not None and other.ndim < 2 for other in numbers[1:])
-    if node.op_type in _ALONE:
+    if node.op_type in UNARY:
         return 0
     if node.op_type == "LayerNormalization" and vectors and attribute(node, "axis", -1) in (-1, 1):
         return 0
     if node.op_type == "MatMul":
         return 0 if numbers[0] is None and numbers[1] is not None and numbers[1].ndim == 2 else None
-    if node.op_type not in _WITH_VECTOR or sum(n is None for n in numbers) != 1:
+    if node.op_type not in (*ARITHMETIC, "Pow") or sum(n is None for n in numbers) != 1:
         return None
     place = 0 if numbers[0] is None else 1
     other = numbers[1 - place]
@@ -120,9 +101,9 @@ def _row_by_row(node: ir.Node) -> int | None:
 def _one_view(model: ir.Model, node: ir.Node) -> None:
     """A chain of views that something else reads, as the shortest that does the same."""
     value = node.outputs[0]
-    if node.op_type not in OPERATORS or node.domain or constant(value) is not None:
+    if node.op_type not in VIEWS or node.domain or constant(value) is not None:
         return
-    if not value.is_graph_output() and all(user.op_type in OPERATORS for user, _ in value.uses()):
+    if not value.is_graph_output() and all(user.op_type in VIEWS for user, _ in value.uses()):
         return
     view = view_of(value)
     if view is None or view.source is value:

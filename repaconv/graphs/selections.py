@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.graphs.graph import attribute, constant, made_by
+from repaconv.graphs.operators import SELECTIONS
 from repaconv.graphs.shapes import Size, Sizes, sizes
 from repaconv.onnxfile import split_evenly
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-OPERATORS = ("Slice", "Gather", "Split")
 EVERYTHING = 2**31 - 1
 """An end from here on is no place in a tensor: exporters write INT32_MAX and INT64_MAX for "to the end"."""
 
@@ -45,7 +45,7 @@ class Selection:
 
 def selection_of(value: ir.Value | None) -> Selection | None:
     """The selection that a value is, if its places are constant and of one axis."""
-    node = made_by(value, *OPERATORS)
+    node = made_by(value, *SELECTIONS)
     found = taken(node, value) if node is not None and value is not None else None
     if node is None or node.inputs[0] is None or found is None or len(found) != 1:
         return None

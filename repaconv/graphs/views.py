@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.graphs.graph import Writer, made_by, scalar
+from repaconv.graphs.operators import VIEWS
 from repaconv.graphs.selections import Places, axes_of, perm_of, taken
 from repaconv.graphs.shapes import Size, Sizes, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-OPERATORS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten")
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,9 @@ class View:
 
 
 def view_of(value: ir.Value) -> View | None:
-    """The longest chain of `OPERATORS` behind a value, itself if there is none; None where a shape is not known."""
+    """The longest chain of `VIEWS` behind a value, itself if there is none; None where a shape is not known."""
     chain = [value]
-    while (node := made_by(chain[-1], *OPERATORS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
+    while (node := made_by(chain[-1], *VIEWS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
         chain.append(node.inputs[0])
     return seen(chain)
 
@@ -189,7 +188,7 @@ def seen(chain: list[ir.Value]) -> View | None:
     """The first value of a chain as a view of its last; None where that cannot be told for every free size.
 
     Args:
-        chain: Each made of the next by one of `OPERATORS`, by a selection, or by a number that it is multiplied with.
+        chain: Each made of the next by one of `VIEWS`, by a selection, or by a number that it is multiplied with.
     """
     found = whole(chain[-1])
     for place in range(len(chain) - 2, -1, -1):

@@ -377,7 +377,7 @@ class _Graphs:
         """What it multiplies and adds for one image."""
         import onnx
 
-        from repaconv.graphs.work import macs_of
+        from repaconv.graphs.costs import macs_of
 
         if form not in self.counted:
             self.counted[form] = macs_of(onnx.load(self.path(form)))

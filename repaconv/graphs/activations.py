@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from repaconv.graphs.graph import Writer, constant, scalar
+from repaconv.graphs.operators import ARITHMETIC, UNARY
 from repaconv.graphs.shapes import sizes
 from repaconv.graphs.views import set_shape
 
@@ -16,39 +17,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 DOMAIN, GROUP = "repaconv", "Activation"
-ALONE = frozenset(
-    (
-        "Gelu",
-        "Relu",
-        "Sigmoid",
-        "Tanh",
-        "Erf",
-        "HardSwish",
-        "HardSigmoid",
-        "LeakyRelu",
-        "Elu",
-        "Selu",
-        "Celu",
-        "Softplus",
-        "Softsign",
-        "Mish",
-        "Swish",
-        "Exp",
-        "Sqrt",
-        "Abs",
-        "Sin",
-        "Cos",
-        "Log",
-    )
-)
-_SCALED = frozenset(("Add", "Sub", "Mul", "Div", "Pow"))
+_INSIDE = UNARY.union(ARITHMETIC, ("Pow",))
 DEPTH = 12
 """Nodes that one activation may have."""
 
 
 def is_activation(node: ir.Node) -> bool:
     """Whether a node acts on every number of its one input by itself."""
-    return (node.domain, node.op_type) == (DOMAIN, GROUP) or (node.domain == "" and node.op_type in ALONE)
+    return (node.domain, node.op_type) == (DOMAIN, GROUP) or (node.domain == "" and node.op_type in UNARY)
 
 
 def group(model: ir.Model) -> None:
@@ -120,7 +96,7 @@ def _between(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
         if node in inside:
             continue
         inside.add(node)
-        if len(inside) > DEPTH or node.domain or (node.op_type not in _SCALED and node.op_type not in ALONE):
+        if len(inside) > DEPTH or node.domain or (node.op_type not in _INSIDE):
             return None
         for value in node.inputs:
             if value is root or scalar(value) is not None:
@@ -129,7 +105,7 @@ def _between(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
             if before is None:
                 return None
             todo.append(before)
-    if not any(node.op_type in ALONE for node in inside):
+    if not any(node.op_type in UNARY for node in inside):
         return None
     for node in inside - {last}:
         for value in node.outputs:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.forms.attention import Attention, Heads
-from repaconv.forms.linears import Linear, layer_at, linear_of, write_linear
+from repaconv.graphs.attention import Attention, Heads
 from repaconv.graphs.chains import chain_of, columns_of, reads
 from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.graphs.linears import Linear, layer_at, linear_of, write_linear
 from repaconv.graphs.selections import one_run
 from repaconv.graphs.views import seen
 

@@ -34,7 +34,9 @@ from handmade import pipeline
 from numpy.typing import NDArray
 
 import repaconv
+from repaconv.engines.contract import SessionSpec
 from repaconv.engines.ort import ENGINE
+from repaconv.engines.ort_profile import peak_gflops
 from repaconv.files import canonical_json
 from repaconv.graphs.costs import macs_of
 from repaconv.measure.fingerprint import fingerprint
@@ -42,6 +44,7 @@ from repaconv.measure.protocol import measure, pinned
 from repaconv.measure.quality import FEWEST, quality
 from repaconv.measure.statistics import ratio
 from repaconv.proof.data import random_inputs
+from repaconv.proof.runners import Images
 
 HAND, OURS = "hand-made", "repaconv"
 IMAGES, SAME = 4, 1e-4
@@ -81,7 +84,7 @@ def compared(
     with pinned(threads) as cores:
         sessions = {
             HAND: pipeline.runner(paths[HAND], threads),
-            OURS: ENGINE.session(paths[OURS], threads=threads).run,
+            OURS: Images(ENGINE.open(paths[OURS], SessionSpec(threads=threads))).run,
         }
         same = agreement(sessions, size, batch)
         # a merge that float32 rounding decides may go either way: most images must agree there, elsewhere all
@@ -89,7 +92,7 @@ def compared(
         images = random_inputs((3, *size), count=batch, seed=1).images
         calls = {name: partial(run, images) for name, run in sessions.items()}
         measured = measure(calls, rounds=rounds, warmup_rounds=10 if judged else 3, seed=0, cores=cores)
-        peak = ENGINE.peak_gflops(threads)
+        peak = peak_gflops(threads)
     faster = ratio(OURS, measured.samples_ms[OURS], HAND, measured.samples_ms[HAND], seed=0)
     believed = quality(measured.samples_ms, measured.watched, compared=faster, stable=measured.stable)
     return {

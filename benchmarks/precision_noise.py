@@ -32,7 +32,7 @@ from repaconv.pipeline.exporting import in_precision
 from repaconv.proof.data import Inputs, npz_inputs, random_inputs
 from repaconv.proof.parity import Meter
 from repaconv.proof.policy import POLICY, tolerance
-from repaconv.steps.common import load_onnx
+from repaconv.steps.common import image_model
 from repaconv.steps.graphs import runnable
 
 TRAINED = Path(__file__).resolve().parent / "train" / "models"
@@ -107,7 +107,7 @@ def scale_off_by_2(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def rows_of(net: Net) -> Iterator[dict[str, Any]]:
     """One row a precision, and a way of being broken."""
-    reference = load_onnx(net.model.SerializeToString())
+    reference = image_model(net.model.SerializeToString())
     expected = [reference.run(images) for images in net.judging]
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         kind = precision.partition(",")[0]
@@ -118,7 +118,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
                 (broken := onnx.ModelProto()).CopyFrom(typed)
                 ways[break_it.__name__.replace("_", " ")] = break_it(broken)
         for way, model in ways.items():
-            session = load_onnx(runnable(model, kind).SerializeToString())
+            session = image_model(runnable(model, kind).SerializeToString())
             meter = Meter(tolerance(kind, decides="pyra" in net.name), logits=True)
             for images, right in zip(net.judging, expected, strict=True):
                 meter.add(session.run(images), right)

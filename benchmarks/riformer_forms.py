@@ -24,7 +24,6 @@ from torch import nn
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
 from repaconv.backbones.parts import Norm
 from repaconv.checkpoint import read_checkpoint
-from repaconv.engines.ort import ENGINE
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
@@ -34,6 +33,7 @@ from repaconv.methods.riformer import METHOD
 from repaconv.methods.riformer.paper import RIFormerBlock
 from repaconv.methods.riformer.published import ARCHS
 from repaconv.proof.data import random_inputs
+from repaconv.steps.common import image_model
 
 
 class AffineInNorm(IdentityMixerBlock):
@@ -92,7 +92,7 @@ def main() -> None:
         sessions = {}
         for name, module in forms(given.arch).items():
             graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, free_size=False)
-            sessions[name] = ENGINE.session(onnxsim.simplify(graph)[0].SerializeToString(), threads=1)
+            sessions[name] = image_model(onnxsim.simplify(graph)[0].SerializeToString())
         reference = sessions["training"].run(images)
         for name, session in sessions.items():
             assert abs(session.run(images) - reference).max() <= 1e-5 * abs(reference).max(), name

@@ -57,7 +57,7 @@ def yardstick(run: Path, images: Path) -> float:
     net = chain.net_of(taken, folded, None)
     given = verification.choose_inputs(folded, net.form.config, images=images)
     batches = list(given.batches())
-    onnx = chain.load_onnx(run / "model.onnx")
+    onnx = chain.image_model(run / "model.onnx")
     runners = [net.training, net.fold, net.stored, onnx]
     start = time.perf_counter()
     for batch in batches:

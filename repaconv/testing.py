@@ -240,7 +240,7 @@ class _Graph:
 
     def run(self, feeds: Mapping[int | str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All outputs by name."""
-        kinds: dict[str, str] = self.session.inputs
+        kinds = {port.name: port.dtype for port in self.session.inputs}
         order = list(kinds)
         named = {
             order[name] if isinstance(name, int) and name < len(order) else str(name): array
@@ -260,7 +260,7 @@ class _Graph:
                     code="parity.inputs",
                 )
         try:
-            return dict(self.session.outputs(named))
+            return self.session.run(named)
         except Exception as error:  # the runtime's own, of many classes
             raise _does_not_run(str(self.path), named, error) from error
 

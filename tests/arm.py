@@ -30,7 +30,7 @@ from repaconv.files import read_artefact
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
-from repaconv.steps.common import load_onnx
+from repaconv.steps.common import image_model
 
 PACKAGES = [
     "libc6",
@@ -113,7 +113,7 @@ def compare(root: Path, emulator: Path, engine: Path, exported: ExportArtefact, 
     command = [emulator, "-cpu", CPU, "-L", root, "-E", f"PYTHONHOME={root}/usr", "-E", f"PYTHONPATH={root}/site"]
     command += [f"{root}/usr/bin/python3.11", "run.py", engine, "images.npy", "arm.npy"]
     said = run(command).strip().splitlines()[-1]
-    there, here = np.load("arm.npy"), load_onnx(engine).run(images)
+    there, here = np.load("arm.npy"), image_model(engine).run(images)
     link = "engine" if exported.precision == "fp32" else exported.precision
     found = judge(link, ("x86-64", here), (said, there), logits=True, tolerance=tolerance(link))
     assert found.metrics is not None

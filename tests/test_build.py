@@ -23,8 +23,8 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.exporters.precision import to_fp16
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.pipeline.building import _Timings
-from repaconv.steps.chain import built_as
 from repaconv.steps.common import load_target
+from repaconv.steps.engines import built_as
 
 NETS = (
     "repavit-tiny",

@@ -18,7 +18,7 @@ import pytest
 import repaconv as rc
 from repaconv.engines import trtexec
 from repaconv.errors import Refused, UsageProblem
-from repaconv.steps.common import load_onnx
+from repaconv.steps.common import image_model
 from repaconv.targets import board_run
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"
@@ -243,7 +243,7 @@ def test_a_call_that_is_filled_up_expects_what_its_pixels_give(tiny):
     with tarfile.open(RUN / "build" / made.payload.path) as tar:
         tar.extractall("b", filter="data")
     shape = json.loads(Path("b/bundle.json").read_text())["shape"]
-    session = load_onnx(Path("b/model.onnx"))
+    session = image_model(Path("b/model.onnx"))
     for call in range(2):
         pixels = np.fromfile(f"b/input_{call}.bin", np.uint8).reshape(shape)
         expected = np.fromfile(f"b/expected_{call}.bin", "<f4").reshape(2, -1)

@@ -53,7 +53,7 @@ def test_weights_beside_the_graph_are_taken(tmp_path):
     (tmp_path / "w.bin").write_bytes(2 * np.ones((3, 2), dtype=np.float32).tobytes() * 2)
     path = tmp_path / "model.onnx"
     path.write_bytes(graph_with_weights_in("w.bin").SerializeToString())
-    assert load_onnx(path).run(np.ones((1, 3), dtype=np.float32)).shape == (1, 2)
+    assert load_onnx(path).run({"x": np.ones((1, 3), dtype=np.float32)})["y"].shape == (1, 2)
     assert rc.inspect_file(path).problems == ()
     (tmp_path / "w.bin").unlink()
     assert rc.inspect_file(path).problems == ("its weights 'w.bin' are not there",)

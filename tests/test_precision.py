@@ -26,7 +26,7 @@ from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
 from repaconv.proof.runners import decides
-from repaconv.steps.common import load_onnx
+from repaconv.steps.common import image_model, load_onnx
 
 RUN = Path("repaconv-out/tiny")
 NETS = (
@@ -60,7 +60,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
     sound = {"zero-points"} if "symmetric" in precision else set()
     assert violations(low, 22, (), sound) == []
     runs_here = rounded_in_float32(low) if kind == "bf16" else low
-    before, after = (load_onnx(each.SerializeToString()) for each in (model, runs_here))
+    before, after = (image_model(each.SerializeToString()) for each in (model, runs_here))
     outputs = [np.concatenate([each.run(piece) for piece in pieces]) for each in (before, after)]
     allowed = tolerance(kind, decides=decides(runner.module))
     link = judge(kind, ("float32", outputs[0]), (kind, outputs[1]), logits=True, tolerance=allowed)
@@ -104,7 +104,7 @@ def test_bfloat16_rounds_as_torch_does():
     low = to_bf16(model)
     check(low)
     assert [value.type.tensor_type.elem_type for value in (*low.graph.input, *low.graph.output)] == [1, 1]
-    got = load_onnx(rounded_in_float32(low).SerializeToString()).run(x)
+    got = image_model(rounded_in_float32(low).SerializeToString()).run(x)
     a, b = (torch.from_numpy(each).bfloat16() for each in (x, w))
     expected = (a.float() @ b.float()).bfloat16().float().numpy()
     assert np.array_equal(got, expected)
@@ -124,7 +124,7 @@ def test_what_takes_no_bfloat16_stays_in_float32():
     kinds = {value.name: value.type.tensor_type.elem_type for value in inferred}
     assert (kinds["h"], kinds["t"]) == (TensorProto.BFLOAT16, TensorProto.FLOAT)
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
-    assert np.array_equal(load_onnx(rounded_in_float32(low).SerializeToString()).run(x), 2 * x[:, :-3:-1])
+    assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), 2 * x[:, :-3:-1])
     old = small([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"w": np.eye(8, dtype=np.float32)}, opset=12)
     assert in_float(to_bf16(old), "bf16") == ("m",)
 

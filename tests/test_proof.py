@@ -21,7 +21,7 @@ from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
 from repaconv.proof.images import prepared, read_image
 from repaconv.proof.parity import Meter, judge, measure
 from repaconv.proof.policy import EXACT, LOSSY, exact_rtols, tolerance
-from repaconv.proof.runners import FixedBatch, TorchRunner
+from repaconv.proof.runners import FixedBatch, Images, TorchRunner
 from repaconv.trained.knobs import Knobs
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -637,15 +637,16 @@ def test_polygraphys_runners_are_runners(tiny):
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
     from repaconv.engines.tensorrt import FromPolygraphy
+    from repaconv.steps.common import image_model
 
     rc.fold(tiny)
     rc.export()
+    ours = image_model(rc_run() / "model.onnx")
     path = str(rc_run() / "model.onnx")
-    runner = FromPolygraphy(OnnxrtRunner(SessionFromOnnx(path)))
+    runner = FromPolygraphy(OnnxrtRunner(SessionFromOnnx(path)), ours.session.outputs)
+    assert runner.inputs[0][::2] == ("input", "float32")
     images = random_inputs((3, 32, 32), count=2, seed=0).images
-    from repaconv.steps.common import load_onnx
-
-    assert np.array_equal(runner.run(images), load_onnx(rc_run() / "model.onnx").run(images))
+    assert np.array_equal(Images(runner).run(images), ours.run(images))
     runner.close()
 
 

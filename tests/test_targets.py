@@ -18,7 +18,7 @@ from repaconv.exporters.lower import lower
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
 from repaconv.proof.runners import TorchRunner
-from repaconv.steps.common import load_onnx, load_target
+from repaconv.steps.common import image_model, load_target
 from repaconv.targets import from_file
 
 NETS = (
@@ -91,7 +91,7 @@ def test_every_method_exports_for_every_target(name):
         check(model)
         assert model.opset_import[0].version == opset
         assert violations(model, opset, lacks, forbids) == []
-        got = load_onnx(model.SerializeToString()).run(images)
+        got = image_model(model.SerializeToString()).run(images)
         assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -194,7 +194,7 @@ def test_lowering_is_the_same_function(case, opset):
     assert violations(lowered, opset, lacks, ()) == []
     assert all(node.name.startswith("m/") for node in lowered.graph.node)
     x = RANDOM.standard_normal((2, 3, 8)).astype(np.float32)
-    before, after = (load_onnx(each.SerializeToString()).run(x) for each in (model, lowered))
+    before, after = (image_model(each.SerializeToString()).run(x) for each in (model, lowered))
     assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
     assert model.opset_import[0].version == 20
 

@@ -1,11 +1,22 @@
-"""What a runtime that builds is asked for, and what it gives back."""
+"""What a runtime is: what it opens and runs, and what it builds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from repaconv.errors import EnvironmentProblem
+
+Array = NDArray[Any]
+Feeds = Mapping[str, Array]
+"""Every input by its name."""
+Deployable = Path | bytes
+"""What an engine opens: a graph or what the engine built of one, in a file or read already."""
+Ability = Literal["run", "profile", "placement"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Least, usual and largest shape of an input."""
@@ -13,6 +24,120 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 def _no_tick(_what: str, _done: int, _total: int) -> None:
     """Progress for nobody."""
+
+
+class Port(NamedTuple):
+    """An input or an output.
+
+    Attributes:
+        name: Its own.
+        shape: A name, or None, stands for a size that is free.
+        dtype: In NumPy's words, or the runtime's where NumPy has no such type.
+    """
+
+    name: str
+    shape: tuple[int | str | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """How a model is to be opened. What a runtime has no use for, it leaves alone; a device it has not, it refuses.
+
+    Attributes:
+        device: What it runs on: ``cpu``, or ``cuda:0``.
+        threads: Of one inference on a processor, the calling thread included.
+        precision: What a runtime that lowers by itself is to compute in.
+        sizes: Of free dimensions by name, so that shapes are known when the graph is optimised.
+        weights: The folder of the external weights of a graph that comes as bytes.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    precision: str = "fp32"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    weights: Path | None = None
+
+
+class Profiled(NamedTuple):
+    """Where a session's time went.
+
+    Attributes:
+        kernels: Events of the runtime's own profiler, of all runs that count.
+        weights: The nodes as they ran, in order, with the shapes of their constants.
+        peak_gflops: What one large matrix product reaches on the same device and threads.
+    """
+
+    kernels: list[dict[str, Any]]
+    weights: dict[str, tuple[tuple[int, ...], ...]]
+    peak_gflops: float
+
+
+class Session(Protocol):
+    """An opened model of any engine.
+
+    Attributes:
+        inputs: In the model's order.
+        outputs: In the model's order.
+        options: What was set, as artefacts have it; all else is the runtime's default.
+    """
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    options: dict[str, str]
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Every input by name to every output by name, done when it returns; the arrays are the caller's to keep."""
+
+    def synchronise(self) -> None:
+        """Wait until the device has nothing left to do, as before a clock is started."""
+
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """Which device, in the runtime's words, each node computes on."""
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """Where the time of so many runs goes."""
+
+
+class Engine(Protocol):
+    """A runtime, as the registry knows it.
+
+    Attributes:
+        name: In targets and in the registry.
+        suffix: Of what it builds.
+        opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
+        can: What its sessions do; one that lacks ``run`` only builds, for devices elsewhere.
+        takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
+    """
+
+    name: str
+    suffix: str
+    opens: tuple[str, ...]
+    can: frozenset[Ability]
+    takes: tuple[str, ...]
+
+    def version(self) -> str:
+        """Of the installed package.
+
+        Raises:
+            EnvironmentProblem: If it cannot be imported.
+        """
+
+    def open(self, deployable: Deployable, spec: SessionSpec) -> Session:
+        """Make a model ready to run.
+
+        Raises:
+            EnvironmentProblem: If the runtime is not here, or not that device or precision.
+            Refused: If it does not take the model.
+        """
+
+    def build(self, order: Order) -> Built:
+        """Make an engine.
+
+        Raises:
+            EnvironmentProblem: If the runtime is not here, or does not build that here.
+            Refused: If it does not take the model.
+        """
 
 
 @dataclass(frozen=True)
@@ -80,3 +205,24 @@ def label(precision: str) -> str:
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:
     """Options as an artefact has them."""
     return {name: str(value) for name, value in sorted(options.items())}
+
+
+def require_device(engine: str, spec: SessionSpec, *kinds: str) -> None:
+    """Refuse a device that an engine does not run on.
+
+    Raises:
+        EnvironmentProblem: Naming it.
+    """
+    if spec.device.partition(":")[0] not in kinds:
+        raise EnvironmentProblem(
+            f"{engine} does not run on {spec.device} here.",
+            hint=f"It runs on {', '.join(kinds)}.",
+            code="runtime.device",
+        )
+
+
+def cannot(engine: str, ability: Ability) -> EnvironmentProblem:
+    """What a session raises that is asked for what its engine's ``can`` leaves out."""
+    return EnvironmentProblem(
+        f"{engine} tells no {ability}.", hint="Ask ONNX Runtime, which does.", code="runtime.cannot"
+    )

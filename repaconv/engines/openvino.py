@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repaconv.engines.contract import Built, Order, as_text
+from repaconv.engines.contract import (
+    Ability,
+    Array,
+    Built,
+    Deployable,
+    Feeds,
+    Order,
+    Port,
+    Profiled,
+    SessionSpec,
+    as_text,
+    cannot,
+    require_device,
+)
 from repaconv.errors import EnvironmentProblem, Refused, require_module
 from repaconv.onnxfile import require_inside
 
@@ -23,6 +35,8 @@ DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """What OpenVINO calls them; int8 is in the graph."""
 TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
+DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
+DTYPES |= {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
 # What computes, as OpenVINO calls it after fusing; a MatMul without weights is what stays one.
 COMPUTING = ("FullyConnected", "MatMul", "Convolution", "ScaledDotProductAttention")
 
@@ -31,24 +45,30 @@ class OpenVinoSession:
     """A compiled model. ``options`` says what was set."""
 
     def __init__(self, compiled: Any, options: Mapping[str, str]) -> None:
-        """See `OpenVino.session`."""
+        """See `OpenVino.open`."""
         self._compiled, self.options = compiled, dict(options)
-        self._input = compiled.input(0)
+        self.inputs = tuple(map(_port, compiled.inputs))
+        self.outputs = tuple(map(_port, compiled.outputs))
 
-    def run(self, images: NDArray[Any]) -> NDArray[np.floating]:
-        """Images [N, C, H, W] to the first output [N, K], copied out of the runtime's buffer."""
-        return np.array(self._compiled([images])[0])
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`; copied out of the runtime's buffers."""
+        found = self._compiled(dict(feeds))
+        return {output.name: np.array(found[place]) for place, output in enumerate(self.outputs)}
 
-    @property
-    def input_shape(self) -> tuple[int | str | None, ...]:
-        """Of the first input, [B, C, H, W]; None stands for dimensions that are free."""
-        dims = tuple(dim.get_length() if dim.is_static else None for dim in self._input.get_partial_shape())
-        return (dims[0], dims[3], *dims[1:3]) if self.takes_pixels and len(dims) == 4 else dims
+    def synchronise(self) -> None:
+        """A processor has nothing left to do when `run` returns."""
 
-    @property
-    def takes_pixels(self) -> bool:
-        """Whether the input is pixels, [B, H, W, C] in uint8."""
-        return bool(self._input.get_element_type().get_type_name() == "u8")
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """All on the processor, by the nodes of the compiled model."""
+        return {node.get_friendly_name(): DEVICE for node in self._compiled.get_runtime_model().get_ordered_ops()}
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """Not read.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise cannot("OpenVINO", "profile")
 
 
 class OpenVino:
@@ -56,39 +76,23 @@ class OpenVino:
 
     name = "openvino"
     suffix = ".blob"
-    runs = True
+    opens: tuple[str, ...] = (".blob",)
+    can: frozenset[Ability] = frozenset({"run", "placement"})
+    takes: tuple[str, ...] = ()
 
     def version(self) -> str:
-        """Of the installed package.
-
-        Raises:
-            EnvironmentProblem: If it cannot be imported.
-        """
+        """See `repaconv.engines.contract.Engine`."""
         return str(self._package().__version__).partition("-")[0]
 
-    def session(
-        self,
-        model: Path | bytes,
-        *,
-        threads: int,
-        dims: Mapping[str, int] | None = None,
-        folder: Path | None = None,
-        precision: str = "fp32",
-    ) -> OpenVinoSession:
-        """Compile an ONNX model, or load a compiled one.
-
-        Args:
-            model: An .onnx file, its bytes, or a compiled model (.blob).
-            threads: Of one inference.
-            dims: For other runtimes: OpenVINO takes shapes as they come.
-            folder: For other runtimes.
-            precision: What it computes in.
+    def open(self, deployable: Deployable, spec: SessionSpec) -> OpenVinoSession:
+        """Compile an ONNX model, from its file or its bytes, or load a compiled one (.blob); shapes are as they come.
 
         Raises:
             EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
             Refused: If OpenVINO does not take the model.
         """
-        return OpenVinoSession(*self._compiled(model, precision, threads))
+        require_device("OpenVINO", spec, "cpu")
+        return OpenVinoSession(*self._compiled(deployable, spec.precision, spec.threads))
 
     def build(self, order: Order) -> Built:
         """Compile for this processor.
@@ -111,7 +115,7 @@ class OpenVino:
     def _package(self) -> Any:
         return require_module("openvino", "OpenVINO", "pip install 'repaconv[openvino]'")
 
-    def _compiled(self, model: Path | bytes, precision: str, threads: int) -> tuple[Any, dict[str, str]]:
+    def _compiled(self, model: Deployable, precision: str, threads: int) -> tuple[Any, dict[str, str]]:
         """A model compiled, or loaded if it is a compiled one; and the options that were set."""
         core = self._package().Core()
         options = self._options(core, precision, threads)
@@ -145,6 +149,12 @@ class OpenVino:
         }
 
 
+def _port(given: Any) -> Port:
+    kind = given.get_element_type().get_type_name()
+    shape = tuple(dim.get_length() if dim.is_static else None for dim in given.get_partial_shape())
+    return Port(given.get_any_name(), shape, DTYPES.get(kind, kind))
+
+
 def _types(model: Any) -> dict[str, int]:
     """Types of what computes in the compiled model."""
     found: Counter[str] = Counter()
@@ -156,7 +166,7 @@ def _types(model: Any) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _refused(model: Path | bytes, error: Exception) -> Refused:
+def _refused(model: Deployable, error: Exception) -> Refused:
     where = "the model" if isinstance(model, bytes) else str(model)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return Refused(

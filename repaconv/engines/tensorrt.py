@@ -1,15 +1,25 @@
-"""Any Polygraphy runner as one of ours, and ours for Polygraphy's comparators."""
+"""TensorRT: engines are built by its own API, and run by Polygraphy's runner, of which any is one of our sessions."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repaconv.engines.contract import Built, Order
+from repaconv.engines.contract import (
+    Ability,
+    Array,
+    Built,
+    Deployable,
+    Feeds,
+    Order,
+    Port,
+    Profiled,
+    SessionSpec,
+    cannot,
+)
 from repaconv.engines.trt import Building
 from repaconv.engines.trtexec import layer_types
 from repaconv.errors import Refused, require_module
@@ -27,34 +37,56 @@ def require_polygraphy() -> None:
 
 
 class FromPolygraphy:
-    """A Polygraphy runner of one input, activated for as long as this object lives.
+    """A Polygraphy runner, activated for as long as this object lives."""
 
-    Raises:
-        Refused: If it has more inputs than one.
-    """
-
-    def __init__(self, runner: Any) -> None:
-        """``runner`` is any ``polygraphy.backend.base.BaseRunner``, not yet activated."""
+    def __init__(self, runner: Any, outputs: tuple[Port, ...]) -> None:
+        """``runner`` is any ``polygraphy.backend.base.BaseRunner``, not yet activated; it does not tell its outputs."""
         self._runner = runner
         runner.activate()
-        inputs = runner.get_input_metadata(use_numpy_dtypes=False)
-        if len(inputs) != 1:
-            runner.deactivate()
-            raise Refused(
-                f"the engine takes {len(inputs)} inputs: {', '.join(inputs)}.",
-                hint="repaconv runs image models, which take one.",
-                code="engine.inputs",
-            )
-        self._input = next(iter(inputs))
+        taken = runner.get_input_metadata(use_numpy_dtypes=False)
+        self.inputs = tuple(Port(name, _shape(told.shape), told.dtype.name) for name, told in taken.items())
+        self.outputs, self.options = outputs, dict[str, str]()
 
-    def run(self, images: NDArray[Any]) -> NDArray[np.floating]:
-        """Images [n, C, H, W] to the first output [n, ...], copied out of the runner's buffers."""
-        outputs = self._runner.infer({self._input: images})
-        return np.array(next(iter(outputs.values())))
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`; copied out of the runner's buffers."""
+        return {name: np.array(value) for name, value in self._runner.infer(dict(feeds)).items()}
+
+    def synchronise(self) -> None:
+        """Polygraphy waits for the device before it hands outputs on."""
+
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """Not read.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise cannot("TensorRT", "placement")
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """Not read.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise cannot("TensorRT", "profile")
 
     def close(self) -> None:
         """Free what the runner holds."""
         self._runner.deactivate()
+
+
+def _shape(dims: Iterable[Any]) -> tuple[int | str | None, ...]:
+    """TensorRT writes -1 where a size is free, Polygraphy None or a name."""
+    return tuple(None if isinstance(size, int) and size < 0 else size for size in dims)
+
+
+def _outputs(trt: Any, engine: Any) -> tuple[Port, ...]:
+    names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
+    return tuple(
+        Port(name, _shape(engine.get_tensor_shape(name)), np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name)
+        for name in names
+        if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT
+    )
 
 
 class TensorRt:
@@ -66,8 +98,9 @@ class TensorRt:
 
     name = "tensorrt"
     suffix = ".engine"
-    runs = True
-    takes = ("workspace", "timing_cache", "replay")
+    opens: tuple[str, ...] = (".engine", ".plan")
+    can: frozenset[Ability] = frozenset({"run"})
+    takes: tuple[str, ...] = ("workspace", "timing_cache", "replay")
 
     def version(self) -> str:
         """Of the installed package.
@@ -77,13 +110,8 @@ class TensorRt:
         """
         return str(require_module("tensorrt", "TensorRT", THERE).__version__)
 
-    def session(self, model: Path | bytes, *, threads: int = 1, dims: Any = None) -> FromPolygraphy:
-        """Load an engine. That runs code in it, so give none of unknown origin.
-
-        Args:
-            model: A serialised engine for this TensorRT and this device, or its path.
-            threads: For other runtimes.
-            dims: For other runtimes.
+    def open(self, deployable: Deployable, spec: SessionSpec) -> FromPolygraphy:
+        """Load an engine for this TensorRT and this device. That runs code in it, so give none of unknown origin.
 
         Raises:
             EnvironmentProblem: If TensorRT or the device is not here.
@@ -91,13 +119,13 @@ class TensorRt:
         """
         self.version()
         require_polygraphy()
+        import tensorrt as trt
         from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
-        content = model if isinstance(model, bytes) else model.read_bytes()
+        content = deployable if isinstance(deployable, bytes) else deployable.read_bytes()
         try:
-            return FromPolygraphy(TrtRunner(EngineFromBytes(content)))
-        except Refused:
-            raise
+            engine = EngineFromBytes(content)()
+            return FromPolygraphy(TrtRunner(engine), _outputs(trt, engine))
         except Exception as error:  # Polygraphy and TensorRT raise whatever the driver gives them
             raise Refused(
                 f"TensorRT does not load the engine: {str(error).splitlines()[0]}.",

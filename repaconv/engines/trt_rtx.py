@@ -6,10 +6,9 @@ is proved of the network that was parsed, before it was built.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from repaconv.engines.contract import Built, Order
+from repaconv.engines.contract import Ability, Built, Deployable, Order, Session, SessionSpec
 from repaconv.engines.trt import Building
 from repaconv.errors import EnvironmentProblem, require_module
 
@@ -21,8 +20,9 @@ class TensorRtRtx:
 
     name = "tensorrt-rtx"
     suffix = ".engine"
-    runs = False
-    takes = ("workspace",)
+    opens: tuple[str, ...] = ()
+    can: frozenset[Ability] = frozenset()
+    takes: tuple[str, ...] = ("workspace",)
 
     def version(self) -> str:
         """Of the installed package.
@@ -32,7 +32,7 @@ class TensorRtRtx:
         """
         return str(require_module("tensorrt_rtx", "TensorRT-RTX", INSTALL).__version__)
 
-    def session(self, model: Path | bytes, *, threads: int = 1, dims: Any = None) -> Any:
+    def open(self, deployable: Deployable, spec: SessionSpec) -> Session:
         """Running one needs the card; only building is done here.
 
         Raises:

@@ -13,7 +13,7 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_bytes, write_text
 from repaconv.replacing import put, require_ours
 from repaconv.steps.asked import as_typed
-from repaconv.steps.common import Progress, load_onnx, load_target, made_by, silent, with_files
+from repaconv.steps.common import Progress, image_model, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
 
 if TYPE_CHECKING:
@@ -144,11 +144,7 @@ def _require_taken(engine: Any, **options: Any) -> None:
     Raises:
         UsageProblem: Naming it.
     """
-    idle = [
-        f"--{name.replace('_', '-')}"
-        for name, given in options.items()
-        if given and name not in getattr(engine, "takes", ())
-    ]
+    idle = [f"--{name.replace('_', '-')}" for name, given in options.items() if given and name not in engine.takes]
     if idle:
         raise UsageProblem(
             f"{', '.join(idle)} would do nothing: {engine.name} builds without.",
@@ -194,10 +190,11 @@ def _compared(
     progress: Progress,
 ) -> Link:
     """The engine against the ONNX model that it was built from, on random images."""
+    from repaconv.engines.contract import SessionSpec
     from repaconv.proof.data import random_pixels
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import FixedBatch, decides
+    from repaconv.proof.runners import FixedBatch, Images, decides
 
     progress("engine against its model", 0, 0)
     backbone = registry.load(registry.BACKBONES, folded.backbone)
@@ -207,9 +204,9 @@ def _compared(
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" else int(exported.batch)
     given = random_pixels((config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
-    more = {"precision": precision} if device.typed_by == "runtime" else {}
-    after = FixedBatch(engine.session(file, threads=device.bench.threads, **more), batch)
-    before = FixedBatch(load_onnx(source), batch)
+    spec = SessionSpec(threads=device.bench.threads, precision=precision)
+    after = FixedBatch(Images(engine.open(file, spec)), batch)
+    before = FixedBatch(image_model(source), batch)
     meter = Meter(allowed, logits=logits)
     for piece in given.batches(AT_ONCE):
         images: Any = piece.pixels if exported.preprocessing else piece.images
@@ -263,7 +260,7 @@ def what_works(target: str) -> list[registry.PluginRow]:
     except EnvironmentProblem as error:
         here, problem = "", f"{error.message} {error.hint}"
     rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
-    if not engine.runs:
+    if "run" not in engine.can:
         return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, "", "on the device alone")]
     if device.architecture not in ("", platform.machine()):
         here = f"{here}, as on a {platform.machine()}: for times of its own, run this there"

@@ -8,7 +8,7 @@ from typing import Any
 from repaconv.artefacts import Fact, FileInspection
 from repaconv.errors import UsageProblem
 from repaconv.files import sha256_of
-from repaconv.steps.chain import built_as
+from repaconv.steps.engines import built_as
 
 # How serialised engines begin. TensorRT's own has no more in it that its makers have said; TensorRT-RTX's next bytes
 # are as its 1.7 writes them.

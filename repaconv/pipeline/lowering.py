@@ -11,7 +11,7 @@ from repaconv import registry
 from repaconv.artefacts import FoldArtefact, LoweredCandidate, Ratio
 from repaconv.errors import UsageProblem
 from repaconv.files import write_bytes
-from repaconv.steps.common import Progress, load_onnx
+from repaconv.steps.common import Progress, image_model
 from repaconv.steps.graphs import runnable
 from repaconv.steps.inputs import Split, choose_inputs
 from repaconv.steps.precisions import in_precision
@@ -128,5 +128,5 @@ def enough_images(
 
 
 def _outputs(model: onnx.ModelProto, pieces: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:
-    session = load_onnx(model.SerializeToString())
+    session = image_model(model.SerializeToString())
     return [session.run(piece) for piece in pieces]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv import registry, runs
+from repaconv import runs
 from repaconv.artefacts import BenchArtefact, ImageSize, Profile
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
@@ -15,7 +15,6 @@ from repaconv.proof.policy import bounded
 from repaconv.replacing import put, require_ours
 from repaconv.steps.asked import as_typed
 from repaconv.steps.baselines import Judged, by_baseline, name_in, remember_measurement
-from repaconv.steps.chain import built_as
 from repaconv.steps.common import (
     Progress,
     as_image_size,
@@ -167,7 +166,7 @@ def bench(
             )
         machine = fingerprint(tuple(cores))
         samples = measured.samples_ms
-        where = _profile(device, subjects[0], feeds, samples, threads, dims) if profile else None
+        where = _profile(subjects[0], models[subjects[0].name], feeds, samples) if profile else None
 
     names = [subject.name for subject in subjects]
     agreed, compared = None, None
@@ -260,12 +259,7 @@ PROFILED = 20
 
 
 def _profile(
-    device: Target,
-    subject: Subject,
-    feeds: Mapping[str, Any],
-    samples: Mapping[str, NDArray[np.float64]],
-    threads: int,
-    dims: Mapping[str, int],
+    subject: Subject, opened: Opened, feeds: Mapping[str, Any], samples: Mapping[str, NDArray[np.float64]]
 ) -> Profile:
     """The first model's, beside the latency that was measured of it.
 
@@ -276,23 +270,20 @@ def _profile(
 
     from repaconv.measure.profile import events_of, profile_of
 
-    engine = registry.load(registry.ENGINES, device.runtime)
-    if subject.path.suffix != ".onnx" or not hasattr(engine, "profile") or built_as(subject.path):
+    if not opened.profiles:
         raise EnvironmentProblem(
-            f"there is no profile of {subject.path.name} by {engine.name}.",
+            f"there is no profile of {subject.path.name} by {opened.engine.partition(' ')[0]}.",
             hint="Profile the ONNX model of a target that runs ONNX Runtime.",
             code="bench.profile",
         )
-    name = subject.name
-    kernels, nodes = engine.profile(
-        subject.path, feeds[name], threads=threads, dims=dims, runs=PROFILED, warmup_runs=PROFILED // 4
-    )
+    session = opened.session.session
+    found = session.profile({session.inputs[0].name: feeds[subject.name]}, runs=PROFILED, warmup_runs=PROFILED // 4)
     return profile_of(
-        events_of(kernels, nodes),
+        events_of(found.kernels, found.weights),
         PROFILED,
-        end_to_end_ms=float(np.median(samples[name])),
-        peak_gflops=engine.peak_gflops(threads),
-        order={node: place for place, node in enumerate(nodes)},
+        end_to_end_ms=float(np.median(samples[subject.name])),
+        peak_gflops=found.peak_gflops,
+        order={node: place for place, node in enumerate(found.weights)},
     )
 
 

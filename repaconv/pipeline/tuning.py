@@ -33,7 +33,7 @@ from repaconv.steps.common import (
     DEPLOY,
     Progress,
     at_least_one,
-    load_onnx,
+    image_model,
     load_target,
     made_by,
     silent,
@@ -447,10 +447,10 @@ class _Journal:
         from repaconv.proof.policy import tolerance
 
         if path not in self.judged:
-            session = load_onnx(path)
+            session = image_model(path)
             images = _images((3, *(size if isinstance(size, int) else 64 for size in session.input_shape[1:])), 0)
             if self.expected is None:
-                self.expected = load_onnx(reference).run(images)
+                self.expected = image_model(reference).run(images)
             ends = ("default form", self.expected), ("form", session.run(images))
             self.judged[path] = judge("form", *ends, logits=True, tolerance=tolerance("form")).verdict == "passed"
         return self.judged[path]
@@ -499,13 +499,16 @@ def _measured_here(
     seed: int,
 ) -> dict[str, Ratio]:
     """Everything beside the reference, interleaved, on cores of their own."""
+    from repaconv.engines.contract import SessionSpec
     from repaconv.measure.protocol import measure, pinned
     from repaconv.measure.statistics import ratio
+    from repaconv.proof.runners import Images
 
     images = _images(shape, seed)
     with pinned(threads) as cores:
         paths = {"": reference, **others}
-        sessions = {name: engine.session(path, threads=threads, dims=dims) for name, path in paths.items()}
+        spec = SessionSpec(threads=threads, sizes=dims)
+        sessions = {name: Images(engine.open(path, spec)) for name, path in paths.items()}
         calls = {name: partial(session.run, images) for name, session in sessions.items()}
         samples = measure(calls, rounds=rounds, warmup_rounds=2, seed=seed, cores=cores).samples_ms
     return {name: ratio("form", samples[name], "default form", samples[""], seed) for name in others}

@@ -12,7 +12,7 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, write_text
 from repaconv.replacing import put, require_ours
 from repaconv.steps.asked import as_typed
-from repaconv.steps.chain import REFERENCE, Net, Step, built_as, net_of, steps_of, users_names
+from repaconv.steps.chain import REFERENCE, Net, Step, net_of, steps_of, users_names
 from repaconv.steps.common import (
     Progress,
     made_by,
@@ -20,6 +20,7 @@ from repaconv.steps.common import (
     silent,
     with_files,
 )
+from repaconv.steps.engines import built_as
 from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs
 from repaconv.variants import dotted

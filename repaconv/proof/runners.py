@@ -1,8 +1,4 @@
-"""What can be run: images in, output out. A runtime is one file in ``engines/``; a torch module is one here.
-
-Polygraphy's runners take and give dicts of all tensors and are loaded by name; `repaconv.engines.tensorrt` makes
-one of ours from any of them.
-"""
+"""What can be run, and sessions of engines as what takes images: images in, the first output out."""
 
 from __future__ import annotations
 
@@ -11,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from repaconv.engines.contract import Session
+from repaconv.errors import Refused
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -92,6 +91,39 @@ def array_of(tensor: Tensor) -> Array:
 def decides(module: nn.Module) -> bool:
     """Whether something in the net decides what is discrete, as which tokens merge; see `TorchRunner`."""
     return any(hasattr(part, "decision_margin") for part in module.modules())
+
+
+class Images:
+    """A session of an image model: its one input, and the first of its outputs.
+
+    Attributes:
+        options: What was set.
+        takes_pixels: Whether the input is pixels, [B, H, W, C] in uint8.
+        input_shape: As [B, C, H, W]; a name, or None, stands for what is free.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Look at what it takes.
+
+        Raises:
+            Refused: If it has more inputs than one.
+        """
+        if len(session.inputs) != 1:
+            raise Refused(
+                f"the engine takes {len(session.inputs)} inputs: {', '.join(port.name for port in session.inputs)}.",
+                hint="repaconv runs image models, which take one.",
+                code="engine.inputs",
+            )
+        self.session, self.options = session, session.options
+        self._given, self._wanted = session.inputs[0].name, session.outputs[0].name
+        shape = session.inputs[0].shape
+        self.takes_pixels = session.inputs[0].dtype == "uint8"
+        self.input_shape = (shape[0], shape[3], *shape[1:3]) if self.takes_pixels and len(shape) == 4 else shape
+
+    def run(self, images: NDArray[Any]) -> Array:
+        """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""
+        output: Array = self.session.run({self._given: images})[self._wanted]
+        return output
 
 
 class FixedBatch:

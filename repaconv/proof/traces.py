@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
+    from repaconv.engines.contract import Session
     from repaconv.proof.runners import TorchRunner
 
 Array = NDArray[np.floating]
@@ -120,12 +121,12 @@ class OnnxTrace:
 
     Args:
         model: The graph with its weights.
-        load: Serialised model to a session whose ``values(images)`` are all outputs by name.
+        load: Serialised model to a session.
         by_module: Places are the inputs and outputs of the torch modules that the nodes were exported from, which
             `repaconv.exporters.to_onnx` writes into their names; else the names of the values.
     """
 
-    def __init__(self, model: onnx.ModelProto, load: Callable[[bytes], Any], *, by_module: bool) -> None:
+    def __init__(self, model: onnx.ModelProto, load: Callable[[bytes], Session], *, by_module: bool) -> None:
         self._model, self._load = model, load
         self._at = _by_module(model) if by_module else _by_name(model)
 
@@ -144,7 +145,8 @@ class OnnxTrace:
         for name in dict.fromkeys(wanted.values()):
             if name not in shown:
                 model.graph.output.append(onnx.ValueInfoProto(name=name))
-        found = self._load(model.SerializeToString()).values(images)
+        session = self._load(model.SerializeToString())
+        found = session.run({session.inputs[0].name: images})
         return {
             place: np.asarray(found[name], dtype=np.float64)
             for place, name in wanted.items()

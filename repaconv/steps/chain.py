@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link, Location, Tolerance
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import read_artefact, sha256_of, stage_of
-from repaconv.steps.common import TRAINING, load_onnx, read_again, stored_weights
+from repaconv.files import sha256_of
+from repaconv.steps.common import TRAINING, image_model, load_onnx, read_again, stored_weights
+from repaconv.steps.engines import open_engine
 from repaconv.steps.exports import Export, float32_beside
 from repaconv.steps.graphs import BF16_NOTE, runnable
 
@@ -143,8 +144,8 @@ def _engine_step(engine: Path, built: BuildArtefact | None, given: Inputs, meter
     """
     from repaconv.proof.runners import FixedBatch
 
-    session = load_engine(engine, built, threads=1)
-    shape, pixels = getattr(session, "input_shape", ()), getattr(session, "takes_pixels", False)
+    session = open_engine(engine, built, threads=1)
+    shape, pixels = session.input_shape, session.takes_pixels
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
         raise UsageProblem(
             f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
@@ -183,11 +184,11 @@ def _onnx_steps(
     batch = None if exported.batch == "dynamic" else int(exported.batch)
     typed = exported.precision == "bf16"
     source = runnable(onnx.load(path), "bf16").SerializeToString() if typed else path
-    whole = FixedBatch(load_onnx(source), batch)
+    whole = FixedBatch(image_model(source), batch)
     core: Runner = whole
     if exported.preprocessing:
         bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
-        core = FixedBatch(load_onnx(bare.SerializeToString(), path.parent), batch)
+        core = FixedBatch(image_model(bare.SerializeToString(), path.parent), batch)
     allowed = meter(name).tolerance
     steps = [
         Step(
@@ -235,44 +236,6 @@ def _pixels(batch: Batch) -> Any:
 
 def _has_pixels(given: Inputs) -> bool:
     return given.piece(0, 1).pixels is not None
-
-
-def built_as(engine: Path) -> BuildArtefact | None:
-    """What the file beside an engine says of it, if there is one.
-
-    Raises:
-        Refused: If the engine is not the file that was built.
-        UsageProblem: If there is no engine.
-    """
-    if not engine.is_file():
-        raise UsageProblem(f"there is no file {engine}.", hint="Give an engine that was built.", code="engine.missing")
-    beside = engine.with_suffix(".json")
-    if not beside.is_file() or stage_of(beside) != "build":
-        return None
-    built = read_artefact(beside, BuildArtefact)
-    if (beside.parent / built.payload.path).resolve() != engine.resolve():  # of another file of that stem
-        return None
-    runs.Run(engine.parent).payload(built.payload)
-    return built
-
-
-def load_engine(path: Path, built: BuildArtefact | None, **settings: Any) -> Any:
-    """A session of an engine file, by the runtime that it is for.
-
-    Raises:
-        EnvironmentProblem: If that runtime, or the device it needs, is not here.
-    """
-    engine = engine_of(path, built)
-    if built and engine.name == "openvino":
-        settings["precision"] = built.precision
-    return engine.session(path, **settings)
-
-
-def engine_of(path: Path, built: BuildArtefact | None) -> Any:
-    """The runtime that an engine file is for, by what the file beside it says, else by its name."""
-    kinds = {".onnx": "onnxruntime", ".ort": "onnxruntime", ".blob": "openvino"}
-    name = built.runtime.split(" ")[0] if built else kinds.get(path.suffix, "tensorrt")
-    return registry.load(registry.ENGINES, name)
 
 
 # --- where a link fails -------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from repaconv.checkpoint import Checkpoint
+    from repaconv.engines.contract import Engine, Session
+    from repaconv.proof.runners import Images
     from repaconv.targets import Target
     from repaconv.trained.contract import Detection, Method, Reading
 
@@ -130,10 +132,20 @@ def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:
     return tensors
 
 
-def load_onnx(model: Path | bytes, folder: Path | None = None) -> Any:
+def load_onnx(model: Path | bytes, folder: Path | None = None) -> Session:
     """An ONNX Runtime session on all cores that this process may use; ``folder`` has a graph's external weights."""
+    from repaconv.engines.contract import SessionSpec
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return registry.load(registry.ENGINES, "onnxruntime").session(model, threads=cores or 1, folder=folder)
+    engine: Engine = registry.load(registry.ENGINES, "onnxruntime")
+    return engine.open(model, SessionSpec(threads=cores or 1, weights=folder))
+
+
+def image_model(model: Path | bytes, folder: Path | None = None) -> Images:
+    """The same as what takes images."""
+    from repaconv.proof.runners import Images
+
+    return Images(load_onnx(model, folder))
 
 
 def require_size(backbone: Any, config: Any, height: int, width: int) -> None:

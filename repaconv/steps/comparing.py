@@ -11,9 +11,10 @@ from repaconv.artefacts import FoldArtefact, Link
 from repaconv.files import read_artefact
 from repaconv.onnxfile import said_by
 from repaconv.proof.policy import coarser
-from repaconv.steps.chain import built_as, engine_of, load_engine
+from repaconv.steps.engines import built_as, engine_of, open_engine
 
 if TYPE_CHECKING:
+    from repaconv.proof.runners import Images
     from repaconv.targets import Target
 
 COMPARED = 8
@@ -21,11 +22,15 @@ COMPARED = 8
 
 
 class Opened(NamedTuple):
-    """A model ready to run: its session, the engine's name and version, and the precision that it computes in."""
+    """A model ready to run: its session, the engine's name and version, and the precision that it computes in.
 
-    session: Any
+    ``profiles`` says whether the engine can tell where the time goes: of graphs, not of what was built of them.
+    """
+
+    session: Images
     engine: str
     precision: str
+    profiles: bool
 
 
 def opened(
@@ -44,15 +49,19 @@ def opened(
         EnvironmentProblem: If the runtime, or the device it needs, is not here.
         Refused: If it does not take the model.
     """
+    from repaconv.engines.contract import SessionSpec
+    from repaconv.proof.runners import Images
+
     built = built_as(path)
     says = built.precision if built else precision_of(path)
     if built is not None or path.suffix != ".onnx":
-        engine, session = engine_of(path, built), load_engine(path, built, threads=threads, dims=dims)
+        engine, session = engine_of(path, built), open_engine(path, built, threads=threads, sizes=dims)
     else:
         engine = registry.load(registry.ENGINES, device.runtime)
-        more = {"precision": precision} if precision else {}
-        session = engine.session(path, threads=threads, dims=dims, **more)
-    return Opened(session, f"{engine.name} {engine.version()}", precision or says)
+        spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims)
+        session = Images(engine.open(path, spec))
+    profiles = built is None and "profile" in engine.can
+    return Opened(session, f"{engine.name} {engine.version()}", precision or says, profiles)
 
 
 def precision_of(path: Path) -> str:

@@ -11,9 +11,12 @@ from repaconv.artefacts import Link, Tolerance
 from repaconv.errors import GateFailed, Refused
 from repaconv.proof.policy import DEPTH, LOSSY, exact_rtols, tolerance
 from repaconv.proof.rounding import stored
+from repaconv.steps.common import load_onnx
 
 if TYPE_CHECKING:
     import onnx
+
+    from repaconv.engines.contract import Session
 
 GIVEN, FOLDED = "ONNX as given", "ONNX folded"
 HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
@@ -72,7 +75,7 @@ def _as_stored(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) ->
 
 def _loads(model: onnx.ModelProto) -> bool:
     try:
-        _Session(Path(), model)
+        _opened(Path(), model)
     except Refused:
         return False
     return True
@@ -90,7 +93,7 @@ def _compared(
     from repaconv.proof.compare import UNDECIDED, compare
     from repaconv.proof.probes import probes, unmoved
 
-    given, folded = _Session(source, before), _Session(source, after, folded=True)
+    given, folded = _opened(source, before), _opened(source, after, folded=True)
     found = probes(before, given.run)
     by = (allowed.rtol or 0.0) / 10
     return compare(
@@ -127,29 +130,22 @@ def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:
     return weight.data_type, numpy_helper.to_array(weight).tobytes()
 
 
-class _Session:
-    """A graph under ONNX Runtime: inputs by name to outputs by name."""
+def _opened(source: Path, model: onnx.ModelProto, *, folded: bool = False) -> Session:
+    """A graph under ONNX Runtime.
 
-    def __init__(self, source: Path, model: onnx.ModelProto, *, folded: bool = False) -> None:
-        import onnxruntime
-
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 4  # sizes that it refuses are tried, and no news
-        kinds = ["CPUExecutionProvider"]
-        try:
-            self.session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=kinds)
-        except Exception as error:
-            defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
-            raise Refused(
-                f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {str(error).splitlines()[0]}",
-                hint=defect if folded else "Nothing could be proved; give a graph of standard operators.",
-                code="onnx.rewrite" if folded else "onnx.unloadable",
-            ) from error
-        self.outputs = [output.name for output in self.session.get_outputs()]
-
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """See `repaconv.proof.compare.Side`."""
-        return dict(zip(self.outputs, self.session.run(None, dict(feeds)), strict=True))
+    Raises:
+        Refused: If ONNX Runtime does not load it.
+    """
+    try:
+        return load_onnx(model.SerializeToString())
+    except Refused as error:
+        why = error.message.partition(": ")[2].removesuffix(".")
+        defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
+        raise Refused(
+            f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {why}",
+            hint=defect if folded else "Nothing could be proved; give a graph of standard operators.",
+            code="onnx.rewrite" if folded else "onnx.unloadable",
+        ) from error
 
 
 class _Rounded:
@@ -157,13 +153,13 @@ class _Rounded:
 
     def __init__(self, source: Path, model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float]) -> None:
         self.source, self.model, self.by, self.seed, self.coarse = source, model, by, seed, coarse
-        self.session: _Session | None = None
+        self.session: Session | None = None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """See `repaconv.proof.compare.Side`."""
+        """See `repaconv.proof.runners.Runner`."""
         from repaconv.proof.rounding import jittered_feeds, moved
 
-        self.session = self.session or _Session(self.source, moved(self.model, self.by, self.seed, self.coarse))
+        self.session = self.session or _opened(self.source, moved(self.model, self.by, self.seed, self.coarse))
         return self.session.run(jittered_feeds(feeds, self.by, self.seed))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.artefacts import Change, Link
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import write_bytes, write_with
-from repaconv.steps.common import Progress, load_onnx
+from repaconv.steps.common import Progress, image_model, load_onnx
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,5 +203,5 @@ def runnable(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
 
 
 def _run(model: onnx.ModelProto, probes: list[NDArray[np.float32]], folder: Path | None) -> list[NDArray[np.floating]]:
-    session = load_onnx(model.SerializeToString(), folder)
+    session = image_model(model.SerializeToString(), folder)
     return [session.run(probe) for probe in probes]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry
 from repaconv.artefacts import FoldArtefact, Link
-from repaconv.steps.common import Progress, load_onnx
+from repaconv.steps.common import Progress, image_model, load_onnx
 from repaconv.steps.graphs import BF16_NOTE, runnable
 from repaconv.steps.inputs import Split, filled
 
@@ -46,7 +46,7 @@ def typed_lower(
     choosing = decides(backbone.deploy(backbone.from_json(folded.config)))
     meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
     runs_here = runnable(typed, precision)
-    before, after = (FixedBatch(load_onnx(form.SerializeToString()), given.batch) for form in (model, runs_here))
+    before, after = (FixedBatch(image_model(form.SerializeToString()), given.batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
     for piece in given.judges():
         meter.add(after.run(piece), before.run(piece))

@@ -14,8 +14,8 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.replacing import put, require_ours
-from repaconv.steps.chain import built_as
 from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by, read_again
+from repaconv.steps.engines import built_as
 from repaconv.steps.exports import Export, export_for
 from repaconv.steps.graphs import proved_graph, write_graph
 

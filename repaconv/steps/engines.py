@@ -1,0 +1,72 @@
+"""Engine files: what is known of one, whose it is, and opening it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from repaconv import registry, runs
+from repaconv.artefacts import BuildArtefact
+from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.files import read_artefact, stage_of
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Engine
+    from repaconv.proof.runners import Images
+
+USUAL = "tensorrt"
+"""Whose an engine is that nobody else opens: a serialised one may be called anything."""
+
+
+def built_as(engine: Path) -> BuildArtefact | None:
+    """What the file beside an engine says of it, if there is one.
+
+    Raises:
+        Refused: If the engine is not the file that was built.
+        UsageProblem: If there is no engine.
+    """
+    if not engine.is_file():
+        raise UsageProblem(f"there is no file {engine}.", hint="Give an engine that was built.", code="engine.missing")
+    beside = engine.with_suffix(".json")
+    if not beside.is_file() or stage_of(beside) != "build":
+        return None
+    built = read_artefact(beside, BuildArtefact)
+    if (beside.parent / built.payload.path).resolve() != engine.resolve():  # of another file of that stem
+        return None
+    runs.Run(engine.parent).payload(built.payload)
+    return built
+
+
+def engine_of(path: Path, built: BuildArtefact | None) -> Engine:
+    """The runtime that an engine file is for, by what the file beside it says, else by its name."""
+    name = built.runtime.split(" ")[0] if built else _opener(path)
+    engine: Engine = registry.load(registry.ENGINES, name)
+    return engine
+
+
+def _opener(path: Path) -> str:
+    """The engine whose own such files are."""
+    for name in registry.registered(registry.ENGINES):
+        with suppress(EnvironmentProblem):  # a broken plug-in is not this file's fault
+            if path.suffix in registry.load(registry.ENGINES, name).opens:
+                return name
+    return USUAL
+
+
+def open_engine(
+    path: Path, built: BuildArtefact | None, *, threads: int, sizes: Mapping[str, int] = MappingProxyType({})
+) -> Images:
+    """An engine file ready to run, by the runtime that it is for, in the precision that it was built in.
+
+    Raises:
+        EnvironmentProblem: If that runtime, or the device it needs, is not here.
+        Refused: If it does not load, or is no image model.
+    """
+    from repaconv.engines.contract import SessionSpec
+    from repaconv.proof.runners import Images
+
+    spec = SessionSpec(threads=threads, precision=built.precision if built else "fp32", sizes=sizes)
+    return Images(engine_of(path, built).open(path, spec))

@@ -14,13 +14,12 @@ from safetensors.torch import load_file
 
 import repaconv as rc
 from repaconv.affine import Affine
-from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
+from repaconv.backbones.repconv import RepBlock, RepConvConfig
 from repaconv.checkpoint import read_checkpoint
 from repaconv.convolution import Conv
 from repaconv.errors import Refused, UsageProblem
 from repaconv.methods.repconv import METHOD
-from repaconv.methods.repconv.paper import _form_of
-from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg
+from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg, training_net
 from repaconv.steps.common import choose_method
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)
@@ -218,8 +217,7 @@ def _sizes(stage):
 
 
 def test_a_live_module_folds_whole():
-    form = _form_of(ARCHS["tiny-mobileone"])
-    net = RepConv(form.config, form.block).eval()
+    net = training_net(ARCHS["tiny-mobileone"])
     net.load_state_dict(ONE)
     folded = rc.fold(net)
     x = torch.from_numpy(IMAGES)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from repaconv.methods.repconv import paper, published
+from repaconv.methods.repconv import paper, published, reading
 from repaconv.trained.contract import Method
 
 METHOD = Method(
@@ -11,9 +11,9 @@ METHOD = Method(
     "MobileOne: An Improved One millisecond Mobile Backbone, arXiv 2206.04040",
     figures=Path(__file__).with_name("figures.toml"),
     archs=tuple(published.ARCHS),
-    detect=paper.detect,
-    read=paper.read,
-    published=paper.published,
-    example=paper.example,
+    detect=reading.detect,
+    read=reading.read,
+    published=published.published,
+    example=published.example,
 )
 paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

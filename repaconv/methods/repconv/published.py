@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from repaconv.backbones.repconv import RepBlock, RepConvConfig
+import torch
+from torch import Tensor
+
+from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
+from repaconv.methods.repconv.paper import TrainingBlock
+from repaconv.trained.contract import Published
 
 
 class Arch(NamedTuple):
@@ -79,3 +85,40 @@ ARCHS = {
     "tiny-repvgg": repvgg((2, 2, 1, 1), (0.125, 0.125, 0.125, 0.125), 2, squeeze=True, classes=5),
     "tiny-mobileone": mobileone((0.125, 0.125, 0.125, 0.125), 2, squeeze=True, depths=(1, 2, 2, 1), classes=5),
 }
+
+
+def training_net(arch: Arch) -> RepConv:
+    """The net as trained, in eval mode; its first block has one convolution of the full kernel."""
+
+    def block(name: str, part: RepBlock) -> TrainingBlock:
+        return TrainingBlock(arch.config.layout, part, 1 if name == "stage0" else arch.convs, 1e-5)
+
+    return RepConv(arch.config, block).eval()
+
+
+def published(arch: str) -> Published:
+    """At 224 pixels, or at what its accuracy is stated for."""
+    known = ARCHS[arch]
+    side = 320 if arch == "repvgg-d2se" else 224
+    return Published(lambda: training_net(known), lambda: RepConv(known.config), (3, side, side))
+
+
+def example(arch: str | Arch, seed: int) -> dict[str, Tensor]:
+    """Official names; no norm is near the identity, and no branch much smaller than the others."""
+    known, random = ARCHS[arch] if isinstance(arch, str) else arch, torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = training_net(known).state_dict()
+    return {name: _example_tensor(name, tuple(meta.shape), known.convs, random) for name, meta in shapes.items()}
+
+
+def _example_tensor(name: str, shape: tuple[int, ...], convs: int, random: torch.Generator) -> Tensor:
+    noise = torch.randn(shape, generator=random)
+    if name.endswith("num_batches_tracked"):
+        return torch.zeros((), dtype=torch.int64)
+    if name.endswith("running_var"):
+        return 0.3 + 0.5 * noise.abs()
+    if name.endswith(("bias", "running_mean")):
+        return 0.1 * noise
+    if len(shape) > 1:
+        return noise * math.sqrt(2 / math.prod(shape[1:]))
+    return (1 + 0.3 * noise) / math.sqrt(1.3 * (convs + 1))  # the sum of the branches keeps its size, about

@@ -1,0 +1,231 @@
+"""RepVGG's and MobileOne's checkpoints: both official codes' names and timm's, and the certificate of their fold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.artefacts import Fact, FoldStep
+from repaconv.backbones.repconv import NAMES, Layout, RepBlock, RepConv, RepConvConfig
+from repaconv.checkpoint import Checkpoint, require_sound
+from repaconv.convolution import Conv
+from repaconv.errors import Refused
+from repaconv.methods.repconv.names import BlockKey, block_keys, official_names, one_net
+from repaconv.methods.repconv.paper import TrainingBlock, fold_block
+from repaconv.methods.repconv.published import ARCHS
+from repaconv.skeletons.names import block_tensors, in_float64, weight_of
+from repaconv.trained.certificate import loaded, max_rel_error
+from repaconv.trained.contract import Detection, FoldedPart, Reading
+from repaconv.trained.knobs import Knobs, positive, small
+from repaconv.trained.preprocessing import preprocessing_of
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Blocks of either official code or of timm's ByobNet, in their places."""
+    keys = block_keys(checkpoint)
+    if not keys:
+        return None
+    trained = [key for key in keys if not key.deployed] or keys
+    parts = ", ".join(sorted({key.part for key in trained}))
+    reason = f"{parts} in {len({key.block for key in trained})} blocks"
+    return Detection("deploy" if trained[0].deployed else "training", reason)
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
+    """A RepVGG or MobileOne, as trained or deployed.
+
+    Raises:
+        Refused: If the keys are not one whole RepVGG or MobileOne, or its weights are not sound.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    key = one_net(checkpoint)
+    tensors, names = official_names(checkpoint, key)
+    require_sound(tensors, names)
+    knobs = Knobs(settings)
+    config, convs, facts = _read_config(tensors, key, knobs)
+    eps = knobs.take("bn_eps", small, 1e-5)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs)
+    knobs.done()
+    reading = RepConvReading(
+        backbone="repconv",
+        config=config,
+        tensors=tensors,
+        names=names,
+        facts=(*facts, *knobs.facts),
+        preprocessing=preprocessing,
+        deployed=key.deployed,
+        convs=convs,
+        eps=eps,
+    )
+    reading.require_whole()
+    return reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepConvReading(Reading):
+    """A net as trained; ``convs`` are the branches of the full kernel in the first block and in all others."""
+
+    config: RepConvConfig
+    convs: tuple[int, int]
+    eps: float
+
+    def block(self, name: str, part: RepBlock) -> TrainingBlock:
+        """The training block of that name."""
+        return TrainingBlock(self.config.layout, part, self.convs[name != "stage0"], self.eps)
+
+    def module(self) -> nn.Module:
+        """With its branches; in deploy form already, the deploy net."""
+        return RepConv(self.config, None if self.deployed else self.block).eval()
+
+    def parts(self) -> Iterator[FoldedPart]:
+        """Every block as one convolution, and the head as it is."""
+        for name, block in self.config.blocks.items():
+            yield _folded_block(self, name, block)
+        yield FoldedPart({name: w.double() for name, w in self.tensors.items() if name.startswith("linear.")})
+
+
+def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> FoldedPart:
+    tensors, told = in_float64(block_tensors(reading.tensors, f"{name}.")), NAMES[reading.config.layout].folded
+    left = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
+    if reading.deployed:
+        kept = {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+        return FoldedPart(kept, FoldStep(module=name, folded=(), left=(f"{told}, as it is", *left), max_rel_error=0.0))
+    trained = reading.block(name, block)
+    conv = fold_block(tensors, block, reading.eps)
+    folded = {f"{told}.weight": conv.weight, f"{told}.bias": conv.bias}
+    kept = {key: tensor for key, tensor in tensors.items() if key.startswith("se.")}
+    return FoldedPart(
+        {f"{name}.{key}": tensor for key, tensor in (folded | kept).items()},
+        FoldStep(
+            module=name,
+            folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {told}",),
+            left=left,
+            equation="eqs. 3-4",
+            max_rel_error=_difference(trained, tensors, conv),
+        ),
+    )
+
+
+@torch.no_grad()
+def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: Conv) -> float:
+    """Of the sums before the ReLU, which would hide what is negative."""
+    shape = (2, conv.in_width, 7, 5)
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loaded(trained, tensors)
+    return max_rel_error(conv(x), trained.convolved(x))
+
+
+def _read_config(
+    tensors: Mapping[str, Tensor], key: BlockKey, knobs: Knobs
+) -> tuple[RepConvConfig, tuple[int, int], tuple[Fact, ...]]:
+    """What shapes and branches say; the exact comparison afterwards finds what does not fit."""
+    depths = _depths(tensors)
+    named = ["stage0"], *([f"stage{s}.{i}" for i in range(depth)] for s, depth in enumerate(depths, 1))
+    blocks, before = [], 0
+    for stage in named:
+        read = []
+        for name in stage:
+            read.append(_read_block(tensors, name, key, before))
+            before = read[-1].width
+        blocks.append(read)
+    strides = _strides(tensors, key, [(stage[0], read[0]) for stage, read in zip(named, blocks, strict=True)], knobs)
+    stages = tuple(
+        (replace(first, stride=stride), *others) for stride, (first, *others) in zip(strides, blocks, strict=True)
+    )
+    counts = {name: _convs(tensors, name, key.layout) for stage in named for name in stage}
+    convs = counts.pop("stage0"), max(counts.values(), default=1)
+    classes = weight_of(tensors, "linear.weight", 2).shape[0] if any(n.startswith("linear.") for n in tensors) else 0
+    config = RepConvConfig(key.layout, stages, classes)
+    return config, convs, _facts(config, convs, key)
+
+
+def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Blocks of each stage behind the first.
+
+    Raises:
+        Refused: If a stage is missing; a missing block is found by its weights.
+    """
+    found: dict[int, int] = {}
+    for name in tensors:
+        if match := re.match(r"stage(\d+)\.(\d+)\.", name):
+            found[int(match[1])] = max(int(match[2]) + 1, found.get(int(match[1]), 0))
+    if sorted(found) != list(range(1, len(found) + 1)):
+        raise Refused(
+            f"the stages are {', '.join(f'stage{s}' for s in sorted(found))}, which leaves one out.",
+            hint="The file is only part of a net.",
+            code="checkpoint.missing-keys",
+        )
+    return [found[stage] for stage in sorted(found)]
+
+
+def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before: int) -> RepBlock:
+    """One block whose input has so many channels, 0 for an image; of stride 1 for now."""
+    names = NAMES[key.layout]
+    conv = f"{names.conv}{'' if key.layout == 'repvgg' else '.0'}.conv"
+    place = f"{name}.{names.folded if key.deployed else conv}.weight"
+    width, shared, height, side = weight_of(tensors, place, 4).shape
+    before = before or shared
+    groups = before // shared
+    if height != side or side % 2 == 0 or before % shared or width % groups:
+        raise Refused(
+            f"{place} has shape {[width, shared, height, side]}, which is no convolution of {before} channels with an "
+            "odd, square kernel.",
+            hint="The file is of another net, or it was changed after training.",
+            code="checkpoint.shape",
+        )
+    squeeze = f"{name}.se.{names.squeeze}.weight"
+    squeezed = weight_of(tensors, squeeze, 4).shape[0] if squeeze in tensors else 0
+    return RepBlock(before, width, side, 1, groups, squeezed)
+
+
+def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
+    """Branches of the full kernel; a gap in their numbers is found by the missing weights."""
+    pattern = re.compile(rf"{re.escape(name)}\.{NAMES[layout].conv}\.(\d+)\.")
+    return max((int(match[1]) + 1 for key in tensors if (match := pattern.match(key))), default=1)
+
+
+def _strides(
+    tensors: Mapping[str, Tensor], key: BlockKey, firsts: list[tuple[str, RepBlock]], knobs: Knobs
+) -> list[int]:
+    """Of the first block of every stage; all others have 1."""
+
+    def parse(text: str) -> str:
+        if len(words := text.split(",")) != len(firsts):
+            raise ValueError(f"not {len(firsts)} numbers, one a stage")
+        return ",".join(str(positive(word.strip())) for word in words)
+
+    seen, proved = [], 0
+    for name, block in firsts:
+        same = block.in_width == block.width and not key.deployed
+        kept = f"{name}.{NAMES[key.layout].identity}.weight" in tensors
+        seen.append("1" if same and kept else "2")
+        proved += same
+    source = (
+        f"official code: stages begin with 2; in {proved} of {len(firsts)} an identity branch there or not proves it"
+    )
+    official = ",".join("2" for _ in firsts)
+    text = knobs.take("strides", parse, official, ",".join(seen) if proved else None, source if proved else "")
+    return [int(word) for word in text.split(",")]
+
+
+def _facts(config: RepConvConfig, convs: tuple[int, int], key: BlockKey) -> tuple[Fact, ...]:
+    blocks = config.blocks.values()
+    known = {
+        "layout": (f"{config.layout}{', in names of timm' if key.timm else ''}", "keys"),
+        "depths": ([len(stage) for stage in config.stages], "keys"),
+        "widths": ([stage[-1].width for stage in config.stages], "shapes"),
+        "kernels": (sorted({block.kernel for block in blocks}), "shapes"),
+        "groups": (sorted({block.groups for block in blocks}), "shapes: the input's width over the weight's"),
+        "squeeze_excite": (f"in {sum(block.squeezed > 0 for block in blocks)} of {len(blocks)} blocks", "keys"),
+        "activation": ("ReLU", "the official code; no tensor tells"),
+        "classes": (config.classes, "shapes"),
+    }
+    if not key.deployed:
+        known["convolutions"] = (f"{convs[0]} in the first block, {convs[1]} in the others", "keys")
+    archs = [arch for arch, published in ARCHS.items() if published.config.stages == config.stages]
+    found = [Fact(name="arch", value=arch, source="shapes, as in the paper") for arch in archs]
+    return (*found, *(Fact(name=name, value=value, source=source) for name, (value, source) in known.items()))

@@ -43,9 +43,8 @@ def test_the_five_commands_in_a_row(repaconv, tiny):
     }
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[pytest.mark.slow] if n else [], id=path.stem) for n, path in enumerate(OFFICIAL)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", OFFICIAL, ids=lambda path: path.stem)
 def test_the_five_commands_on_official_checkpoints(repaconv, path):
     walk(repaconv, path)
 

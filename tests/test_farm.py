@@ -30,7 +30,8 @@ from repaconv.farm.remote import _folder_on, bench_by_ssh, bench_on, job_of
 from repaconv.farm.sweep import sweep
 from repaconv.farm.tuning import on_workers
 
-METHODS = ("repavit", "nondeep", "riformer", "dwconv", "pyra")
+METHODS = ("repavit", "nondeep", "riformer")
+CELLS = 2 * len(METHODS)
 PATIENCE_S = 120
 
 
@@ -56,6 +57,12 @@ class Farm:
     def worker(self, name: str, *options: str, target: str = "x86-64") -> None:
         command = [sys.executable, "-m", "repaconv", "worker", "--target", target, "--scheduler", self.address]
         self.processes[name] = start([*command, "--name", name, *options])
+
+    def wait_for_workers(self, count: int) -> None:
+        from distributed import Client
+
+        with Client(self.address, set_as_default=False) as client:
+            client.wait_for_workers(count, timeout=PATIENCE_S)
 
     def kill(self, name: str) -> None:
         """The nanny and its worker, at once, as when a board loses its power."""
@@ -103,8 +110,7 @@ def checkpoints() -> None:
 def write_matrix(rounds: int) -> Path:
     lines = ["models:"]
     for name in METHODS:
-        settings = {**SETTINGS.get(name, {}), **({"num_heads": "3"} if name == "pyra" else {})}
-        lines += [f"- checkpoint: {name}.pth", f"  set: {json.dumps(settings)}"]
+        lines += [f"- checkpoint: {name}.pth", f"  set: {json.dumps(SETTINGS.get(name, {}))}"]
     lines += ["targets: [x86-64]", "precisions: [fp32, int8]", f"rounds: {rounds}", "batches: [1]"]
     Path("matrix.yaml").write_text("\n".join(lines))
     return Path("matrix.yaml")
@@ -113,10 +119,11 @@ def write_matrix(rounds: int) -> Path:
 @pytest.mark.usefixtures("dask")
 def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(repaconv):
     checkpoints()
-    matrix = write_matrix(rounds=3000)
+    matrix = write_matrix(rounds=300)
     with farm() as cluster:
-        for name in ("a", "b", "c"):
+        for name in "ab":
             cluster.worker(name)
+        cluster.wait_for_workers(2)  # so that each has its share when the first result lands
         killed = []
 
         def watch(what: str, done: int, _total: int) -> None:
@@ -127,19 +134,18 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         found = sweep(matrix, scheduler=cluster.address, wait_s=PATIENCE_S, progress=watch)
         assert killed == ["b"]
         assert found.verdict == "passed", [row.problem for row in found.rows]
-        assert len({(row.model, row.precision) for row in found.rows}) == len(found.rows) == 10
-        assert {row.worker for row in found.rows} <= {"a", "b", "c"}
-        assert {"a", "c"} <= {row.worker for row in found.rows}
+        assert len({(row.model, row.precision) for row in found.rows}) == len(found.rows) == CELLS
+        assert "a" in {row.worker for row in found.rows} <= {"a", "b"}
         assert all(row.attempts >= 1 and row.p50_ms for row in found.rows)
         results = list(Path("repaconv-out/sweep-matrix/results").iterdir())
-        assert len(results) == 10
+        assert len(results) == CELLS
         for path in results:  # as on a quiet machine: what is inconclusive would be measured again
             path.write_text(path.read_text().replace('"verdict": "inconclusive"', '"verdict": "noisy"'))
         again = sweep(matrix, scheduler=cluster.address, wait_s=0)
-        assert again.resumed == 10
+        assert again.resumed == CELLS
         results[0].unlink()
         once = sweep(matrix, scheduler=cluster.address, wait_s=0)
-        assert (once.resumed, len(once.rows)) == (9, 10)
+        assert (once.resumed, len(once.rows)) == (CELLS - 1, CELLS)
 
         # a run of its own, its training form beside it
         rc.fold("repavit.pth", settings=SETTINGS["repavit"])
@@ -191,8 +197,8 @@ def test_tls_from_end_to_end(tiny):
     if not shutil.which("openssl"):
         pytest.skip("openssl is absent")
     for command in (
-        "openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=farm",
-        "openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=machine",
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=farm",
+        "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out request.pem -subj /CN=machine",
         "openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2",
     ):
         subprocess.run(command.split(), check=True, capture_output=True)
@@ -236,7 +242,7 @@ def test_a_sweep_that_is_interrupted_goes_on_where_it_was():
     assert process.returncode == 130
     assert "Traceback" not in err
     before = {path.name: path.read_bytes() for path in results.glob("*.json")}
-    assert 2 <= len(before) < 10
+    assert 2 <= len(before) < CELLS
     kept = {name: text for name, text in before.items() if b'"verdict": "inconclusive"' not in text}
     found = sweep("matrix.yaml")
     assert found.resumed == len(kept)

@@ -147,8 +147,8 @@ def test_results_go_nowhere_where_something_else_is(tiny, tmp_path, repaconv):
         lambda: rc.verify(out="notes.json"),
         lambda: rc.bench(out="notes.json", rounds=2),
         lambda: rc.tune(out="notes.json"),
-        lambda: rc.report(out="page.html"),
-        lambda: rc.report(out="notes.json", format="json"),
+        lambda: rc.report(out="page.html", paper=False),
+        lambda: rc.report(out="notes.json", format="json", paper=False),
     ):
         with pytest.raises(UsageProblem, match="is there already"):
             write()

@@ -196,9 +196,10 @@ def test_why_no_scheduler_answers_is_told_where_dask_only_ran_out_of_time():
 def test_tls_from_end_to_end(tiny):
     if not shutil.which("openssl"):
         pytest.skip("openssl is absent")
+    new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
     for command in (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=farm",
-        "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out request.pem -subj /CN=machine",
+        f"openssl req -x509 {new} -keyout ca.key -out ca.pem -days 2 -subj /CN=farm",
+        f"openssl req {new} -keyout key.pem -out request.pem -subj /CN=machine",
         "openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2",
     ):
         subprocess.run(command.split(), check=True, capture_output=True)

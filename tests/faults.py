@@ -25,7 +25,7 @@ from repaconv.backbones.tokens import LayerNormSpec
 from repaconv.methods.dwconv import paper as dwconv
 from repaconv.methods.nondeep import paper as nondeep
 from repaconv.methods.nondeep.paper import example_meta
-from repaconv.methods.repavit import paper as repavit
+from repaconv.methods.repavit import reading as repavit
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 SETTINGS = {"repavit": {"num_heads": "3"}, "pyra": {"num_heads": "3"}, "dwconv": {"num_heads": "3"}, "nondeep": {}}

@@ -14,9 +14,10 @@ from oracle import gelu
 import repaconv as rc
 from repaconv.errors import Refused
 from repaconv.methods.repavit import METHOD
-from repaconv.methods.repavit.activity import Claim, Ffn, ResidualTest
+from repaconv.methods.repavit.activity import Claim, ResidualTest
 from repaconv.methods.repavit.paper import fold_ffn
 from repaconv.methods.repavit.published import ARCHS
+from repaconv.skeletons.around import Ffn
 
 OFFICIAL = {
     "repavit_plain_idle075": {"num_heads": "3"},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import repaconv as rc
+from repaconv import registry
 from repaconv.errors import Refused, UsageProblem
 from repaconv.pipeline.tables import _agrees
 
@@ -51,6 +54,7 @@ def test_on_the_command_line(repaconv, monkeypatch):
         rc.table("nothing")
     from repaconv.methods.riformer import METHOD
 
-    monkeypatch.setattr(type(METHOD), "figures", None)
+    without = replace(METHOD, figures=Path("none.toml"))
+    monkeypatch.setattr(registry, "load", lambda group, name: without)
     with pytest.raises(Refused):
         rc.table("riformer")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from repaconv.affine import Affine
 from repaconv.artefacts import FoldStep
-from repaconv.trained.certificate import relative_difference
+from repaconv.trained.certificate import max_rel_error, relative_difference
 from repaconv.trained.contract import FoldedPart
 
 
@@ -47,6 +47,23 @@ def named(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] = ()) ->
         if name not in without_bias:
             tensors[f"{name}.bias"] = affine.bias
     return tensors
+
+
+def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, told: str) -> FoldedPart:
+    """A norm's affine into the linear layer behind it, both read on the same normalised tokens."""
+    folded = linear @ norm
+    n = torch.randn(5, norm.in_width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    error = max_rel_error(folded(n), linear(norm(n)))
+    return FoldedPart(named({name: folded}), FoldStep(module=module, folded=(told,), max_rel_error=error))
+
+
+def norm_and_head(tensors: Mapping[str, Tensor], classes: int) -> Iterator[FoldedPart]:
+    """The final norm's affine through the pooling, which is linear, into the head; features keep the norm."""
+    if not classes:
+        yield FoldedPart({name: tensors[name].double() for name in ("norm.weight", "norm.bias")})
+        return
+    norm = Affine.diagonal(tensors["norm.weight"], tensors["norm.bias"])
+    yield affine_into_linear(norm, linear_of(tensors, "head"), "head", "head", "norm's affine -> head")
 
 
 def folded_block(

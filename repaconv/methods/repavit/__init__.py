@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from repaconv.methods.repavit import paper, published
+from repaconv.methods.repavit import paper, published, reading
 from repaconv.trained.contract import Method
 
 METHOD = Method(
@@ -10,9 +10,9 @@ METHOD = Method(
     paper="Scaling Vision Transformers via Channel Idle (RePaViT), arXiv 2505.21847",
     figures=Path(__file__).with_name("figures.toml"),
     archs=tuple(published.ARCHS),
-    detect=paper.detect,
-    read=paper.read,
-    published=paper.published,
+    detect=reading.detect,
+    read=reading.read,
+    published=published.published,
     example=published.example,
 )
 paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

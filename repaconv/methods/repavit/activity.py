@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repaconv.affine import Affine
 from repaconv.artefacts import Fact
 from repaconv.checkpoint import Checkpoint
 from repaconv.errors import Refused
+from repaconv.methods.repavit.paper import linear_layer
+from repaconv.skeletons.around import Ffn
 from repaconv.trained.knobs import Knobs, one_of
 
 RESIDUAL = 0.02
@@ -119,16 +120,6 @@ class Rule:
     always_width: bool = False
 
 
-@dataclass(frozen=True)
-class Ffn:
-    """One FFN of a checkpoint: its tensors by the names within it, and where it stands."""
-
-    prefix: str
-    block: Mapping[str, Tensor]
-    hidden: int
-    width: int
-
-
 def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | None:
     """The knobs ``idle_ratio`` and ``heuristic``, and args.channel_idle; None if nobody says anything.
 
@@ -204,9 +195,3 @@ def _ratio(text: str) -> float:
     if not 0 <= value <= 1:
         raise ValueError("not between 0 and 1")
     return value
-
-
-def linear_layer(block: Mapping[str, Tensor], name: str) -> Affine:
-    """fc1 or fc2, linear or a 1x1 convolution."""
-    weight, bias = block[f"{name}.weight"], block.get(f"{name}.bias")
-    return Affine.conv1x1(weight, bias) if weight.ndim == 4 else Affine.linear(weight, bias)

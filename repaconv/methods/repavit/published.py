@@ -9,6 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from repaconv import registry
+from repaconv.methods.repavit.reading import RePaViTReading, read_ffns
+from repaconv.trained.contract import Published
+from repaconv.trained.knobs import Knobs
+
 
 @dataclass(frozen=True)
 class Example:
@@ -169,6 +174,33 @@ def _mixer(example: Example) -> dict[str, tuple[int, ...]]:
         found |= _linear(f"{block}mlp_tokens.fc2", tokens, width // 2)
         found |= _ffn(f"{block}mlp_channels.", width, example.hidden(0))
     return found
+
+
+def published(arch: str) -> Published:
+    """One of `ARCHS`, its weights on the meta device."""
+    sizes = ARCHS[arch]
+    weights = dict(meta(sizes))
+    tensors = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
+    family, ffns = read_ffns(tensors)
+    given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
+    given |= {"pool_size": str(sizes.extra)} if sizes.family == "poolformer" else {}
+    skeleton = family.read(tensors, ffns, Knobs(given), {"input_size": sizes.image_size})
+    active = tuple(sizes.active(sizes.widths.index(ffn.width)) if sizes.idle_ratio < 1 else 0 for ffn in ffns)
+    reading = RePaViTReading(
+        backbone=family.backbone,
+        config=skeleton.config(active),
+        tensors=tensors,
+        family=family,
+        skeleton=skeleton,
+        ffns=ffns,
+        active=active,
+        eps=1e-5,
+    )
+    return Published(
+        training=reading.module,
+        deploy=lambda: registry.load(registry.BACKBONES, family.backbone).deploy(reading.config),
+        input_shape=(3, sizes.image_size, sizes.image_size),
+    )
 
 
 def example(arch: str | Example, seed: int) -> dict[str, Tensor]:

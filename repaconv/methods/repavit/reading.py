@@ -1,0 +1,231 @@
+"""RePaViT's checkpoints: its FFNs in any of the four families, and what of them is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.affine import Affine
+from repaconv.artefacts import FoldStep
+from repaconv.backbones.parts import ActivationKind
+from repaconv.checkpoint import Checkpoint, require_sound
+from repaconv.errors import Refused
+from repaconv.methods.repavit.activity import active_channels, read_claim
+from repaconv.methods.repavit.families import FAMILIES, Family, ffn_of
+from repaconv.methods.repavit.paper import ChannelIdleMlp, fold_ffn
+from repaconv.skeletons.around import Ffn, Skeleton
+from repaconv.skeletons.folding import named
+from repaconv.skeletons.names import block_tensors, in_float64, official_names, weight_of
+from repaconv.trained.activations import read_activation
+from repaconv.trained.certificate import relative_difference
+from repaconv.trained.contract import Detection, FoldedPart, Reading
+from repaconv.trained.knobs import Knobs, small
+from repaconv.trained.preprocessing import preprocessing_of
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Two BatchNorms around an FFN are RePaViT's alone; so is fc3 in its deploy form."""
+    keys = checkpoint.tensors.keys()
+    trained = sum(key.endswith("norm2.running_mean") and ffn_of(key) is not None for key in keys)
+    folded = sum(key.endswith(".fc3.weight") and ffn_of(key) is not None for key in keys)
+    if trained:
+        return Detection("training", f"norm2.running_mean in the FFNs of {trained} blocks")
+    if folded:
+        return Detection("deploy", f"fc3 in the FFNs of {folded} blocks and norm1.running_mean in none")
+    if _whole_matrices(checkpoint.tensors):
+        return Detection("deploy", "every FFN is one square matrix fc1, as at idle ratio 1")
+    args = checkpoint.record.get("args")
+    if isinstance(args, Mapping) and "idle_ratio" in args and any(ffn_of(key) for key in keys):
+        return Detection("training", f"args: idle_ratio {args['idle_ratio']}")
+    if "blocks.0.attn.norm.weight" in keys and "blocks.0.mlp.norm.weight" in keys:
+        return Detection("training", "norms inside attn and mlp", "possible")
+    return None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
+    """A RePaViT as trained, of any family.
+
+    Raises:
+        Refused: If the keys are not one whole RePaViT with BatchNorm, in training form, or the weights are not
+            sound, or a claimed idle ratio contradicts their statistics, or cannot be known.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    _require_training_form(checkpoint)
+    tensors, names, unused = official_names(checkpoint)
+    require_sound(tensors, names)
+    family, ffns = read_ffns(tensors)
+    knobs = Knobs(settings)
+    record = checkpoint.record.get("args")
+    args: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
+    skeleton = family.read(tensors, ffns, knobs, args)
+    eps = knobs.take("bn_eps", small, 1e-5)
+    act = read_activation(checkpoint.record, knobs)
+    claim = read_claim(args, knobs, rule=family.rule)
+    active = active_channels(ffns, claim, family.rule, eps, act, checkpoint, knobs)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, skeleton.image_size)
+    knobs.done()
+    scaled = any(".ls1." in name or ".ls2." in name or "layer_scale" in name for name in tensors)
+    reading = RePaViTReading(
+        backbone=family.backbone,
+        config=skeleton.config(active, act),
+        tensors=tensors,
+        names=names,
+        facts=(*knobs.facts, *unused),
+        preprocessing=preprocessing,
+        applied=("layer scale",) if scaled or any("ls" in ffn.block for ffn in ffns) else (),
+        family=family,
+        skeleton=skeleton,
+        ffns=ffns,
+        active=active,
+        eps=eps,
+        act=act,
+    )
+    reading.require_whole()
+    return reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class RePaViTReading(Reading):
+    """A RePaViT as trained: its skeleton, and A and H of every FFN."""
+
+    family: Family
+    skeleton: Skeleton
+    ffns: tuple[Ffn, ...]
+    active: tuple[int, ...]
+    eps: float
+    act: ActivationKind = "GELU"
+
+    def mlp(self, index: int) -> nn.Module:
+        """The FFN of block i."""
+        ffn = self.ffns[index]
+        return ChannelIdleMlp(
+            ffn.width,
+            ffn.hidden,
+            self.active[index],
+            self.eps,
+            conv=self.family.conv,
+            layer_scale="ls" in ffn.block,
+            act=self.act,
+        )
+
+    def module(self) -> nn.Module:
+        """The family's network with `ChannelIdleMlp` in it."""
+        return self.skeleton.training(self.config, self.mlp).eval()
+
+    def parts(self) -> Iterator[FoldedPart]:
+        """Block by block, then what the family has besides."""
+        for index in range(len(self.ffns)):
+            yield self._block(index)
+        yield from self.skeleton.rest(self.config, self.tensors)
+
+    def _block(self, index: int) -> FoldedPart:
+        ffn, a = self.ffns[index], self.active[index]
+        prefix = self.family.block_of(ffn)
+        inside = ffn.prefix.removeprefix(prefix)
+        block = in_float64(block_tensors(self.tensors, prefix))
+        around, told, scale = self.skeleton.around(block, index)
+        mlp = _named(fold_ffn(block_tensors(block, inside), a, self.eps, scale), conv=self.family.conv)
+        folded = {**around, **{f"{inside}{name}": weight for name, weight in mlp.items()}}
+        with torch.device("meta"):
+            trained, deploy, shape = self.skeleton.pair(self.config, index, self.mlp)
+        return FoldedPart(
+            {f"{prefix}{name}": tensor for name, tensor in folded.items()},
+            FoldStep(
+                module=prefix.rstrip("."),
+                folded=(f"{ffn.hidden - a} idle channels of {ffn.hidden}, both BatchNorms, the shortcut", *told),
+                left=(f"{a} channels behind the activation", "the attention norm's statistics"),
+                equation="eqs. 3-6",
+                max_rel_error=relative_difference((trained, block), (deploy, folded), shape),
+            ),
+        )
+
+
+def _named(parts: Mapping[str, Affine], *, conv: bool) -> dict[str, Tensor]:
+    """The deploy FFN's weights; beside an idle part, which has fc2's bias, nothing empty is kept."""
+    idle = "idle" in parts
+    tensors = named(parts, without_bias=("fc2",) if idle else ())
+    shaped = {name: w[:, :, None, None] if conv and w.ndim == 2 else w for name, w in tensors.items()}
+    return {name: w for name, w in shaped.items() if w.numel() or not idle}
+
+
+def _require_training_form(checkpoint: Checkpoint) -> None:
+    detection = detect(checkpoint)
+    keys = checkpoint.tensors.keys()
+    ffn_keys = [key for key in keys if ffn_of(key)]
+    statistics = any(key.endswith(("norm1.running_mean", "norm2.running_mean")) for key in ffn_keys)
+    layer_norm = [key for key in ffn_keys if key.endswith((".mlp.norm.weight", "mlp_channels.norm.weight"))]
+    layer_norm += [key for key in ffn_keys if key.endswith("mlp.norm1.weight")]
+    if not statistics and layer_norm and not any(key.endswith("fc3.weight") for key in keys):
+        raise Refused(
+            f"the FFNs have a LayerNorm ({layer_norm[0]}), whose statistics depend on the input: nothing of such "
+            "an FFN folds.",
+            hint="Train with --feature_norm BatchNorm; main.py's default is LayerNorm.",
+            code="repavit.layer-norm",
+        )
+    if detection is None or not ffn_keys:
+        raise Refused(
+            f"{checkpoint.path} is not a RePaViT: no FFN has the BatchNorms norm1 and norm2.",
+            hint="Without --method the method is detected.",
+            code="method.mismatch",
+        )
+    deployed = [key for key in ffn_keys if key.endswith("fc3.weight")]
+    if statistics and deployed:
+        raise Refused(
+            f"{deployed[0]} is of the deploy form, other blocks are in training form.",
+            hint="The file mixes two forms; take the checkpoint as trained.",
+            code="repavit.mixed-forms",
+        )
+    if detection.form == "deploy":
+        raise Refused(
+            f"{checkpoint.path} is in repavit's deploy form already ({detection.reason}): nothing is left to fold.",
+            hint="Fold the checkpoint as trained. The official reparam of a PoolFormer is wrong by its LayerScale.",
+            code="method.deployed",
+        )
+
+
+def _whole_matrices(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether every FFN is a lone square fc1, which only idle ratio 1 leaves."""
+    keys = [key for key in tensors if ffn_of(key)]
+    alone = all(key.endswith((".mlp.fc1.weight", ".mlp.fc1.bias")) for key in keys)
+    return bool(keys) and alone and all(tensors[k].ndim == 2 and len(set(tensors[k].shape)) == 1 for k in keys[::2])
+
+
+def read_ffns(tensors: Mapping[str, Tensor]) -> tuple[Family, tuple[Ffn, ...]]:
+    """The family, and its FFNs in the order of the network.
+
+    Raises:
+        Refused: If several families are mixed, or an FFN lacks a part or is misshaped.
+    """
+    found = {match[0]: family for name in tensors for family in FAMILIES if (match := family.ffn.match(name))}
+    families = {family.backbone: family for family in found.values()}
+    if len(families) != 1:
+        raise Refused(
+            "the FFNs are those of several network families.",
+            hint="The file mixes two nets; save one of them.",
+            code="checkpoint.ambiguous",
+        )
+    family = next(iter(families.values()))
+    prefixes = sorted(found, key=lambda prefix: [int(part) for part in re.findall(r"\d+", prefix)])
+    return family, tuple(_read_ffn(tensors, prefix, 4 if family.conv else 2) for prefix in prefixes)
+
+
+def _read_ffn(tensors: Mapping[str, Tensor], prefix: str, dims: int) -> Ffn:
+    """One FFN, whose linear layers have so many dimensions."""
+    hidden, width = weight_of(tensors, f"{prefix}fc1.weight", dims).shape[:2]
+    wanted = {"fc2.weight": (width, hidden), "fc1.bias": (hidden,), "fc2.bias": (width,)}
+    wanted |= {f"norm1.{part}": (width,) for part in ("weight", "bias", "running_mean", "running_var")}
+    wanted |= {f"norm2.{part}": (hidden,) for part in ("weight", "bias", "running_mean", "running_var")}
+    for name, shape in wanted.items():
+        tensor = weight_of(tensors, f"{prefix}{name}", dims if name == "fc2.weight" else 1)
+        if tuple(tensor.shape[: len(shape)]) != shape:
+            raise Refused(
+                f"{prefix}{name} has shape {list(tensor.shape)} where fc1 needs {list(shape)}.",
+                hint="The file mixes two nets, or it was changed after training.",
+                code="checkpoint.shape",
+            )
+    return Ffn(prefix, block_tensors(tensors, prefix), hidden, width)

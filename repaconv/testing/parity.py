@@ -1,4 +1,4 @@
-"""For tests: parity of two forms, checkpoints of our own making, and what a plug-in's method must hold."""
+"""Two forms of a network held against each other in anybody's test: modules, or .onnx files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from repaconv.artefacts import Metrics
+from repaconv.artefacts import Link, Metrics, Tolerance
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import write_with
-from repaconv.steps.common import load_method
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import nn
 
-    from repaconv.artefacts import Link
+    Array = NDArray[Any]
 
 
 Runs = Union["nn.Module", str, Path]
@@ -26,83 +24,6 @@ Runs = Union["nn.Module", str, Path]
 
 Given = Union["NDArray[Any]", tuple[int, ...]]
 """An input, or its shape for a seeded random one."""
-
-
-def write_example(method: str, arch: str, path: Path, seed: int) -> None:
-    """Write a training-form checkpoint with seeded weights, contained as mmengine publishes its own.
-
-    Raises:
-        UsageProblem: If the method has no such architecture.
-    """
-    known = load_method(method)
-    if arch not in known.archs:
-        raise UsageProblem(
-            f"{method} has no architecture {arch!r}.", hint=f"Known: {', '.join(known.archs)}.", code="demo.arch"
-        )
-    _write(known.example(arch, seed), path)
-
-
-def check_method(
-    name: str,
-    arch: str,
-    folder: Path,
-    *,
-    settings: Mapping[str, str] | None = None,
-    meta: Mapping[str, object] | None = None,
-) -> None:
-    """The conformance kit: hold a registered method to its contract, on its own example of that architecture.
-
-    It is detected and understood; it folds exactly, the whole net and every row of its certificate; the folded model
-    is as stored and as ONNX what was trained; equal input gives equal bytes; a key too many or too few and a NaN are
-    refused.
-
-    Args:
-        name: As registered.
-        arch: One of the method's ``archs``; a small one.
-        folder: For what is written.
-        settings: What the example does not tell.
-        meta: What stands in the file beside the weights, if the method needs it.
-
-    Raises:
-        AssertionError: Saying what does not hold.
-    """
-    import torch
-
-    from repaconv.pipeline import export, fold, inspect, verify
-
-    weights = load_method(name).example(arch, 1)
-    path, run, given = folder / "example.pth", folder / "run", dict(settings or {})
-    _write(weights, path, meta)
-
-    seen = inspect(path, settings=given)
-    assert seen.method == name, f"its own example is detected as {seen.method}: {seen.reason}"
-    assert not seen.problems, f"its own example is not understood: {seen.problems}"
-    folded = fold(path, method=name, settings=given, out=run, force=True)
-    assert folded.certificate, "the certificate has no row"
-    export(run)
-    verified = verify(run)
-    failed = [link for link in verified.links if link.verdict != "passed"]
-    assert not failed, f"not proved: {failed}"
-    before = (run / "model.safetensors").read_bytes()
-    fold(path, method=name, settings=given, out=run, force=True)
-    assert (run / "model.safetensors").read_bytes() == before, "the same checkpoint gives other bytes"
-
-    # an index or a counter may be left unread, a floating point weight may not
-    read = [key for key, tensor in sorted(weights.items()) if tensor.is_floating_point() and tensor.ndim > 1]
-    broken: dict[str, dict[str, Tensor]] = {
-        "a key too many": {**weights, "left.over.weight": torch.ones(2, 2)},
-        "a key too few": {key: tensor for key, tensor in weights.items() if key != read[-1]},
-        "a NaN": {**weights, read[0]: torch.full_like(weights[read[0]], torch.nan)},
-    }
-    for what, changed in broken.items():
-        _write(changed, path, meta)
-        try:
-            fold(path, method=name, settings=given, out=folder / "broken")
-        except Refused:
-            pass
-        else:
-            raise AssertionError(f"{what} is not refused")
-        assert not (folder / "broken").exists(), f"something was written in spite of {what}"
 
 
 def assert_parity(
@@ -134,36 +55,43 @@ def assert_parity(
         UsageProblem: If a file is not there, or the inputs are not those that a graph has.
         Refused: If one of the two does not run on them, or their outputs cannot be held against each other.
     """
-    from repaconv.artefacts import Tolerance
-    from repaconv.proof.locate import locate
+    feeds, own, right = _feeds(images), _end(candidate), _end(reference)
+    usual = Tolerance(kind="exact", rtol=rtol, atol=atol, noise=2 * rtol)
+    links = _links(_paired(own.run(feeds), right.run(feeds)), usual, lossy)
+    worst = max(links, key=lambda link: (link.verdict == "failed", link.verdict == "passed", _error(link)))
+    assert worst.metrics is not None
+    if worst.verdict == "not verified":
+        raise AssertionError(f"not verified: {worst.note}")
+    if worst.verdict == "failed":
+        told = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
+        if len(feeds) > 1 or len(links) > 1:
+            raise AssertionError(f"{worst.name}: {told}" if len(links) > 1 else told)
+        raise AssertionError(f"{told}; {_parting(own, right, next(iter(feeds.values())), None if lossy else rtol)}")
+    return worst.metrics
+
+
+def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: str | None) -> list[Link]:
+    """One for every output: what was found, what was expected."""
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
 
-    feeds = _feeds(images)
-    ends = [_end(each) for each in (candidate, reference)]
-    usual = Tolerance(kind="exact", rtol=rtol, atol=atol, noise=2 * rtol)
-    links: list[Link] = []
-    pairs = _paired(*(end.run(feeds) for end in ends))
+    links = []
     for name, (found, expected) in pairs.items():
         logits = expected.ndim == 2 and expected.dtype.kind == "f"
         meter = Meter(tolerance(lossy, logits=logits) if lossy else usual, logits=logits)
         rows = expected.shape if expected.ndim > 1 else (-1, 1)
         meter.add(found.reshape(rows).astype(np.float64), expected.reshape(rows).astype(np.float64))
         links.append(meter.link(f"output {name}", "reference", "candidate"))
-    worst = max(links, key=lambda link: (link.verdict == "failed", link.verdict == "passed", _error(link)))
-    assert worst.metrics is not None
-    if worst.verdict == "not verified":
-        raise AssertionError(f"not verified: {worst.note}")
-    if worst.verdict == "failed":
-        found_there = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
-        of_several = f"{worst.name}: " if len(links) > 1 else ""
-        if len(feeds) > 1 or len(links) > 1:
-            raise AssertionError(f"{of_several}{found_there}")
-        by_module = not all(isinstance(end, _Graph) for end in ends)
-        traces = [end.trace(by_module=by_module) for end in ends]
-        where = locate(traces[1], traces[0], next(iter(feeds.values())), allowed=None if lossy else rtol)
-        raise AssertionError(f"{found_there}; parts at {where.module or 'no module that can be named'}: {where.reason}")
-    return worst.metrics
+    return links
+
+
+def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array, allowed: float | None) -> str:
+    """Where two ends part on their only input."""
+    from repaconv.proof.locate import locate
+
+    by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
+    where = locate(reference.trace(by_module=by_module), candidate.trace(by_module=by_module), x, allowed=allowed)
+    return f"parts at {where.module or 'no module that can be named'}: {where.reason}"
 
 
 def _error(link: Link) -> float:
@@ -172,7 +100,7 @@ def _error(link: Link) -> float:
     return error if error == error else float("inf")
 
 
-def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | str, NDArray[Any]]:
+def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | str, Array]:
     """Inputs by name, or by position where they have none.
 
     Raises:
@@ -184,7 +112,7 @@ def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | s
     return {place: _array(place, each) for place, each in enumerate(given if several else [given])}
 
 
-def _array(name: int | str, given: Any) -> NDArray[Any]:
+def _array(name: int | str, given: Any) -> Array:
     from repaconv.proof.data import random_inputs
 
     if isinstance(given, (tuple, list)) and given and all(isinstance(size, int) and size > 0 for size in given):
@@ -199,9 +127,7 @@ def _array(name: int | str, given: Any) -> NDArray[Any]:
     )
 
 
-def _paired(
-    found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]
-) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
     """Outputs side by side: by name where both have the same, else in their order.
 
     Raises:
@@ -238,7 +164,7 @@ class _Graph:
         self.path, self._load = path, load_onnx
         self.session = load_onnx(path)
 
-    def run(self, feeds: Mapping[int | str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[int | str, Array]) -> dict[str, Array]:
         """All outputs by name."""
         kinds = {port.name: port.dtype for port in self.session.inputs}
         order = list(kinds)
@@ -283,7 +209,7 @@ class _Module:
         own = copy.deepcopy(module).cpu().eval()
         self.runner = TorchRunner(own, own.state_dict(), double=None)
 
-    def run(self, feeds: Mapping[int | str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[int | str, Array]) -> dict[str, Array]:
         """All tensors of its output, by their places in it."""
         import torch
 
@@ -323,7 +249,7 @@ def _end(given: Runs) -> _Graph | _Module:
     )
 
 
-def _does_not_run(what: str, feeds: Mapping[Any, NDArray[Any]], error: Exception) -> Refused:
+def _does_not_run(what: str, feeds: Mapping[Any, Array], error: Exception) -> Refused:
     shapes = ", ".join(f"{list(array.shape)} of {array.dtype}" for array in feeds.values())
     told = str(error).strip().splitlines()
     return Refused(
@@ -331,10 +257,3 @@ def _does_not_run(what: str, feeds: Mapping[Any, NDArray[Any]], error: Exception
         hint="Give inputs that it takes.",
         code="parity.inputs",
     )
-
-
-def _write(weights: Mapping[str, Tensor], path: Path, meta: Mapping[str, object] | None = None) -> None:
-    import torch
-
-    content = {"meta": dict(meta or {"epoch": 0, "made_by": "repaconv"}), "state_dict": dict(weights)}
-    write_with(path, lambda temporary: torch.save(content, temporary))

@@ -1,0 +1,114 @@
+"""Checkpoints of our own making, and what a plug-in's method must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import write_with
+from repaconv.steps.common import load_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_example(method: str, arch: str, path: Path, seed: int) -> None:
+    """Write a training-form checkpoint with seeded weights, contained as mmengine publishes its own.
+
+    Raises:
+        UsageProblem: If the method has no such architecture.
+    """
+    known = load_method(method)
+    if arch not in known.archs:
+        raise UsageProblem(
+            f"{method} has no architecture {arch!r}.", hint=f"Known: {', '.join(known.archs)}.", code="demo.arch"
+        )
+    _write(known.example(arch, seed), path)
+
+
+def check_method(
+    name: str,
+    arch: str,
+    folder: Path,
+    *,
+    settings: Mapping[str, str] | None = None,
+    meta: Mapping[str, object] | None = None,
+) -> None:
+    """The conformance kit: hold a registered method to its contract, on its own example of that architecture.
+
+    It is detected and understood; it folds exactly, the whole net and every row of its certificate; the folded model
+    is as stored and as ONNX what was trained; equal input gives equal bytes; a key too many or too few and a NaN are
+    refused.
+
+    Args:
+        name: As registered.
+        arch: One of the method's ``archs``; a small one.
+        folder: For what is written.
+        settings: What the example does not tell.
+        meta: What stands in the file beside the weights, if the method needs it.
+
+    Raises:
+        AssertionError: Saying what does not hold.
+    """
+    path, given = folder / "example.pth", dict(settings or {})
+    weights = load_method(name).example(arch, 1)
+    _write(weights, path, meta)
+    _require_understood(name, path, given)
+    _require_proved(name, path, folder / "run", given)
+    for what, changed in _broken(weights).items():
+        _write(changed, path, meta)
+        _require_refused(name, path, folder / "broken", given, what)
+
+
+def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> None:
+    from repaconv.pipeline import inspect
+
+    seen = inspect(path, settings=settings)
+    assert seen.method == name, f"its own example is detected as {seen.method}: {seen.reason}"
+    assert not seen.problems, f"its own example is not understood: {seen.problems}"
+
+
+def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
+    from repaconv.pipeline import export, fold, verify
+
+    folded = fold(path, method=name, settings=settings, out=run, force=True)
+    assert folded.certificate, "the certificate has no row"
+    export(run)
+    failed = [link for link in verify(run).links if link.verdict != "passed"]
+    assert not failed, f"not proved: {failed}"
+    before = (run / "model.safetensors").read_bytes()
+    fold(path, method=name, settings=settings, out=run, force=True)
+    assert (run / "model.safetensors").read_bytes() == before, "the same checkpoint gives other bytes"
+
+
+def _broken(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Files that are not the example, in words."""
+    import torch
+
+    # an index or a counter may be left unread, a floating point weight may not
+    read = [key for key, tensor in sorted(weights.items()) if tensor.is_floating_point() and tensor.ndim > 1]
+    return {
+        "a key too many": {**weights, "left.over.weight": torch.ones(2, 2)},
+        "a key too few": {key: tensor for key, tensor in weights.items() if key != read[-1]},
+        "a NaN": {**weights, read[0]: torch.full_like(weights[read[0]], torch.nan)},
+    }
+
+
+def _require_refused(name: str, path: Path, run: Path, settings: Mapping[str, str], what: str) -> None:
+    from repaconv.pipeline import fold
+
+    try:
+        fold(path, method=name, settings=settings, out=run)
+    except Refused:
+        assert not run.exists(), f"something was written in spite of {what}"
+    else:
+        raise AssertionError(f"{what} is not refused")
+
+
+def _write(weights: Mapping[str, Tensor], path: Path, meta: Mapping[str, object] | None = None) -> None:
+    import torch
+
+    content = {"meta": dict(meta or {"epoch": 0, "made_by": "repaconv"}), "state_dict": dict(weights)}
+    write_with(path, lambda temporary: torch.save(content, temporary))

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from repaconv.artefacts import FoldStep
 from repaconv.errors import Refused
-from repaconv.live.guesses import RULES, Guess, New, Rule, child_at, idle_ffn
-from repaconv.live.whole import SPREAD, Call, Whole, difference, in_float64, outputs, rounding, shaken, usable
+from repaconv.live.calls import Call, difference, in_float64, outputs, rounding, shaken, usable
+from repaconv.live.guesses import RULES, Guess, Rule, idle_ffn
+from repaconv.live.parts import New, child_at, joined, like, put, replaced, shared, watched
+from repaconv.live.whole import Whole
 
 EXACT = 1e-12
 ROUNDINGS = 16
@@ -29,6 +29,9 @@ ROUNDINGS = 16
 Where they are large, a softmax makes much of them."""
 CHAOTIC = 1e-6
 """A part that makes more of them than this proves nothing there."""
+# Scales and offsets of the random numbers on which a guess is tried besides: what a clamp hides
+# shows where it is reached.
+SPREAD = ((1.0, 0.0), (1e-2, 0.0), (30.0, 0.0), (1e3, 0.0), (1.0, 10.0), (1.0, -10.0))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class _Folding:
     """The guesses of some rules, tried on a module."""
 
     def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
-        self._method, self._rules, self._shared = method, rules, _shared(module)
+        self._method, self._rules, self._shared = method, rules, shared(module)
         self.left: list[str] = []
 
     def guesses(self, part: nn.Module) -> Iterator[Guess]:
@@ -107,9 +110,9 @@ class _Folding:
                 before = {at: part.get_submodule(at) for at in edit.new}
                 why = self._untouchable(name, before)
                 if not why:
-                    root = _replaced(root, name, edit.new)
+                    root = replaced(root, name, edit.new)
                     if each and not (error := whole.error(root)) <= _allowed([*edits, edit]):
-                        root = _replaced(root, name, before)
+                        root = replaced(root, name, before)
                         why = f"something outside reads it, the whole is off by {error:.1e}"
                 if why:
                     self.left.append(f"{name or 'it'}, {guess.told}: {why}")
@@ -122,7 +125,7 @@ class _Folding:
     def _untouchable(self, name: str, old: New) -> str:
         """Why these children may not be replaced; empty if they may."""
         for at, child in old.items():
-            place = _joined(name, at)
+            place = joined(name, at)
             if any(other == place or other.startswith(f"{place}.") or not place for other in self._shared):
                 return f"{place or 'it'} or what it holds is shared"
             if any(watched(part) for part in child.modules()):
@@ -130,29 +133,11 @@ class _Folding:
         return ""
 
 
-def _shared(module: nn.Module) -> set[str]:
-    """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory."""
-    places: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for name, part in module.named_modules(remove_duplicate=False):
-        places["module", id(part)].append(name)
-    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    for name, tensor in tensors:
-        if tensor.numel():
-            places["tensor", tensor.untyped_storage().data_ptr()].append(name)
-    return {name for names in places.values() if len(names) > 1 for name in names}
-
-
-def watched(part: nn.Module) -> bool:
-    """Whether something was attached to one module, which another in its place would not have."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(part, kind, None) for kind in kinds) or "forward" in vars(part) or is_parametrized(part)
-
-
 def _proved(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...]) -> Edit | None:
     """The edit, if the part computes the same with it: on what it is called with, and on random numbers of any size."""
     try:
         new = guess.edit()
-        after = _replaced(copy.deepcopy(part), "", new)
+        after = replaced(copy.deepcopy(part), "", new)
         errors = [difference(outputs(after, call), outputs(part, call)) for call in calls]
         errors += [_error(part, after, shaken(calls[0], 0, *spread)) for spread in SPREAD]
     except Exception:  # not the shape that it looked like; the user's code may raise anything
@@ -194,36 +179,6 @@ def _copied(module: nn.Module, edits: list[Edit]) -> nn.Module:
     folded = copy.deepcopy(module).eval()
     for edit in edits:
         for at, new in edit.new.items():
-            place = _joined(edit.name, at)
-            folded = _put(folded, place, _like(new, module, place))
+            place = joined(edit.name, at)
+            folded = put(folded, place, like(new, module, place))
     return folded
-
-
-def _like(new: nn.Module, module: nn.Module, place: str) -> nn.Module:
-    while True:
-        old = child_at(module, place)
-        weights = [weight for weight in old.parameters() if weight.is_floating_point()] if old is not None else []
-        if weights:
-            new = new.to(device=weights[0].device, dtype=weights[0].dtype)
-            return new.requires_grad_(any(weight.requires_grad for weight in weights)).eval()
-        if not place:
-            return new.eval()
-        place = place.rpartition(".")[0]
-
-
-def _joined(name: str, at: str) -> str:
-    return ".".join(filter(None, (name, at)))
-
-
-def _replaced(root: nn.Module, name: str, new: New) -> nn.Module:
-    for at, part in new.items():
-        root = _put(root, _joined(name, at), part)
-    return root
-
-
-def _put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
-    if not name:
-        return part
-    parent, _, last = name.rpartition(".")
-    setattr(root.get_submodule(parent), last, part)
-    return root

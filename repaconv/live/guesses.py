@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from repaconv.affine import Affine
 from repaconv.backbones.parts import IdleConvMlp
 from repaconv.backbones.tokens import IdleMlp, IdleMlpSpec
+from repaconv.live.parts import New, child_at
 from repaconv.methods.repavit.activity import ResidualTest
 from repaconv.methods.repavit.paper import fold_ffn
 from repaconv.skeletons.plain import named
-
-New = Mapping[str, nn.Module]
-"""What stands in place of a part's children afterwards, by name; of the part itself where the name is empty."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,6 @@ class Guess:
 
 
 Rule = Callable[[nn.Module], Iterator[Guess]]
-
-
-def child_at(module: nn.Module, name: str) -> nn.Module | None:
-    """The part of that dotted name, if there is one."""
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess]:

@@ -37,7 +37,7 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
     Raises:
         Refused: If nothing in it folds, or the module as a whole cannot be run.
     """
-    from repaconv.live.whole import undisturbed
+    from repaconv.live.calls import undisturbed
 
     with undisturbed():
         try:
@@ -115,8 +115,9 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
         Refused: If it is too far: the keys are the same, the network is another. Or if the module has hooks, which the
             deploy form would not have.
     """
-    from repaconv.live.edits import watched
-    from repaconv.live.whole import Whole, in_float64
+    from repaconv.live.calls import in_float64
+    from repaconv.live.parts import watched
+    from repaconv.live.whole import Whole
 
     if any(watched(part) for part in module.modules()):
         raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")

@@ -1,0 +1,72 @@
+"""Parts of a live module by their dotted names: found, put in place of others, and what forbids that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+New = Mapping[str, nn.Module]
+"""What stands in place of a part's children afterwards, by name; of the part itself where the name is empty."""
+
+
+def child_at(module: nn.Module, name: str) -> nn.Module | None:
+    """The part of that dotted name, if there is one."""
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def shared(module: nn.Module) -> set[str]:
+    """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory."""
+    places: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for name, part in module.named_modules(remove_duplicate=False):
+        places["module", id(part)].append(name)
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        if tensor.numel():
+            places["tensor", tensor.untyped_storage().data_ptr()].append(name)
+    return {name for names in places.values() if len(names) > 1 for name in names}
+
+
+def watched(part: nn.Module) -> bool:
+    """Whether something was attached to one module, which another in its place would not have."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, kind, None) for kind in kinds) or "forward" in vars(part) or is_parametrized(part)
+
+
+def joined(name: str, at: str) -> str:
+    """The dotted name of a child; either may be empty."""
+    return ".".join(filter(None, (name, at)))
+
+
+def replaced(root: nn.Module, name: str, new: New) -> nn.Module:
+    """The module with other children of that part, changed in place; another where it is the part itself."""
+    for at, part in new.items():
+        root = put(root, joined(name, at), part)
+    return root
+
+
+def put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
+    """The module with that part in that place, changed in place; the part where the name is empty."""
+    if not name:
+        return part
+    parent, _, last = name.rpartition(".")
+    setattr(root.get_submodule(parent), last, part)
+    return root
+
+
+def like(new: nn.Module, module: nn.Module, place: str) -> nn.Module:
+    """A new part of the dtype and on the device of what stands in its place, or around it where that has no weights."""
+    while True:
+        old = child_at(module, place)
+        weights = [weight for weight in old.parameters() if weight.is_floating_point()] if old is not None else []
+        if weights:
+            new = new.to(device=weights[0].device, dtype=weights[0].dtype)
+            return new.requires_grad_(any(weight.requires_grad for weight in weights)).eval()
+        if not place:
+            return new.eval()
+        place = place.rpartition(".")[0]

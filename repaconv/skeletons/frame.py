@@ -17,12 +17,7 @@ from repaconv.trained.positions import WAYS, resample
 
 
 def read_frame(
-    tensors: dict[str, Tensor],
-    knobs: Knobs,
-    said: Mapping[str, Any],
-    where: str,
-    *,
-    resize: str | None = "antialias",
+    tensors: dict[str, Tensor], knobs: Knobs, said: Mapping[str, Any], where: str, *, resize: str | None = "antialias"
 ) -> dict[str, Any]:
     """All of a `ViTConfig` but its blocks, from keys and shapes; takes the knobs ``pool`` and ``norm_eps``.
 

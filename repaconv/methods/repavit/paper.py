@@ -9,6 +9,7 @@ Nothing nonlinear is left between the idle part of fc1 and that of fc2, so it fo
     up = fc1 norm1,   down = scale fc2 norm2,
     y = down_act gelu(up_act x) + (I + down_idle up_idle) x + down's bias.
 
+The deploy block is `IdleMlp` of `repaconv.backbones.tokens`, on images `IdleConvMlp` of `repaconv.backbones.parts`.
 With A = H nothing is idle and the block stays an MLP; with A = 0 it is one matrix. Beyond the paper, all exact: the
 affines of the attention's and the final norm, and the scores' divisor, go into the linear layers beside them.
 

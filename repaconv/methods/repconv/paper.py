@@ -5,8 +5,8 @@ A training block sums branches over one input M, each with a BatchNorm of its ow
     RepVGG       bn(M * W3) + bn(M * W1) + bn(M)                 eq. 1; the last where width and size stay
     MobileOne    sum_k bn(M * W_k) + bn(M * W1) + bn(M)          k by k or pointwise; W1 beside k > 1 alone
 
-and puts squeeze-and-excitation, where it has that, and ReLU behind the sum. The deploy block has one convolution: each
-BatchNorm goes into the convolution before it,
+and puts squeeze-and-excitation, where it has that, and ReLU behind the sum. The deploy block (`DeployBlock` of
+`repaconv.backbones.repconv`) has one convolution: each BatchNorm goes into the convolution before it,
 
     W' = gamma / sigma W,   b' = beta - mu gamma / sigma         eqs. 3-4
 

@@ -7,7 +7,9 @@ The training block, with n1 = LN(x), an affine A(z) = s z + t per channel, and L
 
 The deploy block has no mixer: the paper's eq. 4 puts the affine into the norm before it,
 
-    gamma' = gamma (s - 1),   beta' = beta (s - 1) + t.
+    gamma' = gamma (s - 1),   beta' = beta (s - 1) + t;
+
+it is `IdentityMixerBlock` of `repaconv.backbones.metaformer`.
 
 Beyond the paper, all exact: l1 goes into the same norm, l2 into fc2, the second norm's affine into fc1,
 and the final norm's affine through the pooling, which is linear, into the head. The norms' statistics

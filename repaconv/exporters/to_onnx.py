@@ -54,8 +54,6 @@ def to_onnx(
         Refused: If the weights do not fit into one ONNX file (2 GiB) and there is no ``scratch``, or if torch's
             exporter does not know an operator.
     """
-    import torch
-
     large = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()) >= ONE_FILE_BYTES
     if large and scratch is None:
         raise Refused(
@@ -63,21 +61,27 @@ def to_onnx(
             hint="Export it as a run: repaconv export writes such weights to a file of their own.",
             code="export.too-large",
         )
-    free = {0: "batch"} if batch is None else {}
-    if free_size:
-        free |= {2: "height", 3: "width"}
+    free = ({0: "batch"} if batch is None else {}) | ({2: "height", 3: "width"} if free_size else {})
     # A free dimension that is 1 in the example would be taken for a constant.
-    example = torch.zeros(2 if batch is None else batch, *shape)
+    program = _traced(module, (2 if batch is None else batch, *shape), output, max(opset, OLDEST_EXPORTED), free)
+    model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
+    return lower(model, opset, lacks) if opset_of(model) != opset or lacks else model
+
+
+def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, free: Mapping[int, str]) -> Any:
+    """The exporter's program: one input of this shape, of which some axes are free, by name."""
+    import torch
+
     try:
         with _quiet():
             program = torch.onnx.export(
                 module,
-                (example,),
+                (torch.zeros(shape),),
                 dynamo=True,
-                opset_version=max(opset, OLDEST_EXPORTED),
+                opset_version=opset,
                 input_names=["input"],
                 output_names=[output],
-                dynamic_shapes=(free,) if free else None,
+                dynamic_shapes=(dict(free),) if free else None,
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
@@ -89,10 +93,7 @@ def to_onnx(
             code="export.operator",
         ) from error
     assert program is not None
-    model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
-    if opset_of(model) != opset or lacks:
-        model = lower(model, opset, lacks)
-    return model
+    return program
 
 
 def _beside_its_weights(model: Any, folder: Path) -> onnx.ModelProto:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.folds import moves, norms
-from repaconv.folds.edges import IMAGE, LAST, linear_graph
+from repaconv.folds import means, moves, norms
+from repaconv.folds.edges import linear_graph
 from repaconv.folds.emit import emit
 from repaconv.graphs import activations
+from repaconv.graphs.channels import IMAGE, LAST
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import clean
 from repaconv.graphs.normal import normalise, one_view
@@ -46,7 +47,7 @@ def _round(model: ir.Model) -> Iterator[Change]:
     moves.before_views(model)
     one_view(model)
     clean(model)
-    moves.behind_means(model)
+    means.behind_means(model)
     for axis in (LAST, IMAGE):
         graph = linear_graph(model, axis)
         graph.fold()

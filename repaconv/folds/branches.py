@@ -20,8 +20,7 @@ from repaconv.graphs.graph import Writer, attribute, clean, constant
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.operators import POINTWISE, SELECTIONS, VIEWS
 from repaconv.graphs.selections import axes_of, perm_of, selection_of
-from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import set_shape
+from repaconv.graphs.shapes import rank_of, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -109,11 +108,11 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
         return None  # a 0 says the same as another axis, which will be at another place
     if node.op_type in SELECTIONS and (found := _chosen(node, axis)) != axis:
         return found
-    gone = axes_of(node, len(sizes(node.inputs[first]) or ())) if node.op_type in _SUMS else None
+    gone = axes_of(node, rank_of(node.inputs[first])) if node.op_type in _SUMS else None
     if gone == [axis]:
         return ENDS
     behind = axis_behind(node, first, axis)
-    if behind is None or (node.op_type == "MatMul" and behind >= len(sizes(node.outputs[0]) or ()) - 2):
+    if behind is None or (node.op_type == "MatMul" and behind >= rank_of(node.outputs[0]) - 2):
         return None
     given = [place for place, value in enumerate(node.inputs) if value is not None]
     return behind if all(axis_before(node, place, behind) == own.get(place, FULL) for place in given) else None
@@ -213,7 +212,7 @@ def _less(index: int, axis: int) -> int:
 def _attributes(node: ir.Node, stacked: dict[ir.Value, Stacked], axis: int) -> dict[str, Any]:
     found = {name: entry.value for name, entry in node.attributes.items()}
     first = next(value for value in node.inputs if value in stacked)
-    inner, rank = stacked[first].axis, len(sizes(first) or ())
+    inner, rank = stacked[first].axis, rank_of(first)
     if node.op_type == "Transpose":
         found["perm"] = [_less(i, inner) for i in perm_of(node, rank) if i != inner]
     elif "axis" in found:
@@ -228,7 +227,7 @@ def _inputs(
 ) -> list[ir.Value | None]:
     """Axes and shapes that are inputs, for a value with one axis less."""
     first = next(value for value in node.inputs if value in stacked)
-    inner, rank = stacked[first].axis, len(sizes(first) or ())
+    inner, rank = stacked[first].axis, rank_of(first)
     if node.op_type == "Reshape":
         axis = stacked[node.outputs[0]].axis
         target = constant(node.inputs[1])
@@ -237,7 +236,7 @@ def _inputs(
     if node.op_type in ("Squeeze", *_SUMS) and len(inputs) > 1:
         return [inputs[0], write.constant([_less(i, inner) for i in axes_of(node, rank) or []])]
     if node.op_type == "Unsqueeze":
-        axis, wide = stacked[node.outputs[0]].axis, len(sizes(node.outputs[0]) or ())
+        axis, wide = stacked[node.outputs[0]].axis, rank_of(node.outputs[0])
         return [inputs[0], write.constant([_less(i, axis) for i in axes_of(node, wide) or []])]
     if node.op_type == "Slice":
         found = selection_of(node.outputs[0])

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.folds.edges import IMAGE, batchnorm, per_channel
+from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Array, Writer, constant, made_by
 from repaconv.graphs.normal import normalise
-from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import set_shape
+from repaconv.graphs.shapes import set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.folds.linear import LinearGraph, Vertex
-from repaconv.folds.maps import Dense, Map, Pick, Vector, diagonal, embedding, identity, selection
+from repaconv.folds.linear import LinearGraph
+from repaconv.folds.maps import Dense, Map, Vector, diagonal, embedding, selection
+from repaconv.folds.vertices import Vertex
 from repaconv.graphs.activations import is_activation
-from repaconv.graphs.graph import Array, attribute, constant
+from repaconv.graphs.channels import IMAGE, LAST, batchnorm, channel_axis, per_channel
+from repaconv.graphs.graph import attribute, constant
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import sizes
 from repaconv.graphs.uniform import assigned, uniform
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
 Edges = tuple[list[tuple["ir.Value", Map]], "Vector | None"]
 """Of one value: from which it is summed, by which maps, and the constant."""
-
-LAST, IMAGE = -1, 1
 
 
 def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
@@ -74,14 +74,6 @@ def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
     return {source: edge for source, edge in found.items() if edge.rows.any()}
 
 
-def channel_axis(value: ir.Value, axis: int) -> int | None:
-    """Where the channels of a value are, counted from 0; None where it has no such axis."""
-    shape = sizes(value)
-    if shape is None or len(shape) < (2 if axis == LAST else 4):
-        return None
-    return len(shape) - 1 if axis == LAST else 1
-
-
 def _width(value: ir.Value, axis: int) -> int | None:
     place = channel_axis(value, axis)
     shape = sizes(value)
@@ -89,18 +81,6 @@ def _width(value: ir.Value, axis: int) -> int | None:
         return None
     size = shape[place]
     return size if isinstance(size, int) and size > 0 and constant(value) is None else None
-
-
-def per_channel(numbers: Array | None, value: ir.Value, axis: int) -> Vector | None:
-    """A constant that is broadcast to a value as one number a channel; None where it is not that."""
-    shape, place = sizes(value), channel_axis(value, axis)
-    if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
-        return None
-    whole = numbers.reshape((1,) * (len(shape) - numbers.ndim) + numbers.shape)
-    width = shape[place]
-    if not isinstance(width, int) or whole.size != whole.shape[place]:
-        return None
-    return np.broadcast_to(whole.reshape(-1), (width,)).astype(np.float64)
 
 
 def _edges(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
@@ -176,16 +156,6 @@ def _conv(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     if group == len(weight) and weight.shape[1] == 1:
         return [(source, diagonal(flat[:, 0]))], bias
     return None
-
-
-def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
-    """Scale and shift of a BatchNormalization that has learnt."""
-    parts = [constant(value) for value in node.inputs[1:]]
-    if any(part is None for part in parts) or len(parts) != 4 or attribute(node, "training_mode", 0):
-        return None
-    gamma, beta, mean, variance = (part for part in parts if part is not None)
-    scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", 1e-5)))
-    return scale, beta - mean * scale
 
 
 def _batchnorm(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
@@ -294,5 +264,3 @@ _RULES: dict[str, Callable[[ir.Node, ir.Value, int], Edges | None]] = {
 
 LINEAR = tuple(_RULES)
 """Operators that may be an edge; whatever is linear in front of or behind them may go into it."""
-
-__all__ = ["IMAGE", "LAST", "LINEAR", "Pick", "batchnorm", "channel_axis", "identity", "linear_graph", "per_channel"]

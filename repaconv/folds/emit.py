@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.folds.edges import IMAGE, LAST
-from repaconv.folds.linear import LinearGraph, Vertex
+from repaconv.folds.linear import LinearGraph
 from repaconv.folds.maps import Dense, Map, Pick, Vector
+from repaconv.folds.vertices import Vertex
+from repaconv.graphs.channels import IMAGE, LAST
 from repaconv.graphs.graph import Writer
-from repaconv.graphs.shapes import Sizes, sizes
-from repaconv.graphs.views import set_shape
+from repaconv.graphs.shapes import Sizes, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from repaconv.folds.affine_maps import AFFINE
 from repaconv.folds.branches import UNSTACK
+from repaconv.folds.cheapest import CHOOSE
 from repaconv.folds.convolutions import CONVOLUTION
-from repaconv.folds.joins import CHOOSE, JOIN
+from repaconv.folds.joins import JOIN
 from repaconv.folds.tokens import READ_TOKENS
 from repaconv.graphs.contract import Rewrite
 

@@ -16,62 +16,21 @@ more multiply-accumulates than before. Channels that no edge reads are dropped, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repaconv.folds.maps import (
-    Map,
     Pick,
-    Shape,
-    Vector,
     after,
     applied,
     plus,
-    same,
     selection,
-    shape_after,
-    shape_of,
-    shape_plus,
 )
+from repaconv.folds.vertices import Vertex, are_equal, gain_of, is_plain, kind_of, operator_of
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
-
-@dataclass(eq=False)
-class Vertex:
-    """A value with its channels.
-
-    Attributes:
-        width: Channels.
-        value: In the graph; None for one that is new.
-        sink: Whether something that is no edge reads it.
-        inputs: The edges that make it; none for one that something else computes.
-        shift: The constant; None where there never was one.
-        outputs: Who reads it by an edge.
-        through: For an activation: the node and the vertex it acts on, channel by channel.
-        activations: Those that act on this vertex.
-        changed: Whether the graph's own nodes no longer say what the edges say.
-        took: Operators of what was left out for it.
-    """
-
-    width: int
-    value: ir.Value | None
-    sink: bool = False
-    inputs: dict[Vertex, Map] = field(default_factory=dict)
-    shift: Vector | None = None
-    outputs: set[Vertex] = field(default_factory=set)
-    through: tuple[ir.Node, Vertex] | None = None
-    activations: list[Vertex] = field(default_factory=list)
-    changed: bool = False
-    took: list[str] = field(default_factory=list)
-
-    @property
-    def stays(self) -> bool:
-        """Whether it cannot be left out."""
-        return self.sink or not self.inputs or bool(self.activations)
+    pass
 
 
 class LinearGraph:
@@ -98,7 +57,7 @@ class LinearGraph:
     # --- leaving out ---------------------------------------------------------------------------------
 
     def _leave_out(self) -> None:
-        gains = {vertex: gain for vertex in self.vertices if (gain := _gain(vertex)) is not None}
+        gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}
         while gains:
             vertex = max(gains, key=lambda v: gains[v])  # the first of equals
             if gains[vertex] < 0:
@@ -110,18 +69,18 @@ class LinearGraph:
             for one in near - {vertex}:
                 if one not in self.vertices:
                     continue
-                gain = _gain(one)
+                gain = gain_of(one)
                 if gain is None:
                     gains.pop(one, None)
                 else:
                     gains[one] = gain
 
     def _remove(self, vertex: Vertex) -> None:
-        told = _operator(vertex)
+        told = operator_of(vertex)
         for user in tuple(vertex.outputs):
             outer = user.inputs.pop(vertex)
             trivial = isinstance(outer, Pick) and outer.is_identity
-            kept = not user.changed and not vertex.changed and _plain(vertex, outer, trivial)
+            kept = not user.changed and not vertex.changed and is_plain(vertex, outer, trivial)
             nothing = next(iter(vertex.inputs)), outer
             for source, inner in vertex.inputs.items():
                 new = after(outer, inner)
@@ -161,7 +120,7 @@ class LinearGraph:
             if not vertex.inputs or vertex.value is None:
                 continue
             key = (vertex.width, frozenset(vertex.inputs))
-            twin = next((v for v in found.setdefault(key, []) if _equal(v, vertex)), None)
+            twin = next((v for v in found.setdefault(key, []) if are_equal(v, vertex)), None)
             if twin is None:
                 found[key].append(vertex)
             elif not vertex.value.is_graph_output():
@@ -193,7 +152,7 @@ class LinearGraph:
         kinds: dict[Any, Vertex] = {}
         for activation in tuple(vertex.activations):
             assert activation.through is not None
-            twin = kinds.setdefault(_kind(activation.through[0]), activation)
+            twin = kinds.setdefault(kind_of(activation.through[0]), activation)
             if twin is activation or activation.value is None or activation.value.is_graph_output():
                 continue
             vertex.activations.remove(activation)
@@ -251,65 +210,6 @@ class LinearGraph:
             user.changed = True
             new.outputs.add(user)
         self._forget(vertex)
-
-
-def _plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
-    """Whether leaving it out only says in one sum what the graph says in two nodes."""
-    moves = (outer, *vertex.inputs.values())  # channels that only change their places: the same in other words
-    if trivial or all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in moves):
-        return True
-    inner = next(iter(vertex.inputs.values()))
-    return len(vertex.inputs) == 1 and isinstance(inner, Pick) and inner.is_identity and vertex.shift is None
-
-
-def _gain(vertex: Vertex) -> int | None:
-    """What leaving it out saves, in multiply-accumulates a token; None where it stays."""
-    if vertex.stays or not vertex.outputs:
-        return None
-    before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
-    if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
-        before -= 1  # one product that several read is better than several, if they cost the same
-    saved = before
-    for user in vertex.outputs:
-        now = {source: shape_of(edge) for source, edge in user.inputs.items()}
-        then = {source: edge for source, edge in now.items() if source is not vertex}
-        for source, inner in vertex.inputs.items():
-            new = shape_after(user.inputs[vertex], inner)
-            then[source] = shape_plus(then[source], new) if source in then else new
-        if not any(edge.rows.any() for edge in then.values()):
-            return None  # all would cancel, and a value of nothing is none
-        shifted = user.shift is not None
-        saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
-    return saved
-
-
-def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
-    live = [edge for edge in edges.values() if edge.rows.any()]
-    free = any(edge.pick is None for edge in live)  # a matrix product's bias costs nothing
-    return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
-
-
-def _equal(a: Vertex, b: Vertex) -> bool:
-    shifts = (a.shift, b.shift)
-    if any(s is None for s in shifts) and any(s is not None and s.any() for s in shifts):
-        return False
-    if a.shift is not None and b.shift is not None and not np.allclose(a.shift, b.shift, rtol=1e-13, atol=0):
-        return False
-    return all(same(edge, b.inputs[source]) for source, edge in a.inputs.items())
-
-
-def _kind(node: ir.Node) -> Any:
-    """What tells two activations apart."""
-    return (
-        node.domain,
-        node.op_type,
-        tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items())),
-    )
-
-
-def _operator(vertex: Vertex) -> str:
-    node = vertex.value.producer() if vertex.value is not None else None
-    return node.op_type if node is not None else "channels"
 
 
 def changed(graph: LinearGraph) -> Iterator[Vertex]:

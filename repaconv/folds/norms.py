@@ -11,8 +11,7 @@ import numpy as np
 
 from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
 from repaconv.graphs.operators import IMAGE_NORMS, ROW_NORMS
-from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import set_shape
+from repaconv.graphs.shapes import rank_of, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -73,7 +72,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         if following is None:
             continue
         user, numbers = following
-        if numbers.ndim <= len(sizes(value) or ()) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
+        if numbers.ndim <= rank_of(value) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
             found[operator], value = numbers.reshape(-1), user.outputs[0]
     if not found:
         return

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.graphs.chains import view_of
 from repaconv.graphs.graph import Writer
 from repaconv.graphs.linears import linear_of
 from repaconv.graphs.operators import SELECTIONS, VIEWS
 from repaconv.graphs.selections import selection_of
-from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import View, set_shape, view_of
+from repaconv.graphs.shapes import set_shape, sizes
+from repaconv.graphs.views import View
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.folds.edges import IMAGE, LAST, batchnorm, per_channel
 from repaconv.graphs import activations
+from repaconv.graphs.channels import IMAGE, LAST, batchnorm, per_channel
 from repaconv.graphs.graph import attribute, constant
 from repaconv.graphs.operators import ARITHMETIC, MOVES
 from repaconv.graphs.shapes import sizes

@@ -25,7 +25,7 @@ from repaconv.graphs.graph import Writer, attribute, constant
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -112,7 +112,7 @@ def _united(value: ir.Value, reads: list[Demand]) -> Demand:
 def _selects(node: ir.Node) -> Reads | None:
     """What a Slice or Gather reads, if that is few of the rows of [.., N, d]."""
     found = selection_of(node.outputs[0]) if node.op_type in ("Slice", "Gather") else None
-    if found is None or found.axis == 0 or found.axis == len(sizes(found.value) or ()) - 1:
+    if found is None or found.axis == 0 or found.axis == rank_of(found.value) - 1:
         return None
     return Reads(found.axis, tuple(int(place) for place in found.places))
 

@@ -13,8 +13,8 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.attention import attentions, take
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, dims
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.graph import Writer
+from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +33,7 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
             inputs.append(_for_every_query(write, found.mask, found.q.tokens, found.k.tokens))
         heads = {"q_num_heads": found.q.count, "kv_num_heads": found.k.count, "scale": scale}
         out = write("Attention", *inputs, **heads)
-        if len(dims(found.out) or ()) == 2:
+        if rank_of(found.out) == 2:
             out = write("Reshape", out, write.constant([-1, found.v.width * found.q.count]))
         place = found.node.name or ""
         write.replace(found.out, out)
@@ -46,7 +46,7 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
 
 def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> ir.Value:
     """A mask [.., 1, N] or [.., M, N] as [.., M, N]; ONNX Runtime does not repeat it over the queries itself."""
-    shape = dims(mask) or ()
+    shape = sizes(mask) or ()
     if len(shape) > 1 and shape[-2:] == (queries, keys):
         return mask
     return write("Expand", mask, write.constant([1, 1, queries, keys]))

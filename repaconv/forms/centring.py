@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
+from repaconv.graphs.axes import FULL, axis_before, axis_behind
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, dims, nodes_of
+from repaconv.graphs.graph import Writer, attribute, constant, nodes_of
 from repaconv.graphs.operators import MOVES
-from repaconv.graphs.selections import perm_of
+from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -42,7 +42,7 @@ class Stream:
 def stream_of(norm: ir.Node) -> Stream | None:
     """All that a norm's input is a sum of, and all that is a sum with it; None if some of that cannot be centred."""
     first, stream = norm.inputs[0], Stream()
-    rank = len(dims(first) or ())
+    rank = rank_of(first)
     if first is None or not rank:
         return None
     todo = [(first, rank - 1)]
@@ -62,8 +62,9 @@ def stream_of(norm: ir.Node) -> Stream | None:
 
 def _written(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, int]] | None:
     """The values of the stream that this one is made of; None if it cannot be centred."""
-    node, shape = value.producer(), dims(value)
-    if node is None or node.domain != "" or shape is None or not (shape[axis] or 0) > 1:
+    node, shape = value.producer(), sizes(value)
+    width = shape[axis] if shape is not None else None
+    if node is None or node.domain != "" or shape is None or not isinstance(width, int) or width < 2:
         return None
     if _is_layer(node, axis, len(shape)):
         stream.writers.append(node)
@@ -73,8 +74,8 @@ def _written(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value,
     found = []
     for index in _parts(node):
         entry = node.inputs[index]
-        at = _axis_before(node, value, index, axis)
-        if entry is None or at is None:
+        at = axis_before(node, index, axis)
+        if entry is None or at is None or at == FULL:
             return None
         if constant(entry) is not None:
             stream.constants.append((node, index, at))
@@ -95,8 +96,8 @@ def _read(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, in
             continue
         if index not in _parts(node):
             return None
-        for output in node.outputs:
-            at = _axis_after(node, output, index, axis)
+        for place, output in enumerate(node.outputs):
+            at = axis_behind(node, index, axis, place)
             if at is None:
                 return None
             found.append((output, at))
@@ -112,48 +113,9 @@ def _parts(node: ir.Node) -> list[int]:
     return [0] if node.op_type in (*MOVES, "Expand") else []
 
 
-def _axis_before(node: ir.Node, output: ir.Value, index: int, axis: int) -> int | None:
-    """Where an output's axis is in an input; None where it is not whole there."""
-    before, after, value = dims(node.inputs[index]), dims(output), node.inputs[index]
-    if before is None or after is None or value is None:
-        return None
-    if node.op_type == "Transpose":
-        return perm_of(node, len(before))[axis]
-    if node.op_type in ("Reshape", "Flatten", "Unsqueeze", "Squeeze"):
-        return _same_place(before, after, axis)
-    shift = len(after) - len(before)
-    if node.op_type == "Gather":
-        gathered = attribute(node, "axis", 0) % len(before)
-        at = axis if axis < gathered else axis - shift
-        return at if at != gathered and not gathered <= axis < gathered + 1 + shift else None
-    if node.op_type == "Concat" and attribute(node, "axis", 0) % len(after) == axis:
-        return None
-    at = axis - shift  # Add and Expand broadcast from the right
-    return at if at >= 0 and before[at] == after[axis] else None
-
-
-def _same_place(before: tuple[int | None, ...], after: tuple[int | None, ...], axis: int) -> int | None:
-    """The axis of the same size with as many numbers behind it, in a tensor of another shape."""
-    behind = after[axis + 1 :]
-    for at, size in enumerate(before):
-        rest = before[at + 1 :]
-        if size == after[axis] and None not in rest and None not in behind and _count(rest) == _count(behind):
-            return at
-    return None
-
-
-def _count(shape: tuple[int | None, ...]) -> int:
-    return prod(size or 1 for size in shape)
-
-
-def _axis_after(node: ir.Node, output: ir.Value, index: int, axis: int) -> int | None:
-    shape = dims(output) or ()
-    return next((at for at in range(len(shape)) if _axis_before(node, output, index, at) == axis), None)
-
-
 def _over(norm: ir.Node, value: ir.Value, axis: int) -> bool:
     """Whether a LayerNorm is over the channels and no more."""
-    rank = len(dims(value) or ())
+    rank = rank_of(value)
     return axis == rank - 1 and attribute(norm, "axis", -1) % rank == axis and len(norm.outputs) == 1
 
 
@@ -174,7 +136,12 @@ def _is_layer(node: ir.Node, axis: int, rank: int) -> bool:
         return axis == 1 and attribute(node, "group", 1) == 1 and bias is not None
     if node.op_type == "Gemm":
         bias = constant(node.inputs[2]) if len(node.inputs) > 2 else weight
-        return axis == 1 and bias is not None and bias.ndim > 0 and bias.shape[-1] == dims(node.outputs[0])[-1]  # type: ignore[index]
+        return (
+            axis == 1
+            and bias is not None
+            and bias.ndim > 0
+            and bias.shape[-1] == (sizes(node.outputs[0]) or (None,))[-1]
+        )
     return axis == rank - 1 and weight.ndim == 2
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, dims, nodes_of, only_reader
+from repaconv.graphs.graph import Writer, attribute, nodes_of, only_reader
 from repaconv.graphs.linears import Linear, linear_of, linears, write_linear
 from repaconv.graphs.selections import split_sizes
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -23,7 +23,7 @@ def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
         linear = linear_of(split.inputs[0])
         if linear is None or only_reader(linear.out) is None:
             continue
-        rank, parts = len(dims(linear.out) or ()), split_sizes(split, linear.weight.shape[1])
+        rank, parts = rank_of(linear.out), split_sizes(split, linear.weight.shape[1])
         if attribute(split, "axis", 0) not in (-1, rank - 1) or not rank or parts is None:
             continue
         bounds, write = np.cumsum(parts)[:-1], Writer(model, split)
@@ -42,7 +42,7 @@ def _one_layer_for_all(model: ir.Model) -> Iterator[Change]:
     for linear in linears(model):
         by_input.setdefault(id(linear.x), []).append(linear)
     for group in by_input.values():
-        rank = len(dims(group[0].x) or ())
+        rank = rank_of(group[0].x)
         if len(group) < 2 or not rank or any(linear.out.is_graph_output() for linear in group):
             continue
         write = Writer(model, group[0].node)
@@ -83,7 +83,7 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
 def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
     for split in nodes_of(model, "Split"):
         linear, dead = linear_of(split.inputs[0]), [not (out.uses() or out.is_graph_output()) for out in split.outputs]
-        rank = len(dims(split.inputs[0]) or ())
+        rank = rank_of(split.inputs[0])
         if linear is None or only_reader(linear.out) is None or attribute(split, "axis", 0) not in (-1, rank - 1):
             continue
         parts = split_sizes(split, linear.weight.shape[1])

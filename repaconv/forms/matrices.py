@@ -20,7 +20,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.attention import Attention, attentions, take
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.graphs.graph import Array, Writer, only_reader
 from repaconv.graphs.heads import (
     Projection,
     as_heads,
@@ -32,6 +32,7 @@ from repaconv.graphs.heads import (
     write_heads,
 )
 from repaconv.graphs.linears import Linear, linear_of, write_linear
+from repaconv.graphs.shapes import rank_of
 from repaconv.ranks import thin
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _write_values(model: ir.Model, found: Attention, v: Projection, proj: Linear
     joined = write("Transpose", mixed, perm=[0, 2, 1, 3])
     out = write("Reshape", joined, write.constant([-1, found.q.tokens, found.q.count * width]))
     out = write_linear(write, out, proj.weight, proj.bias)
-    if len(dims(proj.out) or ()) == 2:
+    if rank_of(proj.out) == 2:
         out = write("Reshape", out, write.constant([-1, proj.weight.shape[1]]))
     write.replace(proj.out, out)
     for index, heads in alone:

@@ -12,7 +12,7 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, dims, made_by, nodes_of
+from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of
 from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def _as_product(model: ir.Model) -> Iterator[Change]:
     import onnx_ir as ir
 
     for x, index, node in picked_rows(model):
-        count = (dims(x) or (0, None))[1]
-        if count is None or not counts_up(index):
+        count = (sizes(x) or (0, None))[1]
+        if not isinstance(count, int) or not counts_up(index):
             continue
         write = Writer(model, node)
         equal = write("Equal", index, write.constant(np.arange(count)))

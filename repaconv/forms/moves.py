@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.graphs.chains import chain_of
+from repaconv.graphs.chains import chain_of, seen
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of
 from repaconv.graphs.operators import MOVES, REDUCTIONS
 from repaconv.graphs.selections import axes_of, perm_of
-from repaconv.graphs.shapes import Sizes, sizes
-from repaconv.graphs.views import reshaped, seen
+from repaconv.graphs.shapes import Sizes, is_free, rank_of, sizes
+from repaconv.graphs.views import reshaped
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -45,7 +45,7 @@ def _unmoved(value: ir.Value) -> tuple[ir.Value, Sizes, str] | None:
             continue
         if sizes(source) == view.shape:
             return source, view.shape, f"{length - 1} moves that undo each other"
-        if length > 2 and sum(isinstance(size, str) for size in view.shape) < 2:
+        if length > 2 and sum(map(is_free, view.shape)) < 2:
             return source, view.shape, f"{length - 1} moves as one Reshape"
     return None
 
@@ -53,7 +53,7 @@ def _unmoved(value: ir.Value) -> tuple[ir.Value, Sizes, str] | None:
 def _reduced_in_place(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, *REDUCTIONS):
         turned = made_by(node.inputs[0], "Transpose")
-        rank = len(sizes(node.inputs[0]) or ())
+        rank = rank_of(node.inputs[0])
         axes = axes_of(node, rank) if rank and len(node.inputs) > 1 else None
         if turned is None or not axes:
             continue

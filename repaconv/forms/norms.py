@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
+from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.graph import Array, Writer, attribute, constant, nodes_of, only_reader
+from repaconv.graphs.grids import static_tokens
 from repaconv.graphs.linears import layers_behind, write_linear
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,19 +32,15 @@ def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
         out, scale = norm.outputs[0], constant(norm.inputs[1])
         shifted = len(norm.inputs) > 2 and norm.inputs[2] is not None
         shift = constant(norm.inputs[2]) if shifted else np.zeros(1)
-        over = (dims(out) or (None,))[-1]
-        if (
-            scale is None
-            or shift is None
-            or over is None
-            or scale.shape != (over,)
-            or (not shift.any() and (scale == 1).all())
-        ):
+        over = (sizes(out) or (None,))[-1]
+        if scale is None or shift is None or not isinstance(over, int) or scale.shape != (over,):
+            continue
+        if not shift.any() and (scale == 1).all():
             continue
         layers = layers_behind(out)
         if layers is None:
             continue
-        shift, write = np.broadcast_to(shift, scale.shape), Writer(model, norm)
+        shift, write = np.broadcast_to(shift, (over,)), Writer(model, norm)
         ones = write.constant(np.ones_like(scale), like=norm.inputs[1])
         kept = {
             name: norm.attributes[name].value for name in ("axis", "epsilon", "stash_type") if name in norm.attributes
@@ -59,43 +57,31 @@ def _affine_into_layers(model: ir.Model) -> Iterator[Change]:
 def _group_as_row(model: ir.Model) -> Iterator[Change]:
     """InstanceNormalization of [B, 1, C H W] is the LayerNormalization of its last axis."""
     for norm in nodes_of(model, "InstanceNormalization"):
-        shape = dims(norm.inputs[0])
+        shape = static_tokens(norm.inputs[0])
         scale, shift = constant(norm.inputs[1]), constant(norm.inputs[2])
-        if shape is None or len(shape) != 3 or shape[1] != 1 or not shape[2] or scale is None or shift is None:
+        if shape is None or shape[0] != 1 or not shape[1] or scale is None or shift is None:
             continue
-        write, whole = Writer(model, norm), np.ones(shape[2])
+        write, whole = Writer(model, norm), np.ones(shape[1])
         inputs = [norm.inputs[0], write.constant(scale * whole)]
         inputs += [write.constant(shift * whole)] if shift.any() else []
         settings = {"axis": -1, "epsilon": attribute(norm, "epsilon", 1e-5)}
         write.replace(norm.outputs[0], write("LayerNormalization", *inputs, **settings))
-        yield _told("group-norm-flat", norm, f"one row of {shape[2]}")
-
-
-def _per_channel(value: ir.Value | None, rank: int, channels: int | None) -> Array | None:
-    """A constant with one number for each channel of [B, C, ...], as [C]."""
-    found = constant(value)
-    if found is None or not channels or found.ndim > rank:
-        return None
-    shape = (1,) * (rank - found.ndim) + found.shape
-    if shape[0] != 1 or any(size != 1 for size in shape[2:]) or shape[1] not in (1, channels):
-        return None
-    return np.broadcast_to(found.reshape(-1), (channels,))
+        yield _told("group-norm-flat", norm, f"one row of {shape[1]}")
 
 
 def _affine_of(node: ir.Node) -> tuple[ir.Value, Array, Array, ir.Value] | None:
     """x, scale and shift of a Mul by channel, with the Add behind it if nothing else reads what lies between."""
-    shape = dims(node.outputs[0]) or ()
-    if len(shape) != 4:
+    out = node.outputs[0]
+    if rank_of(out) != 4:
         return None
     for x, by in (node.inputs, node.inputs[::-1]):
-        scale = _per_channel(by, len(shape), shape[1])
-        if x is None or scale is None or sizes(x) != sizes(node.outputs[0]):
+        scale = per_channel(constant(by), out, IMAGE)
+        if x is None or scale is None or sizes(x) != sizes(out):
             continue
-        out = node.outputs[0]
         after = only_reader(out, "Add")
         if after is not None:
             first, second = after.inputs
-            shift = _per_channel(second if first is out else first, len(shape), shape[1])
+            shift = per_channel(constant(second if first is out else first), out, IMAGE)
             if shift is not None:
                 return x, scale, shift, after.outputs[0]
         return x, scale, np.zeros_like(scale), out
@@ -117,16 +103,13 @@ def _affine_as_batchnorm(model: ir.Model) -> Iterator[Change]:
 
 def _batchnorm_as_affine(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "BatchNormalization"):
-        parts = [constant(entry) for entry in node.inputs[1:]]
-        rank = len(dims(node.inputs[0]) or ())
-        if len(node.outputs) != 1 or rank < 2 or any(part is None for part in parts):
+        found, rank = batchnorm(node), rank_of(node.inputs[0])
+        if len(node.outputs) != 1 or rank < 2 or found is None:
             continue
-        scale, shift, mean, variance = (np.asarray(part) for part in parts)
-        scale = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        write, shape = Writer(model, node), (-1, *(1,) * (rank - 2))
-        scaled = write("Mul", node.inputs[0], write.constant(scale.reshape(shape)))
-        shift = shift - mean * scale
-        out = write("Add", scaled, write.constant(shift.reshape(shape))) if shift.any() else scaled
+        (scale, shift), column = found, (-1, *(1,) * (rank - 2))
+        write = Writer(model, node)
+        scaled = write("Mul", node.inputs[0], write.constant(scale.reshape(column)))
+        out = write("Add", scaled, write.constant(shift.reshape(column))) if shift.any() else scaled
         write.replace(node.outputs[0], out)
         yield _told("batchnorm-as-affine", node, f"{scale.size} channels times a number, plus a number")
 

@@ -14,9 +14,10 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.chains import chain_of, reads
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, made_by, nodes_of, only_reader
-from repaconv.graphs.grids import is_plain, static_grid, tokens_behind
+from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by, nodes_of, only_reader
+from repaconv.graphs.grids import is_plain, static_grid, static_tokens, tokens_behind
 from repaconv.graphs.linears import linear_of, write_linear
+from repaconv.graphs.shapes import as_numbers, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,10 +60,12 @@ def _constants_once(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Add"):
         first, second = node.inputs
         tokens, positions = (first, constant(second)) if constant(second) is not None else (second, constant(first))
-        shape = dims(tokens)
-        if tokens is None or positions is None or shape is None or len(shape) != 3 or positions.ndim not in (2, 3):
+        if tokens is None or positions is None or positions.ndim not in (2, 3):
             continue
-        if positions.shape[-2:] != shape[1:] or positions.size != positions[..., :, :].shape[-2] * positions.shape[-1]:
+        if (
+            positions.shape[-2:] != static_tokens(tokens)
+            or positions.size != positions[..., :, :].shape[-2] * positions.shape[-1]
+        ):
             continue
         positions = positions.reshape(positions.shape[-2:])
         write = Writer(model, node)
@@ -78,10 +81,10 @@ def _added_to_parts(write: Writer, tokens: ir.Value, positions: Array) -> ir.Val
     joined = made_by(tokens, "Concat")
     if joined is None or only_reader(tokens) is None or attribute(joined, "axis", 0) not in (1, -2):
         return None
-    sizes = [(dims(part) or (0, 0))[1] for part in joined.inputs]
-    if None in sizes or not any(_repeated(part) is not None for part in joined.inputs):
+    lengths = as_numbers((sizes(part) or (0, 0))[1] for part in joined.inputs)
+    if lengths is None or not any(_repeated(part) is not None for part in joined.inputs):
         return None
-    ends = np.cumsum([size or 0 for size in sizes])[:-1]
+    ends = np.cumsum(lengths)[:-1]
     parts = []
     for part, rows in zip(joined.inputs, np.split(positions, ends), strict=True):
         repeated = _repeated(part)
@@ -96,11 +99,9 @@ def _added_to_parts(write: Writer, tokens: ir.Value, positions: Array) -> ir.Val
 
 def _repeated(value: ir.Value | None) -> ir.Node | None:
     """The Expand that repeats constant tokens [1, n, d] over the batch."""
-    node, shape = made_by(value, "Expand"), dims(value)
+    node, shape = made_by(value, "Expand"), static_tokens(value)
     numbers = constant(node.inputs[0]) if node is not None else None
-    if numbers is None or shape is None or numbers.ndim != 3 or numbers.shape != (1, *shape[1:]):
-        return None
-    return node
+    return node if numbers is not None and shape is not None and numbers.shape == (1, *shape) else None
 
 
 def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value | None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.graph import Array, Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
 from repaconv.graphs.linears import layer_at, linear_of, write_linear
 from repaconv.graphs.operators import UNARY
+from repaconv.graphs.shapes import rank_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -81,7 +82,7 @@ def _before(model: ir.Model, conv: ir.Node) -> Iterator[Change]:
     linear = linear_of(tokens)
     if tokens is None or sizes is None or linear is None or only_reader(tokens) is None:
         return
-    if len(dims(linear.x) or ()) != 3 or only_reader(grid) is None:
+    if rank_of(linear.x) != 3 or only_reader(grid) is None:
         return
     write = Writer(model, linear.node)
     image = to_grid(write, linear.x, (linear.weight.shape[0], *sizes[1:]))

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, dims, nodes_of, only_reader
+from repaconv.graphs.graph import Writer, attribute, constant, nodes_of, only_reader
+from repaconv.graphs.grids import static_tokens
 from repaconv.graphs.linears import Linear, linear_of, linears, write_linear
 from repaconv.graphs.operators import ROW_NORMS, UNARY
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.shapes import as_numbers, rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
     for linear in linears(model):
-        shape = dims(linear.out)
-        if linear.node.op_type == "Gemm" or linear.bias is None or not _is_tokens(linear, shape):
+        shape = _shape_of(linear)
+        if linear.node.op_type == "Gemm" or linear.bias is None or shape is None:
             continue
         write = Writer(model, linear.node)
         product = write(
@@ -44,28 +45,26 @@ def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
         )
 
 
-def _is_tokens(linear: Linear, shape: tuple[int | None, ...] | None) -> bool:
-    """Whether a layer is from tokens [B, N, c] to [B, N, d]."""
-    return shape is not None and len(shape) == 3 and None not in shape[1:] and len(dims(linear.x) or ()) == 3
+def _shape_of(linear: Linear) -> tuple[int, int] | None:
+    """(N, d) of a layer from tokens [B, N, c] to [B, N, d]."""
+    return static_tokens(linear.out) if rank_of(linear.x) == 3 else None
 
 
-def _rows(write: Writer, tokens: ir.Value, channels: int | None) -> ir.Value:
-    assert channels is not None
+def _rows(write: Writer, tokens: ir.Value, channels: int) -> ir.Value:
     return write("Reshape", tokens, write.constant([-1, channels]))
 
 
-def _tokens(write: Writer, rows: ir.Value, shape: tuple[int | None, ...] | None) -> ir.Value:
-    assert shape is not None
-    return write("Reshape", rows, write.constant([-1, *(size or 1 for size in shape[1:])]))
+def _tokens(write: Writer, rows: ir.Value, shape: tuple[int, int]) -> ir.Value:
+    return write("Reshape", rows, write.constant([-1, *shape]))
 
 
 def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Add"):
         for first, second in (node.inputs, node.inputs[::-1]):
-            linear, shape = linear_of(first), dims(node.outputs[0])
-            inner = linear is not None and _is_inner(linear, shape) and sizes(first) == sizes(node.outputs[0])
-            start = _with_bias(model, second, linear) if linear is not None and inner else None
-            if linear is None or start is None:
+            linear = linear_of(first) if sizes(first) == sizes(node.outputs[0]) else None
+            shape = _shape_of(linear) if linear is not None and only_reader(linear.out) is not None else None
+            start = _with_bias(model, second, linear) if linear is not None and shape is not None else None
+            if linear is None or shape is None or start is None:
                 continue
             write = Writer(model, node)
             rows = [_rows(write, x, width) for x, width in zip((linear.x, start), linear.weight.shape, strict=True)]
@@ -77,11 +76,6 @@ def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
                 told=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} added up on what was added to it",
             )
             break
-
-
-def _is_inner(linear: Linear, shape: tuple[int | None, ...] | None) -> bool:
-    """Whether a layer on tokens is read once."""
-    return _is_tokens(linear, shape) and only_reader(linear.out) is not None
 
 
 def _with_bias(model: ir.Model, start: ir.Value | None, linear: Linear) -> ir.Value | None:
@@ -106,17 +100,17 @@ def _rows_throughout(model: ir.Model) -> Iterator[Change]:
         x = node.inputs[0] if node.inputs else None
         if node.domain != "" or x is None or not node.outputs:
             continue
-        before, after = dims(x) or (), dims(node.outputs[0]) or ()
-        if node.op_type == "Reshape" and before[-1:] == after[-1:] != (None,):
-            if (len(before), len(after)) == (2, 3) and None not in after[1:]:
+        before, after, shape = sizes(x) or (), sizes(node.outputs[0]) or (), static_tokens(node.outputs[0])
+        if node.op_type == "Reshape" and before[-1:] == after[-1:] and as_numbers(after[-1:]):
+            if len(before) == 2 and shape is not None:
                 rows[node.outputs[0]] = x
             elif len(after) == 2 and x in rows:
                 Writer(model, node).replace(node.outputs[0], rows[x])
-        elif (inputs := _as_rows(Writer(model, node), node, rows)) is not None:
+        elif shape is not None and (inputs := _as_rows(Writer(model, node), node, rows, shape[1])) is not None:
             write = Writer(model, node)
             settings = {name: entry.value for name, entry in node.attributes.items()} | _last_axis(node)
             out = write(node.op_type, *inputs, **settings)
-            tokens = _tokens(write, out, after)
+            tokens = _tokens(write, out, shape)
             write.replace(node.outputs[0], tokens)
             rows[tokens] = out
             moved += 1
@@ -128,10 +122,11 @@ def _last_axis(node: ir.Node) -> dict[str, int]:
     return {"axis": -1} if node.op_type in ROW_NORMS else {}
 
 
-def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> list[ir.Value | None] | None:
+def _as_rows(
+    write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value], channels: int
+) -> list[ir.Value | None] | None:
     """The inputs of a node that works on each row alone, as rows; None if it is not one."""
-    shape = dims(node.outputs[0]) or ()
-    if len(shape) != 3 or None in shape[1:] or len(node.outputs) != 1:
+    if len(node.outputs) != 1:
         return None
     if node.op_type in UNARY or (node.op_type in ROW_NORMS and attribute(node, "axis", -1) in (-1, 2)):
         first = node.inputs[0]
@@ -146,7 +141,7 @@ def _as_rows(write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value]) -> li
         if numbers is not None and numbers.ndim < 2:
             inputs.append(entry)
         elif numbers is None and sizes(entry) == sizes(node.outputs[0]):
-            inputs.append(rows[entry] if entry in rows else _rows(write, entry, shape[2]))
+            inputs.append(rows[entry] if entry in rows else _rows(write, entry, channels))
         else:
             return None
     return inputs

@@ -2,11 +2,13 @@
 
 - `graph`: constants in float64, who makes and who reads a value, nodes written in place of others; `contract`: what a
   rewrite is, which `forms/` and `folds/` are made of.
-- `shapes`: the sizes of a value, also of all that a graph computes of shapes.
+- `shapes`: the one language of sizes. `inference` finds the shapes of a whole graph, `integers` what it computes of
+  shapes itself, and `settling` makes constants of what has but one value.
 - `operators`: what operators do, by name; `axes`: which axis of an input an axis of the output is.
-- `selections`: which places one Slice, Gather or Split takes, and the axes that a node names; `views`: which numbers of
-  another tensor a value holds, behind any number of such nodes; `chains`: those nodes, up to what computes or reads it.
-- `linears`, `heads`, `attention`, `grids`: what networks are made of, however the graph writes it.
-- `uniform`: values that are constant but for free sizes; `activations`: those of several nodes as one.
+- `views`: the one way to say which numbers of another tensor a value holds. `selections` reads one node that takes
+  some, `chains` the nodes in a row between a value and what computes or reads it, and makes a view of them.
+- `channels`: one number a channel; `linears`, `attention`, `heads` (the linear layers around it), `grids`: what
+  networks are made of, however the graph writes it. `uniform`: values that are constant but for free sizes;
+  `activations`: those of several nodes as one.
 - `normal`: one way to write what exporters write in many; `costs`: parameters and multiply-accumulates.
 """

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.graphs.graph import Writer, constant, scalar
 from repaconv.graphs.operators import ARITHMETIC, UNARY
-from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import set_shape
+from repaconv.graphs.shapes import set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -1,6 +1,8 @@
-"""Softmax attention in a graph: found, whatever operators write it.
+"""Softmax attention in a graph: found, whatever operators write it; Q_h, K_h and V_h are columns of tokens [B, N, C].
 
-out = concat_h softmax(s Q_h K_h^T + mask) V_h        Q_h, K_h, V_h: columns of tokens [B, N, C]
+    out = concat_h softmax(s Q_h K_h^T + mask) V_h
+
+`repaconv.graphs.heads` has the linear layers around it.
 """
 
 from __future__ import annotations
@@ -8,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from repaconv.graphs.chains import chain_of
-from repaconv.graphs.graph import Writer, attribute, dims, made_by, nodes_of, only_reader, scalar
+from repaconv.graphs.chains import chain_of, seen, view_of
+from repaconv.graphs.graph import Writer, attribute, made_by, nodes_of, only_reader, scalar
 from repaconv.graphs.operators import VIEWS
 from repaconv.graphs.selections import one_run
-from repaconv.graphs.shapes import sizes
-from repaconv.graphs.views import seen, view_of
+from repaconv.graphs.shapes import Size, as_numbers, rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,13 +28,19 @@ class Heads:
     offset: int
     count: int
     width: int
-    tokens: int
+    rows: Size
     factor: float
+
+    @property
+    def tokens(self) -> int:
+        """N, where it is known: of all `attentions` it is."""
+        assert isinstance(self.rows, int)
+        return self.rows
 
     @property
     def whole(self) -> bool:
         """Whether they are all of their source."""
-        shape = dims(self.source)
+        shape = sizes(self.source)
         return shape is not None and self.count * self.width == shape[2]
 
 
@@ -68,16 +75,18 @@ def attentions(model: ir.Model) -> list[Attention]:
 
 
 def _around(softmax: ir.Node) -> Attention | None:
-    rank = len(dims(softmax.outputs[0]) or ())
+    rank = rank_of(softmax.outputs[0])
     if rank != 4 or attribute(softmax, "axis", -1) not in (-1, 3):
         return None
     scale, mask, product = _scores(softmax.inputs[0])
     mixed = only_reader(softmax.outputs[0], "MatMul")
     if product is None or mixed is None or mixed.inputs[0] is not softmax.outputs[0]:
         return None
-    q, k = _heads(product.inputs[0]), _heads(product.inputs[1], transposed=True)
-    v, out = _heads(mixed.inputs[1]), _joined(mixed.outputs[0])
+    q, k = heads_of(product.inputs[0]), heads_of(product.inputs[1], transposed=True)
+    v, out = heads_of(mixed.inputs[1]), joined(mixed.outputs[0])
     if q is None or k is None or v is None or out is None:
+        return None
+    if as_numbers(one.rows for one in (q, k, v)) is None or as_numbers((sizes(mixed.outputs[0]) or ())[1:]) is None:
         return None
     if v.factor != 1 or not _alone(product, softmax) or sizes(softmax.outputs[0]) != sizes(product.outputs[0]):
         return None
@@ -116,14 +125,14 @@ def _scaled_product(value: ir.Value | None) -> tuple[float, ir.Node | None]:
     return scale, node
 
 
-def _heads(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
+def heads_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
     """Of the nearest tensor [B, N, C] that has these numbers; where one has them and no others, of that."""
     if value is None:
         return None
     chain = chain_of(value)
     found = None
     for length in range(2, len(chain) + 1):
-        if len(dims(chain[length - 1]) or ()) == 3 and (read := _read(chain[:length], transposed=transposed)):
+        if rank_of(chain[length - 1]) == 3 and (read := _read(chain[:length], transposed=transposed)):
             found = read
             if found.whole:
                 break
@@ -136,16 +145,16 @@ def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
         return None
     tokens, width = (3, 2) if transposed else (2, 3)
     columns = view.columns(1, width)
-    shape = [view.shape[axis] for axis in (1, tokens, width)]
-    if view.axes[0] != view.of[0] or view.axes[tokens] != view.of[1] or columns is None or not one_run(columns):
+    shape = as_numbers(view.shape[axis] for axis in (1, width))
+    if shape is None or columns is None or not one_run(columns):
         return None
-    if not all(isinstance(size, int) for size in shape):
+    if view.axes[0] != view.of[0] or view.axes[tokens] != view.of[1]:
         return None
-    count, rows, each = (int(size) for size in shape)
-    return Heads(view.source, int(columns[0]), count, each, rows, view.scale)
+    count, each = shape
+    return Heads(view.source, int(columns[0]), count, each, view.shape[tokens], view.scale)
 
 
-def _joined(value: ir.Value) -> ir.Value | None:
+def joined(value: ir.Value) -> ir.Value | None:
     """[B, H, N, e], moved to [B, N, H e] or [B N, H e]: what is so, if nothing else reads what lies between."""
     end, shape = value, sizes(value)
     while shape is not None and len(shape) > 3:
@@ -157,8 +166,7 @@ def _joined(value: ir.Value) -> ir.Value | None:
     if view is None or view.source is not value or len(view.of) != 4:
         return None
     batch, heads, tokens, width = view.of
-    known = all(isinstance(size, int) for size in (sizes(value) or ())[1:])
-    return end if known and view.axes in ((batch, tokens, heads + width), (batch + tokens, heads + width)) else None
+    return end if view.axes in ((batch, tokens, heads + width), (batch + tokens, heads + width)) else None
 
 
 def take(write: Writer, heads: Heads) -> ir.Value:

@@ -10,7 +10,7 @@ import numpy as np
 from repaconv.graphs.graph import attribute, constant
 from repaconv.graphs.operators import POINTWISE, REDUCTIONS, ROW_NORMS
 from repaconv.graphs.selections import axes_of, perm_of
-from repaconv.graphs.shapes import groups, sizes
+from repaconv.graphs.shapes import as_numbers, groups, rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,7 +38,7 @@ def axis_before(node: ir.Node, place: int, axis: int) -> int | None:
 
 def axis_behind(node: ir.Node, place: int, axis: int, output: int = 0) -> int | None:
     """The reverse: where an axis of that input is in an output; None where it mixes, or is gone."""
-    rank = len(sizes(node.outputs[output]) or ())
+    rank = rank_of(node.outputs[output])
     return next((behind for behind in range(rank) if axis_before(node, place, behind) == axis), None)
 
 
@@ -70,12 +70,12 @@ def _gemm(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _norm(node: ir.Node, place: int, axis: int) -> int | None:
-    first = int(attribute(node, "axis", -1)) % _rank(node.outputs[0])
+    first = int(attribute(node, "axis", -1)) % rank_of(node.outputs[0])
     return (axis if place == 0 else _pointwise(node, place, axis)) if axis < first else None
 
 
 def _softmax(node: ir.Node, place: int, axis: int) -> int | None:
-    return axis if int(attribute(node, "axis", -1)) % _rank(node.outputs[0]) != axis else None
+    return axis if int(attribute(node, "axis", -1)) % rank_of(node.outputs[0]) != axis else None
 
 
 def _batchnorm(node: ir.Node, place: int, axis: int) -> int | None:
@@ -83,7 +83,7 @@ def _batchnorm(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _transpose(node: ir.Node, place: int, axis: int) -> int | None:
-    return perm_of(node, _rank(node.outputs[0]))[axis]
+    return perm_of(node, rank_of(node.outputs[0]))[axis]
 
 
 def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
@@ -98,21 +98,21 @@ def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _squeeze(node: ir.Node, place: int, axis: int) -> int | None:
-    gone = axes_of(node, _rank(node.inputs[0]))
+    gone = axes_of(node, rank_of(node.inputs[0]))
     if place:
         return FULL
-    return None if gone is None else _others(gone, _rank(node.inputs[0]))[axis]
+    return None if gone is None else _others(gone, rank_of(node.inputs[0]))[axis]
 
 
 def _unsqueeze(node: ir.Node, place: int, axis: int) -> int | None:
-    added = axes_of(node, _rank(node.outputs[0]))
+    added = axes_of(node, rank_of(node.outputs[0]))
     if place:
         return FULL
-    return None if added is None or axis in added else _others(added, _rank(node.outputs[0])).index(axis)
+    return None if added is None or axis in added else _others(added, rank_of(node.outputs[0])).index(axis)
 
 
 def _concat(node: ir.Node, place: int, axis: int) -> int | None:
-    return axis if int(attribute(node, "axis", 0)) % _rank(node.outputs[0]) != axis else None
+    return axis if int(attribute(node, "axis", 0)) % rank_of(node.outputs[0]) != axis else None
 
 
 def _split(node: ir.Node, place: int, axis: int) -> int | None:
@@ -121,7 +121,7 @@ def _split(node: ir.Node, place: int, axis: int) -> int | None:
 
 def _gather(node: ir.Node, place: int, axis: int) -> int | None:
     """The axes of its indices stand where the one was along which they count."""
-    along, indices = int(attribute(node, "axis", 0)) % _rank(node.inputs[0]), sizes(node.inputs[1])
+    along, indices = int(attribute(node, "axis", 0)) % rank_of(node.inputs[0]), sizes(node.inputs[1])
     if indices is None or along <= axis < along + len(indices):
         return None
     if place:
@@ -130,26 +130,27 @@ def _gather(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _slice(node: ir.Node, place: int, axis: int) -> int | None:
-    axes = constant(node.inputs[3]) if len(node.inputs) > 3 else np.arange((sizes(node.inputs[1]) or (0,))[0])
+    starts = as_numbers(sizes(node.inputs[1]) or ())
+    axes = constant(node.inputs[3]) if len(node.inputs) > 3 else np.arange(starts[0]) if starts else None
     if place:
         return FULL
-    return None if axes is None or axis in axes % _rank(node.inputs[0]) else axis
+    return None if axes is None or axis in axes % rank_of(node.inputs[0]) else axis
 
 
 def _reduce(node: ir.Node, place: int, axis: int) -> int | None:
-    gone = axes_of(node, _rank(node.inputs[0]))
+    gone = axes_of(node, rank_of(node.inputs[0]))
     if place:
         return FULL
     if gone is None:
         return None
     if attribute(node, "keepdims", 1):
         return None if axis in gone else axis
-    return _others(gone, _rank(node.inputs[0]))[axis]
+    return _others(gone, rank_of(node.inputs[0]))[axis]
 
 
 def _attention(node: ir.Node, place: int, axis: int) -> int | None:
     """Opset 23's: queries [B, H, N, d] or [B, N, H d]; a mask's rows are those of the queries."""
-    rank, shape = _rank(node.inputs[0]), sizes(node.inputs[place]) or ()
+    rank, shape = rank_of(node.inputs[0]), sizes(node.inputs[place]) or ()
     if attribute(node, "is_causal", 0) or axis != rank - 2:
         return None
     if place == 0:
@@ -157,10 +158,6 @@ def _attention(node: ir.Node, place: int, axis: int) -> int | None:
     if place != 3:
         return FULL if place < 3 else None
     return FULL if shape[-2] == 1 else len(shape) - 2
-
-
-def _rank(value: ir.Value | None) -> int:
-    return len(sizes(value) or ())
 
 
 def _others(axes: list[int], rank: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -82,6 +81,4 @@ def _numbers(shapes: list[Sizes | None]) -> list[tuple[int, ...]]:
 
 
 def _number(size: Size) -> int:
-    if isinstance(size, int):
-        return size
-    return math.prod(int(part) for part in size.split("*") if part.isdigit())
+    return size if isinstance(size, int) else size.number

@@ -26,7 +26,7 @@ def read(proto: onnx.ModelProto) -> ir.Model:
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
 
-    from repaconv.graphs.shapes import infer, name_sizes
+    from repaconv.graphs.inference import infer, name_sizes
 
     model = ir.from_proto(proto)
     if model.functions:
@@ -72,7 +72,7 @@ def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx
 
 def tidy(model: ir.Model) -> None:
     """Remove what nothing reads, put nodes in order, infer the shapes of what is new."""
-    from repaconv.graphs.shapes import infer
+    from repaconv.graphs.inference import infer
 
     clean(model)
     infer(model, only_new=True)
@@ -98,13 +98,6 @@ def scalar(value: ir.Value | None) -> float | None:
     """A constant of one number; None if it is not that."""
     found = constant(value)
     return float(found.reshape(())) if found is not None and found.size == 1 else None
-
-
-def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
-    """The shape, None for what is free; None as a whole if even the rank is unknown."""
-    if value is None or value.shape is None:
-        return None
-    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
 
 
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:

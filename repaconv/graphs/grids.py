@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graphs.chains import chain_of, reads
-from repaconv.graphs.graph import Writer, attribute, constant, dims
-from repaconv.graphs.views import View, seen
+from repaconv.graphs.chains import chain_of, reads, seen
+from repaconv.graphs.graph import Writer, attribute, constant
+from repaconv.graphs.shapes import as_numbers, rank_of, sizes
+from repaconv.graphs.views import View
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -14,24 +15,27 @@ if TYPE_CHECKING:
 
 def static_grid(value: ir.Value | None) -> tuple[int, int, int] | None:
     """(c, h, w) of [B, c, h, w]; None where one of them is free."""
-    shape = dims(value)
-    if shape is None or len(shape) != 4 or None in shape[1:]:
-        return None
-    channels, height, width = (size or 0 for size in shape[1:])
-    return channels, height, width
+    known = as_numbers((sizes(value) or ())[1:]) if rank_of(value) == 4 else None
+    return None if known is None else (known[0], known[1], known[2])
 
 
-def to_tokens(write: Writer, grid: ir.Value, sizes: tuple[int, int, int]) -> ir.Value:
+def static_tokens(value: ir.Value | None) -> tuple[int, int] | None:
+    """(n, c) of [B, n, c], likewise."""
+    known = as_numbers((sizes(value) or ())[1:]) if rank_of(value) == 3 else None
+    return None if known is None else (known[0], known[1])
+
+
+def to_tokens(write: Writer, grid: ir.Value, size: tuple[int, int, int]) -> ir.Value:
     """[B, c, h, w] -> [B, h w, c]."""
-    channels, height, width = sizes
+    channels, height, width = size
     flat = write("Reshape", grid, write.constant([-1, channels, height * width]))
     return write("Transpose", flat, perm=[0, 2, 1])
 
 
-def to_grid(write: Writer, tokens: ir.Value, sizes: tuple[int, int, int]) -> ir.Value:
+def to_grid(write: Writer, tokens: ir.Value, size: tuple[int, int, int]) -> ir.Value:
     """[B, h w, c] -> [B, c, h, w]."""
     turned = write("Transpose", tokens, perm=[0, 2, 1])
-    return write("Reshape", turned, write.constant([-1, *sizes]))
+    return write("Reshape", turned, write.constant([-1, *size]))
 
 
 def tokens_behind(grid: ir.Value) -> list[ir.Value]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graphs.attention import Attention, Heads
-from repaconv.graphs.chains import chain_of, columns_of, reads
-from repaconv.graphs.graph import Array, Writer, dims, only_reader
+from repaconv.graphs.chains import chain_of, columns_of, reads, seen
+from repaconv.graphs.graph import Array, Writer, only_reader
 from repaconv.graphs.linears import Linear, layer_at, linear_of, write_linear
 from repaconv.graphs.selections import one_run
-from repaconv.graphs.views import seen
+from repaconv.graphs.shapes import rank_of, sizes
+from repaconv.graphs.views import View
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,7 +52,7 @@ def projected(heads: Heads, node: ir.Node, place: int) -> Projection | None:
     heads = at_layer(heads)
     linear = linear_of(heads.source)
     columns = range(heads.offset, heads.offset + heads.count * heads.width)
-    if linear is None or len(dims(linear.x) or ()) != 3 or not read_by_one(heads.source, columns, node, place):
+    if linear is None or rank_of(linear.x) != 3 or not read_by_one(heads.source, columns, node, place):
         return None
     weight = linear.weight[:, columns].reshape(-1, heads.count, heads.width).swapaxes(0, 1)
     bias = linear.shift()[columns].reshape(heads.count, heads.width)
@@ -97,6 +98,28 @@ def as_heads(write: Writer, x: ir.Value, heads: tuple[int, int, int], *, transpo
         return write("Unsqueeze", turned, write.constant([1]))
     apart = write("Reshape", x, write.constant([-1, tokens, count, width]))
     return write("Transpose", apart, perm=[0, 2, 3, 1] if transposed else [0, 2, 1, 3])
+
+
+def shown_as_heads(write: Writer, tokens: ir.Value, count: int, *, transposed: bool = False) -> ir.Value:
+    """The same with its shape, which may be free, written down."""
+    shape = sizes(tokens)
+    assert shape is not None
+    assert isinstance(shape[2], int)
+    size = {0: shape[0], 1: shape[1], 2: count, 3: shape[2] // count}
+    last = ((3,), (1,)) if transposed else ((1,), (3,))
+    found = View(tokens, ((0,), (1,), (2, 3)), ((0,), (2,), *last), size).write(write)
+    assert found is not None
+    return found
+
+
+def shown_as_tokens(write: Writer, value: ir.Value) -> ir.Value:
+    """[B, H, N, d] as tokens [B, N, H d], likewise."""
+    shape = sizes(value)
+    assert shape is not None
+    each = ((0,), (1,), (2,), (3,))
+    found = View(value, each, ((0,), (2,), (1, 3)), dict(enumerate(shape))).write(write)
+    assert found is not None
+    return found
 
 
 def write_heads(write: Writer, heads: Projection, *, transposed: bool = False) -> ir.Value:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, Writer, attribute, constant, dims, made_by, only_reader
+from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by, only_reader
+from repaconv.graphs.shapes import rank_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,7 +57,7 @@ def linear_of(value: ir.Value | None) -> Linear | None:
 
 def _is_row(bias: Array, value: ir.Value) -> bool:
     """Whether a constant is added to every token alike, and adds no axes."""
-    return 0 < bias.ndim <= max(len(dims(value) or ()), 1) and bias.size == bias.shape[-1]
+    return 0 < bias.ndim <= max(rank_of(value), 1) and bias.size == bias.shape[-1]
 
 
 def _gemm(node: ir.Node) -> Linear | None:

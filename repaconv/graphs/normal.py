@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from repaconv.graphs.chains import view_of
 from repaconv.graphs.graph import Writer, attribute, clean, constant
 from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
-from repaconv.graphs.shapes import settle, sizes
-from repaconv.graphs.views import View, set_shape, view_of
+from repaconv.graphs.settling import settle
+from repaconv.graphs.shapes import is_free, set_shape, sizes
+from repaconv.graphs.views import View
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -72,9 +74,9 @@ def _unflattened(model: ir.Model, node: ir.Node) -> None:
     attributes = {name: entry.value for name, entry in node.attributes.items()}
     done = write(node.op_type, *inputs, **(attributes | {"axis": -1} if "axis" in attributes else attributes))
     set_shape(done, (*apart.shape[:-1], shape[-1]), new)
-    if sum(isinstance(size, str) for size in shape) > 1:
+    if sum(map(is_free, shape)) > 1:
         return
-    flat = write("Reshape", done, write.constant([-1 if isinstance(size, str) else size for size in shape]))
+    flat = write("Reshape", done, write.constant([size if isinstance(size, int) else -1 for size in shape]))
     set_shape(flat, shape, new)
     write.replace(node.outputs[0], flat)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from repaconv.graphs.graph import Array, attribute, constant
 from repaconv.graphs.selections import axes_of, perm_of
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.shapes import Size, Sizes, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -115,7 +115,7 @@ def assigned(node: ir.Node) -> tuple[int, Array] | None:
     return (axis, found % length) if isinstance(length, int) and len(set(found.tolist())) == len(found) else None
 
 
-def _places(indices: Array, shape: tuple[int | str, ...]) -> Array | None:
+def _places(indices: Array, shape: Sizes) -> Array | None:
     """The places along the last axis of indices [.., k, r] that count through all others."""
     rank = len(shape)
     for axis in range(rank - 1):
@@ -143,7 +143,7 @@ def _grid(node: ir.Node, rank: int) -> Array | None:
     return last.reshape(-1)
 
 
-def _counts(value: ir.Value | None, axis: int, length: int | str, rank: int) -> bool:
+def _counts(value: ir.Value | None, axis: int, length: Size, rank: int) -> bool:
     """Whether a value is 0, 1, 2 ... along one axis and the same along all others."""
     numbers = uniform(value)
     if numbers is not None:

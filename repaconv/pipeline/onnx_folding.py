@@ -173,7 +173,7 @@ class _Costs(NamedTuple):
 
 def _settled(model: onnx.ModelProto) -> ir.Model:
     from repaconv.graphs.graph import read
-    from repaconv.graphs.shapes import settle
+    from repaconv.graphs.settling import settle
 
     graph = read(model)
     settle(graph)

@@ -1,0 +1,108 @@
+"""Vertices of a linear graph: values with the edges that make them, and what leaving one out saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.folds.maps import Map, Pick, Shape, Vector, same, shape_after, shape_of, shape_plus
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(eq=False)
+class Vertex:
+    """A value with its channels.
+
+    Attributes:
+        width: Channels.
+        value: In the graph; None for one that is new.
+        sink: Whether something that is no edge reads it.
+        inputs: The edges that make it; none for one that something else computes.
+        shift: The constant; None where there never was one.
+        outputs: Who reads it by an edge.
+        through: For an activation: the node and the vertex it acts on, channel by channel.
+        activations: Those that act on this vertex.
+        changed: Whether the graph's own nodes no longer say what the edges say.
+        took: Operators of what was left out for it.
+    """
+
+    width: int
+    value: ir.Value | None
+    sink: bool = False
+    inputs: dict[Vertex, Map] = field(default_factory=dict)
+    shift: Vector | None = None
+    outputs: set[Vertex] = field(default_factory=set)
+    through: tuple[ir.Node, Vertex] | None = None
+    activations: list[Vertex] = field(default_factory=list)
+    changed: bool = False
+    took: list[str] = field(default_factory=list)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it cannot be left out."""
+        return self.sink or not self.inputs or bool(self.activations)
+
+
+def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
+    """Whether leaving it out only says in one sum what the graph says in two nodes."""
+    moves = (outer, *vertex.inputs.values())  # channels that only change their places: the same in other words
+    if trivial or all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in moves):
+        return True
+    inner = next(iter(vertex.inputs.values()))
+    return len(vertex.inputs) == 1 and isinstance(inner, Pick) and inner.is_identity and vertex.shift is None
+
+
+def gain_of(vertex: Vertex) -> int | None:
+    """What leaving it out saves, in multiply-accumulates a token; None where it stays."""
+    if vertex.stays or not vertex.outputs:
+        return None
+    before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
+    if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
+        before -= 1  # one product that several read is better than several, if they cost the same
+    saved = before
+    for user in vertex.outputs:
+        now = {source: shape_of(edge) for source, edge in user.inputs.items()}
+        then = {source: edge for source, edge in now.items() if source is not vertex}
+        for source, inner in vertex.inputs.items():
+            new = shape_after(user.inputs[vertex], inner)
+            then[source] = shape_plus(then[source], new) if source in then else new
+        if not any(edge.rows.any() for edge in then.values()):
+            return None  # all would cancel, and a value of nothing is none
+        shifted = user.shift is not None
+        saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
+    return saved
+
+
+def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
+    live = [edge for edge in edges.values() if edge.rows.any()]
+    free = any(edge.pick is None for edge in live)  # a matrix product's bias costs nothing
+    return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
+
+
+def are_equal(a: Vertex, b: Vertex) -> bool:
+    """Whether two vertices of the same inputs are one sum, to the rounding of float64."""
+    shifts = (a.shift, b.shift)
+    if any(s is None for s in shifts) and any(s is not None and s.any() for s in shifts):
+        return False
+    if a.shift is not None and b.shift is not None and not np.allclose(a.shift, b.shift, rtol=1e-13, atol=0):
+        return False
+    return all(same(edge, b.inputs[source]) for source, edge in a.inputs.items())
+
+
+def kind_of(node: ir.Node) -> Any:
+    """What tells two activations apart."""
+    return (
+        node.domain,
+        node.op_type,
+        tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items())),
+    )
+
+
+def operator_of(vertex: Vertex) -> str:
+    """What computes it, in a word."""
+    node = vertex.value.producer() if vertex.value is not None else None
+    return node.op_type if node is not None else "channels"

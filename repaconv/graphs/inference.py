@@ -1,0 +1,207 @@
+"""Shapes of a whole graph, in one pass from the inputs on: exporters leave much to be found, and simplifiers more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from repaconv.graphs.graph import attribute
+from repaconv.graphs.integers import INTS, Integers
+from repaconv.graphs.shapes import Free, Size, as_numbers, factors, is_free, product, set_shape, size_of, sizes
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+
+def name_sizes(model: ir.Model) -> None:
+    """Give every free size a name: an input's own, or one that is nobody else's; in place.
+
+    What a file calls the sizes of other values is believed as far as it is made of the inputs' names: tools number
+    what they do not know (``unk__0``), each from 0 on, and graphs are put together.
+    """
+    import onnx_ir as ir
+
+    for value in model.graph.inputs:
+        if value.shape is not None:
+            set_shape(value, [_told(value, axis) for axis in range(len(value.shape))])
+    known = {name for value in model.graph.inputs for size in sizes(value) or () for name in _WORD.findall(str(size))}
+    for node in model.graph:
+        for value in node.outputs:
+            told = sizes(value) or ()
+            own = [is_free(size) and not known.issuperset(_WORD.findall(str(size))) for size in told]
+            if any(own):
+                value.shape = ir.Shape([None if new else dim for new, dim in zip(own, value.shape or (), strict=True)])
+
+
+_WORD = re.compile(r"[^\W\d][\w.]*|\?")
+
+
+def _told(value: ir.Value, axis: int) -> Size:
+    """A size as a value's shape has it; one without a name gets one that is nobody else's."""
+    dim = value.shape[axis] if value.shape is not None and axis < len(value.shape) else None
+    if isinstance(dim, int) and dim >= 0:
+        return dim
+    return size_of(dim.value) if dim is not None and not isinstance(dim, int) and dim.value else _own(value, axis)
+
+
+def _own(value: ir.Value, axis: int) -> Free:
+    """A size that is nobody else's."""
+    return Free((f"{value.name}.{axis}",))
+
+
+def infer(model: ir.Model, *, only_new: bool = False) -> None:
+    """Write down every shape that can be known; in place.
+
+    Args:
+        model: Its free sizes have names.
+        only_new: Values that have a shape keep it.
+    """
+    known = Integers()
+    for node in model.graph:
+        told = all(value.shape is not None and value.dtype is not None for value in node.outputs)
+        follow(known, node, model.graph.opset_imports.get("", 18), anew=not (only_new and told))
+
+
+def follow(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> None:
+    """Shapes of a node's outputs, unless they stay, and its value where that is made of shapes."""
+    rule = INTS.get(node.op_type) if node.domain == "" else None
+    if rule and (found := rule(known, node)) is not None:
+        known[node.outputs[0]] = found
+        set_shape(node.outputs[0], (len(found),) if isinstance(found, list) else ())
+        return
+    if not anew:
+        return
+    shaped = _SHAPES.get(node.op_type) if node.domain == "" else None
+    if shaped and (shape := shaped(known, node)) is not None:
+        set_shape(node.outputs[0], shape)
+        if node.op_type == "Range":
+            node.outputs[0].dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
+        elif node.op_type != "ConstantOfShape" and node.outputs[0].dtype is None and node.inputs[0] is not None:
+            node.outputs[0].dtype = node.inputs[0].dtype
+        return
+    _infer(known, node, opset)
+
+
+def _infer(known: Integers, node: ir.Node, opset: int) -> None:
+    """By ONNX's own rules, of this node alone; what they cannot tell stays as the file said it."""
+    import onnx
+    import onnx_ir as ir
+
+    if node.domain or any(
+        entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()
+    ):
+        return
+    if any(value is not None and (value.shape is None or value.dtype is None) for value in node.inputs):
+        return
+    given = [value for value in node.inputs if value is not None]
+    types = {value.name: _type_of(value) for value in given}
+    data = {value.name: tensor for value in given if (tensor := _entries(known, value)) is not None}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
+        )
+    except Exception:  # an operator that this onnx does not know, or types that do not fit: nothing is learnt
+        return
+    for value in node.outputs:
+        told = found.get(value.name)
+        if told is None or not told.HasField("tensor_type") or not told.tensor_type.HasField("shape"):
+            continue
+        dims = told.tensor_type.shape.dim
+        if value.shape is not None and len(value.shape) != len(dims):
+            value.shape = None
+        set_shape(value, [_inferred(dim, value, axis) for axis, dim in enumerate(dims)])
+        value.dtype = ir.DataType(told.tensor_type.elem_type)
+
+
+def _type_of(value: ir.Value) -> onnx.TypeProto:
+    import onnx
+
+    shape = [size if isinstance(size, int) else str(size) for size in sizes(value) or ()]
+    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), shape)
+
+
+def _entries(known: Integers, value: ir.Value) -> onnx.TensorProto | None:
+    """A small integer tensor, if all of it is known."""
+    import onnx
+    import onnx_ir as ir
+
+    found = known.int_of(value) if value.dtype == ir.DataType.INT64 else None
+    entries = as_numbers(found if isinstance(found, list) else [found]) if found is not None else None
+    if entries is None:
+        return None
+    return onnx.helper.make_tensor(
+        value.name, onnx.TensorProto.INT64, [len(entries)] if isinstance(found, list) else [], entries
+    )
+
+
+def _inferred(dim: onnx.TensorShapeProto.Dimension, value: ir.Value, axis: int) -> Size:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return size_of(dim.dim_param) if dim.dim_param else _told(value, axis)
+
+
+def _reshape(known: Integers, node: ir.Node) -> list[Size] | None:
+    before, target = sizes(node.inputs[0]), known.int_of(node.inputs[1])
+    if before is None or not isinstance(target, list):
+        return None
+    copies = not attribute(node, "allowzero", 0)
+    wanted = [before[i] if size == 0 and copies else size for i, size in enumerate(target)]
+    have, had = factors(before)
+    want, taken = factors(tuple(size for size in wanted if size != -1))
+    strange = [name for name in want if name not in have]
+    if len(strange) == 1 and len(have) == len(want) == 1 and had == taken and -1 not in wanted:
+        return [Free((have[0],)) if size == Free((strange[0],)) else size for size in wanted]  # what else could it be
+    for name in want:
+        if name in have:
+            have.remove(name)
+        elif -1 not in wanted:
+            return wanted
+        else:
+            return [_own(node.outputs[0], i) if size == -1 else size for i, size in enumerate(wanted)]
+    if -1 not in wanted:
+        return wanted
+    if not taken or had % taken:
+        return None
+    share = had // taken
+    inferred = product([*(Free((name,)) for name in have), share])
+    return [inferred if size == -1 else size for size in wanted]
+
+
+def _expand(known: Integers, node: ir.Node) -> list[Size] | None:
+    before, target = sizes(node.inputs[0]), known.int_of(node.inputs[1])
+    if before is None or not isinstance(target, list):
+        return None
+    length = max(len(before), len(target))
+    ours = (1,) * (length - len(before)) + before
+    theirs = [1] * (length - len(target)) + target
+    return [_met(a, b, _own(node.outputs[0], i)) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+
+
+def _met(a: Size, b: Size, other: Free) -> Size:
+    """What two sizes are when broadcast: of two that are free either may be 1, so it is neither."""
+    if a == b or b == 1:
+        return a
+    if a == 1 or isinstance(b, int):
+        return b
+    return a if isinstance(a, int) else other
+
+
+def _range(known: Integers, node: ir.Node) -> list[Size] | None:
+    start, limit, step = (known.int_of(value) for value in node.inputs)
+    return [limit] if start == 0 and step == 1 and isinstance(limit, (int, Free)) else None
+
+
+def _of_shape(known: Integers, node: ir.Node) -> list[Size] | None:
+    found = known.int_of(node.inputs[0])
+    return found if isinstance(found, list) else None
+
+
+_SHAPES: dict[str, Callable[[Integers, ir.Node], list[Size] | None]] = {
+    "Reshape": _reshape,
+    "Expand": _expand,
+    "Range": _range,
+    "ConstantOfShape": _of_shape,
+}

@@ -1,0 +1,127 @@
+"""Shapes settled: all that a graph computes of shapes and of constants is a constant, as far as it has but one value.
+
+Where all but one size of a Reshape is known, its shape becomes a constant, so that nothing reads the shapes of others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graphs.graph import Writer, constant
+from repaconv.graphs.inference import follow
+from repaconv.graphs.integers import Integers
+from repaconv.graphs.operators import QUANTISING, RANDOM
+from repaconv.graphs.shapes import is_free, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def settle(model: ir.Model) -> None:
+    """Write down every shape that can be known, and Reshapes' as constants; what nothing reads any more goes.
+
+    The graph's function stays the same.
+    """
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    known = Integers()
+    for node in tuple(model.graph):
+        follow(known, node, model.graph.opset_imports.get("", 18))
+        _settle_constant(model, node, known)
+    for node in tuple(model.graph):
+        _settle_reshape(model, node)
+    RemoveUnusedNodesPass()(model)
+
+
+def _settle_reshape(model: ir.Model, node: ir.Node) -> None:
+    import onnx_ir as ir
+
+    if node.op_type == "Expand" and not node.domain and sizes(node.inputs[0]) == sizes(node.outputs[0]) is not None:
+        if node.inputs[0] is not None and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+        return
+    if node.op_type == "Gather" and not node.domain:
+        _settle_gather(model, node)
+        return
+    said = constant(node.inputs[-1]) if node.op_type == "Reshape" else None
+    if node.op_type not in ("Reshape", "Flatten") or node.domain or (said is not None and said.all()):
+        return
+    shape = sizes(node.outputs[0])
+    if shape is None or sum(is_free(size) for size in shape) > 1 or 0 in shape:
+        return
+    write = Writer(model, node)
+    target = write.constant([size if isinstance(size, int) else -1 for size in shape])
+    if node.op_type == "Flatten":
+        new = write("Reshape", node.inputs[0], target)
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+        return
+    node.replace_input_with(1, target)
+    node.attributes.pop("allowzero", None)
+    node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+
+
+def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
+    """Put a constant in place of what has but one value: made of known sizes, or of constants."""
+    import onnx_ir as ir
+
+    value = node.outputs[0]
+    if value.is_graph_output() or len(node.outputs) > 1:
+        return
+    found = known.get(value)
+    entries = found if isinstance(found, list) else [found]
+    if found is not None and all(isinstance(entry, int) for entry in entries):
+        numbers = np.asarray(found, np.int64)
+        if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
+            return
+    elif (numbers := _evaluated(node, model.graph.opset_imports.get("", 18))) is None:  # type: ignore[assignment]
+        return
+    new = Writer(model, node).exactly(numbers)
+    value.replace_all_uses_with(new)
+
+
+def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
+    """A node of constants alone, by ONNX's reference implementation, unless it makes much of little."""
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    values = [value for value in node.inputs if value is not None]
+    raw = [value.const_value for value in values if not value.is_graph_input()]
+    if (
+        node.domain
+        or not values
+        or any(v is None for v in raw)
+        or len(raw) < len(values)
+        or node.op_type in (*RANDOM, *QUANTISING)
+    ):
+        return None
+    if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
+        return None
+    arrays = {value.name: tensor.numpy() for value, tensor in zip(values, raw, strict=True) if tensor is not None}
+    proto = ir.to_proto(node)
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in arrays.items()
+    ]
+    graph = onnx.helper.make_graph([proto], "constant", inputs, [onnx.ValueInfoProto(name=proto.output[0])])
+    whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        found = ReferenceEvaluator(whole).run(None, arrays)[0]
+    except Exception:  # types that numpy does not have, operators that the reference lacks: it stays as it is
+        return None
+    large = max((array.size for array in arrays.values()), default=0)
+    return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
+
+
+def _settle_gather(model: ir.Model, node: ir.Node) -> None:
+    """A Gather of everything in order is a Reshape."""
+    indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
+    whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
+    if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():
+        write = Writer(model, node)
+        new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)

@@ -1,0 +1,88 @@
+"""The table of operators against ONNX's reference implementation: what stays apart, place by place, does."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from repaconv.graphs.axes import FULL, axis_before, axis_behind
+from repaconv.graphs.graph import read
+from repaconv.graphs.operators import ARITHMETIC, POINTWISE, UNARY
+from repaconv.graphs.shapes import Free, groups, product, size_of
+
+OPSET = 20
+X = (2, 3, 4, 6)
+I, F = np.array, np.random.default_rng(0).random  # noqa: E741
+NODES = [
+    *((op, {}, []) for op in sorted(UNARY) if onnx.defs.has(op, OPSET)),
+    *((op, {}, [F(shape) + 0.5]) for op in (*ARITHMETIC, "Pow") for shape in ((6,), (3, 1, 1), X, (2, 3, 1, 6))),
+    ("MatMul", {}, [F((6, 5))]),
+    ("MatMul", {}, [F((3, 6, 5))]),
+    ("MatMul", {}, [F((2, 1, 6, 5))]),
+    ("LayerNormalization", {"axis": 2}, [F((4, 6)), F((4, 6))]),
+    ("LayerNormalization", {}, [F(6)]),
+    *(("Softmax", {"axis": axis}, []) for axis in (1, -1)),
+    ("BatchNormalization", {}, [F(3), F(3), F(3), F(3)]),
+    ("Transpose", {"perm": [0, 2, 3, 1]}, []),
+    ("Transpose", {}, []),
+    *(("Reshape", {}, [I(shape)]) for shape in ([2, 12, 6], [6, 4, 6], [2, 3, 2, 12], [1, 2, 3, 24], [2, 0, -1])),
+    *(("Flatten", {"axis": axis}, []) for axis in (1, 2, 3)),
+    ("Unsqueeze", {}, [I([1, 3])]),
+    ("Expand", {}, [I([5, 2, 3, 4, 6])]),
+    *(("Slice", {}, [I([0]), I([2]), I([axis])]) for axis in (1, -1)),
+    ("Slice", {}, [I([1, 0]), I([2, 2])]),
+    *(("Gather", {"axis": axis}, [I(places)]) for axis in (0, 2, -1) for places in (1, [1, 0], [[1, 0, 1], [0, 0, 1]])),
+    *(("Split", {"axis": axis, "num_outputs": 2}, []) for axis in (2, -1)),
+    *(
+        (f"Reduce{what}", {"keepdims": keeps}, [I([1, -1])])
+        for what in ("Mean", "Sum", "Max", "Min")
+        for keeps in (0, 1)
+    ),
+]
+
+
+def model_of(operator, attributes, constants) -> onnx.ModelProto:
+    weights = [numpy_helper.from_array(array, f"w{place}") for place, array in enumerate(constants)]
+    outputs = [f"y{place}" for place in range(attributes.get("num_outputs", 1))]
+    node = helper.make_node(operator, ["x", *(weight.name for weight in weights)], outputs, **attributes)
+    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in outputs]
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", TensorProto.DOUBLE, X)], ends, weights)
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]))
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: f"{node[0]} {node[1]} {[np.shape(one) for one in node[2]]}")
+def test_a_place_of_an_input_reaches_its_place_of_the_output_alone(node):
+    model = model_of(*node)
+    run, seen = ReferenceEvaluator(model), next(iter(read(model).graph))
+    x, found = F(X) + 0.5, 0
+    before = run.run(None, {"x": x})
+    for axis in range(before[0].ndim):
+        mine = axis_before(seen, 0, axis)
+        if mine is None or mine == FULL:
+            continue
+        found += 1
+        assert axis_behind(seen, 0, mine) == axis
+        for place in range(before[0].shape[axis]):
+            other = x.copy()
+            other[(slice(None),) * mine + (place,)] += 0.25
+            for y, changed in zip(before, run.run(None, {"x": other}), strict=True):
+                kept = np.delete(np.arange(y.shape[axis]), place)
+                assert np.array_equal(np.take(y, kept, axis), np.take(changed, kept, axis))
+    assert found or node[0] in ("Flatten", "Transpose", "Reshape")
+
+
+def test_what_is_unary_is_pointwise():
+    assert UNARY < POINTWISE
+    assert all(len(onnx.defs.get_schema(operator).inputs) == 1 for operator in UNARY)
+
+
+def test_sizes_are_products_of_names_and_a_number():
+    batch, n = size_of("batch"), size_of("n")
+    assert size_of("n*4*batch") == product([batch, 4, n]) == Free(("batch", "n"), 4)
+    assert str(size_of("(n*2+1)*batch*3")) == "(n*2+1)*batch*3"
+    assert size_of("2*6") == 12
+    assert groups((batch, n, 6), (product([batch, n]), 2, 3)) == [([0, 1], [0]), ([2], [1, 2])]
+    assert groups((batch, n, 6), (product([batch, batch]), 6)) is None

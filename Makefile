@@ -2,6 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
+# Each may take 2 GiB; whole files stay together while there is enough for all, and what is left over is shared.
+WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps train clean
 .PHONY: bench-deploy bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner
@@ -10,10 +12,10 @@ demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
 
 test: .venv/installed-dev lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS)
 
 test-slow: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m slow
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

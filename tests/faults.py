@@ -281,7 +281,7 @@ def write_recipe(fault: Fault, folder: Path) -> Path:
     torch.save({"state_dict": weights, "meta": META.get(fault.method, {})}, folder / "c.pth")
     settings = fault.settings if fault.settings is not None else SETTINGS[fault.method]
     lines = ['checkpoint = "c.pth"', "[set]", *(f'{name} = "{value}"' for name, value in settings.items())]
-    lines += ["[verify]", "count = 4", "[export]", fault.export]
+    lines += ["[verify]", "count = 4", "[export]", "batch = 1", fault.export]
     path = folder / "recipe.toml"
     path.write_text("\n".join(lines))
     return path

@@ -569,7 +569,7 @@ def exported(name, seed):
     return model, results(model)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", METHODS)
 def test_random_compositions_compute_the_same(name, seed):
     model, expected = exported(name, seed)

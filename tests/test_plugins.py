@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from repaconv.methods.nondeep.paper import example_meta
-from repaconv.testing import check_method
+from repaconv.testing import check_method, write_example
 
 HERE = Path(__file__).parent
 OWN = [
@@ -67,14 +67,10 @@ def installed(tmp_path) -> dict[str, str]:
 
 
 def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
-    code = (
-        "from pathlib import Path; from repaconv.testing import check_method; check_method('toy', 'small', Path('.'))"
-    )
+    code = "from pathlib import Path; from repaconv.testing import check_method, write_example; "
+    code += "check_method('toy', 'small', Path('.')); write_example('toy', 'small', Path('toy.pth'), 2)"
     done = subprocess.run([sys.executable, "-c", code], env=installed, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    write = "from pathlib import Path; from repaconv.testing import write_example; "
-    write += "write_example('toy', 'small', Path('toy.pth'), 2)"
-    subprocess.run([sys.executable, "-c", write], env=installed, check=True)
     cli = [sys.executable, "-m", "repaconv"]
     fold = subprocess.run([*cli, "fold", "toy.pth", "--format", "json"], env=installed, capture_output=True, text=True)
     assert json.loads(fold.stdout)["data"]["method"] == "toy"
@@ -89,9 +85,7 @@ def test_a_broken_plugin_is_a_row_and_no_crash(installed):
     doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
     assert "half installed" in doctor.stdout
     assert "Traceback" not in doctor.stderr
-    write = "from pathlib import Path; from repaconv.testing import write_example; "
-    write += "write_example('repavit', 'tiny', Path('r.pth'), 2)"
-    subprocess.run([sys.executable, "-c", write], env=installed, check=True)
+    write_example("repavit", "tiny", Path("r.pth"), 2)
     fold = subprocess.run(
         [*cli, "fold", "r.pth", "--set", "num_heads=3"], env=installed, capture_output=True, text=True
     )

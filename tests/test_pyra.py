@@ -144,8 +144,8 @@ def test_every_schedule_folds(schedule, distil):
     assert next(fact.value for fact in folded.facts if fact.name == "schedule") == list(schedule)
     dead = [step for step in folded.certificate if "the merging -> nothing" in " ".join(step.folded)]
     assert [step.module for step in dead] == (["blocks.2"] if schedule[2] else [])
-    if schedule[1] == 3:  # exporting takes seconds
-        exported = rc.export()
+    if schedule[1] == 3 and distil:  # exporting takes seconds
+        exported = rc.export(batch=1)
         assert exported.verdict == "passed"
         assert not any(operator.startswith("Scatter") for operator in exported.operators)
 
@@ -223,7 +223,7 @@ def test_official_checkpoints(path):
     folded = rc.fold(path, settings={"num_heads": "4"})
     assert folded.applied == ("pyra", "lora")
     assert max(step.max_rel_error for step in folded.certificate) <= 1e-12
-    rc.export()
+    rc.export(batch=1)  # a free one takes three times as long to trace
     found = {link.name: link.metrics.max_rel_error for link in rc.verify(inputs=path.with_suffix(".npz")).links}
     assert found["recorded"] <= 1e-14
     assert found["fold"] <= 1e-12

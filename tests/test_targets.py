@@ -83,9 +83,10 @@ def test_every_method_exports_for_every_target(name):
     written = {}
     for opset, lacks, forbids in KINDS:
         base = max(opset, OLDEST_EXPORTED)
-        if base not in written:
+        if base not in written:  # the newest is what test_precision asks for, too
+            batch = None if base <= 20 else len(images)
             written[base] = to_onnx(
-                runner.module, images.shape[1:], output="logits", opset=base, batch=None, free_size=False
+                runner.module, images.shape[1:], output="logits", opset=base, batch=batch, free_size=False
             )
         model = lower(written[base], opset, lacks)
         check(model)

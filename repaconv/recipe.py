@@ -20,66 +20,51 @@ max_regression = 0.05
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from repaconv.artefacts import Record
 from repaconv.errors import UsageProblem
-from repaconv.toml import first_problem, line_of, read_toml
+from repaconv.orders.knobs import Knob, knobs
+from repaconv.orders.stages import BenchOrder, ExportOrder, Target, VerifyOrder
+from repaconv.toml import Lines, first_problem, line_of, read_toml
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
-class _Section(Record):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True, kw_only=True)
+class ExportSection(ExportOrder):
+    """Which graphs are made: one a precision."""
+
+    precisions: Annotated[tuple[Precision, ...], Knob("In which the graph is exported, each apart.")] = ("fp32",)
 
 
-class VerifySection(_Section):
-    """What the links are run on, and what is allowed; see `repaconv.verify`."""
+@dataclass(frozen=True, kw_only=True)
+class BenchSection(BenchOrder):
+    """What is measured, and how much slower than the baseline it may be.
 
-    inputs: str | None = None
-    images: str | None = None
-    classes: str | None = None
-    count: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
-    rtol: dict[str, float] = Field(default={})
-    atol: dict[str, float] = Field(default={})
-    require: tuple[str, ...] = ()
-    engine: str | None = None
-
-
-class ExportSection(_Section):
-    """Which graphs are made; see `repaconv.export`."""
-
-    target: str = "x86-64"
-    precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...] = ("fp32",)
-    batch: int | None = Field(default=None, ge=1)
-    image_size: int | tuple[int, int] | None = None
-    simplify: bool = True
-    with_preprocessing: bool = False
-    inputs: str | None = None
-    images: str | None = None
-
-
-class BenchSection(_Section):
-    """What is measured, and how much slower than the baseline it may be; see `repaconv.bench`.
-
-    ``target`` is that of the export where it is left out. ``against`` is a model that runs beside it, the training form
-    if left out; ``require`` fails where there is no baseline to judge by.
+    ``target`` is that of the export where it is left out.
     """
 
-    target: str | None = None
-    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
-    against: str | None = None
-    threads: int | None = Field(default=None, ge=1)
-    batch: int | None = Field(default=None, ge=1)
-    rounds: int | None = Field(default=None, ge=10)
-    baseline: str | None = None
-    require: bool = False
-    max_regression: float = Field(default=0.05, gt=0)
+    target: Target = ""
+    precision: Annotated[Precision, Knob("Which of the run's ONNX models.")] = "fp32"
+    rounds: Annotated[int | None, Knob("Measured, interleaved rounds.", least=10)] = None
+    require: Annotated[bool, Knob("Fail where there is no baseline to judge by.")] = False
+    max_regression: Annotated[float, Knob("How much longer than the baseline it may take."), Field(gt=0)] = 0.05
 
 
-class Recipe(_Section):
+NOT_HERE = {
+    "verify": ("checkpoint", "drift", "out"),
+    "export": ("precision", "unverified"),
+    "bench": ("update_baseline", "accept_inconclusive", "unverified", "out"),
+}
+"""What a section's order may be asked for elsewhere, and no recipe says."""
+
+
+class Recipe(Record):
     """One checkpoint's way. Paths are relative to the recipe's folder.
 
     ``force`` takes settings that contradict the checkpoint; the gate then says so.
@@ -92,7 +77,7 @@ class Recipe(_Section):
     out: str | None = None
     form: str = "default"
     set: dict[str, str | int | float | bool | list[int]] = Field(default={})
-    verify: VerifySection = VerifySection()
+    verify: VerifyOrder = VerifyOrder()
     export: ExportSection | None = ExportSection()
     bench: BenchSection | None = None
 
@@ -115,23 +100,23 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
 """Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
 
 
-def read_recipe(path: Path) -> tuple[Recipe, dict[tuple[str, ...], int]]:
+def read_recipe(path: Path) -> tuple[Recipe, Lines]:
     """A recipe, and the line of each of its keys.
 
     Raises:
         UsageProblem: If it cannot be read, with the line that is wrong.
     """
     plain, lines = read_toml(path, "recipe")
+    _require_known(plain, path, lines)
     try:
         recipe = Recipe.model_validate(plain)
     except ValidationError as error:
-        first = error.errors()[0]
-        keys = tuple(str(key) for key in first["loc"])
-        known = f"Known here: {', '.join(_known(keys))}." if first["type"] == "extra_forbidden" else "See README.md."
-        raise UsageProblem(first_problem(error, str(path), lines), hint=known, code="recipe.invalid") from error
+        raise UsageProblem(
+            first_problem(error, str(path), lines), hint="See README.md.", code="recipe.invalid"
+        ) from error
     for section, keys, where, why in IDLE:
         given = getattr(recipe, section)
-        idle = [key for key in keys if given is not None and key in given.model_fields_set]
+        idle = [key for key in keys if key in plain.get(section, {})]
         if idle and where(given):
             raise UsageProblem(
                 f"{path}:{line_of(lines, (section, idle[0]))}: {section}.{idle[0]} would do nothing here: {why}.",
@@ -141,6 +126,23 @@ def read_recipe(path: Path) -> tuple[Recipe, dict[tuple[str, ...], int]]:
     return recipe, lines
 
 
-def _known(keys: tuple[str, ...]) -> list[str]:
-    sections: dict[str, Any] = {"verify": VerifySection, "export": ExportSection, "bench": BenchSection}
-    return list((sections.get(keys[0], Recipe) if len(keys) > 1 else Recipe).model_fields)
+def _require_known(plain: dict[str, Any], path: Path, lines: Lines) -> None:
+    """Refuse keys that there are not.
+
+    Raises:
+        UsageProblem: Naming those that there are.
+    """
+    sections = {"verify": VerifyOrder, "export": ExportSection, "bench": BenchSection}
+    tables = {name: [each.name for each in knobs(order)] for name, order in sections.items()}
+    known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
+    known |= {(name,): [key for key in keys if key not in NOT_HERE[name]] for name, keys in tables.items()}
+    for table, keys in known.items():
+        given = plain.get(table[0]) if table else plain
+        for key in given if isinstance(given, dict) else ():
+            if key not in keys:
+                where = f"{path}:{line_of(lines, (*table, key))}: {'.'.join((*table, key))}"
+                raise UsageProblem(
+                    f"{where}: extra inputs are not permitted.",
+                    hint=f"Known here: {', '.join(keys)}.",
+                    code="recipe.invalid",
+                )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,16 +24,22 @@ from test_bundle import trtexec_of
 import repaconv as rc
 from repaconv import registry
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.farm.cluster import Tls, _no_answer
-from repaconv.farm.jobs import Model, run_job
+from repaconv.farm.cluster import _no_answer
+from repaconv.farm.jobs import Job, Model, run_job
 from repaconv.farm.matrix import read_matrix
-from repaconv.farm.remote import _folder_on, bench_by_ssh, bench_on, job_of
+from repaconv.farm.remote import _folder_on, bench_by_ssh, bench_on
 from repaconv.farm.sweep import sweep
 from repaconv.farm.tuning import on_workers
+from repaconv.orders.stages import BenchOrder, ClusterOrder, TuneOrder
 
+ORIN = BenchOrder(target="orin-nano", precision="fp16")
 METHODS = ("repavit", "nondeep", "riformer")
 CELLS = 2 * len(METHODS)
 PATIENCE_S = 120
+
+
+def at(scheduler, **more):
+    return ClusterOrder(scheduler=scheduler, **more)
 
 
 class Farm:
@@ -150,7 +157,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         # a run of its own, its training form beside it
         rc.fold("repavit.pth", settings=SETTINGS["repavit"])
         rc.export()
-        done = bench_on(cluster.address, target="x86-64", rounds=30, wait_s=PATIENCE_S)
+        done = bench_on(at(cluster.address, wait_s=PATIENCE_S), BenchOrder(rounds=30))
         assert [row.name for row in done.latencies] == ["deploy form", "training form"]
         assert done.ratio.subject == "deploy form"
         assert done.agreement.verdict == "passed"
@@ -158,9 +165,9 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         assert Path("repaconv-out/repavit/bench/x86-64.json").is_file()
         rc.export(target="arm64")
         with pytest.raises(EnvironmentProblem, match="no worker for arm64 came within 0 s; there are some for x86-64"):
-            bench_on(cluster.address, target="arm64", wait_s=0)
+            bench_on(at(cluster.address, wait_s=0), BenchOrder(target="arm64"))
     with pytest.raises(EnvironmentProblem, match="does not answer"):
-        bench_on("tcp://127.0.0.1:9", target="x86-64")
+        bench_on(at("tcp://127.0.0.1:9"), BenchOrder())
     assert repaconv("bench", "--scheduler", "tcp://127.0.0.1:9")[0] == 3
 
 
@@ -211,18 +218,21 @@ def test_tls_from_end_to_end(tiny):
     with farm(*theirs, protocol="tls") as cluster:
         assert cluster.address.startswith("tls://")
         cluster.worker("safe", *ours)
-        done = bench_on(cluster.address, target="x86-64", rounds=3, tls=Tls(*files), wait_s=PATIENCE_S)
+        safe = at(
+            cluster.address, wait_s=PATIENCE_S, **dict(zip(("tls_ca", "tls_cert", "tls_key"), files, strict=True))
+        )
+        done = bench_on(safe, BenchOrder(rounds=3))
         assert "on the worker safe" in done.note
-        there = on_workers(cluster.address, target="x86-64", tls=Tls(*files), wait_s=PATIENCE_S)
+        there = on_workers(safe, TuneOrder())
         tuned = rc.tune(measurer=there, rounds=3, rewrites=["batchnorm-as-affine", "group-norm-flat"])
         assert any(row.ratio is not None for row in tuned.candidates)
         with pytest.raises(EnvironmentProblem, match="wants TLS"):
-            bench_on(cluster.address, target="x86-64")
+            bench_on(at(cluster.address), BenchOrder())
         plain = cluster.address.replace("tls://", "tcp://")
         with pytest.raises(EnvironmentProblem, match="does not answer"):
-            bench_on(plain, target="x86-64")
+            bench_on(at(plain), BenchOrder())
     with pytest.raises(EnvironmentProblem, match="all three as files"):
-        bench_on("tls://127.0.0.1:9", target="x86-64", tls=Tls(files[0]))
+        bench_on(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOrder())
 
 
 @pytest.mark.slow
@@ -332,11 +342,12 @@ def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, mon
 
 def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    job = job_of({"name": "x"}, (Model(name="m", sha256="0" * 64),))
+    models = (Model(name="m", sha256="0" * 64),)
+    job = Job.of({"name": "x"}, models, BenchOrder())
     with pytest.raises(Refused, match="its hash is another"):
         run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})
-    assert job.id == job_of({"name": "x"}, (Model(name="m", sha256="0" * 64),)).id
-    assert job.id != job_of({"name": "x"}, (Model(name="m", sha256="0" * 64),), rounds=3).id
+    assert job.id == Job.of({"name": "x"}, models, BenchOrder(baseline="the desk's.json", out="o.json")).id
+    assert job.id != Job.of({"name": "x"}, models, BenchOrder(rounds=3)).id
 
 
 # --- ssh --------------------------------------------------------------------------------------------------
@@ -413,7 +424,7 @@ def test_a_lone_board_by_ssh(board, tiny, repaconv):
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # where sshd puts us, whatever HOME says
     rc.fold(tiny)
     rc.export(target="orin-nano", precision="fp16", image_size=32)
-    found = bench_by_ssh(board, target="orin-nano", precision="fp16", count=2)
+    found = bench_by_ssh(board, ORIN, count=2)
     assert (found.verdict, found.runtime, found.links[0].verdict) == ("passed", "tensorrt 10.3.0", "passed")
     assert not list(home.glob("repaconv-*"))
     (home / "repaconv.lock").unlink(missing_ok=True)
@@ -423,7 +434,7 @@ def test_a_lone_board_by_ssh(board, tiny, repaconv):
     (home / "repaconv.lock").unlink(missing_ok=True)
     rc.export(target="orin-nano@jp5.1", precision="fp16", image_size=32)
     with pytest.raises(EnvironmentProblem, match=r"is 10\.3\.0, the bundle is for 8\.5\.2"):
-        bench_by_ssh(board, target="orin-nano@jp5.1", precision="fp16", count=2)
+        bench_by_ssh(board, replace(ORIN, target="orin-nano@jp5.1"), count=2)
     assert not list(home.glob("repaconv-*"))
     (home / "repaconv.lock").unlink(missing_ok=True)
 
@@ -448,7 +459,7 @@ def test_a_board_that_is_not_reached_is_told(tiny):
     rc.fold(tiny)
     rc.export(target="orin-nano", image_size=32)
     with pytest.raises(EnvironmentProblem, match=r"ssh to nobody@127\.0\.0\.1 failed"):
-        bench_by_ssh("nobody@127.0.0.1", target="orin-nano", count=1)
+        bench_by_ssh("nobody@127.0.0.1", BenchOrder(target="orin-nano"), count=1)
     with pytest.raises(UsageProblem, match="no host"):
-        bench_by_ssh("-oProxyCommand=touch x", target="orin-nano", count=1)
+        bench_by_ssh("-oProxyCommand=touch x", BenchOrder(target="orin-nano"), count=1)
     assert not Path("x").exists()

@@ -60,7 +60,15 @@ def test_what_is_no_value_is_refused_with_its_option():
             asked.read(text)
 
 
-@pytest.mark.parametrize(("stage", "order"), [(rc.export, stages.ExportOrder)])
+@pytest.mark.parametrize(
+    ("stage", "order"),
+    [
+        (rc.export, stages.ExportOrder),
+        (rc.bench, stages.BenchOrder),
+        (rc.tune, stages.TuneOrder),
+        (rc.gate, stages.GateOrder),
+    ],
+)
 def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
     parameters = inspect.signature(stage).parameters
     assert {each.name for each in fields(order)} < set(parameters)
@@ -68,4 +76,4 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
         assert parameters[each.name].default == each.default
         assert f"    {each.name}: {each.knob.help}" in inspect.getdoc(stage)
     with pytest.raises(TypeError, match="nonsense"):
-        stage(nonsense=1)
+        stage("none", nonsense=1)

@@ -141,9 +141,9 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
         raise AssertionError("measured again")
 
     asked = {"settings": SET, "rewrites": THREE}
-    monkeypatch.setattr(tuning, "_measured_here", lambda *given, **_: all_equal(*given))
+    monkeypatch.setattr(tuning, "measured_here", lambda *given, **_: all_equal(*given))
     package.tune(saved("first.pth", 1), **asked)
-    monkeypatch.setattr(tuning, "_measured_here", never)
+    monkeypatch.setattr(tuning, "measured_here", never)
     again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
     assert package.fold("second.pth", num_heads=3, form="fastest-known", force=True).rewrites == again.rewrites
@@ -156,7 +156,7 @@ def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, 
     from repaconv.steps.forms import _known
 
     package.fold(tiny)
-    monkeypatch.setattr(tuning, "_measured_here", lambda *given, **_: all_equal(*given))
+    monkeypatch.setattr(tuning, "measured_here", lambda *given, **_: all_equal(*given))
     done = package.tune(rewrites=["bias-forward"])
     of = {"0000": (1.01, True), "8888": (9.0, False), "ffff": (3.0, True)}
     for name, (value, complete) in of.items():

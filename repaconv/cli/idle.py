@@ -30,12 +30,12 @@ def _no_checkpoint(given: Values) -> bool:
     return Path(given["checkpoint"]).suffix in NOT_CHECKPOINTS
 
 
-CLUSTER = ("tls_ca", "tls_cert", "tls_key", "wait")
+CLUSTER = ("tls_ca", "tls_cert", "tls_key", "wait_s")
 BASELINE = ("baseline", "max_regression", "update_baseline", "accept_inconclusive")
 PROTOCOL = ("against", "threads", "image_size", "rounds", "protocol", "profile", "seed", "out", "scheduler", *CLUSTER)
 
 IDLE = (
-    Idle(("inspect",), ("weights", "set_"), _no_checkpoint, "the file is no checkpoint"),
+    Idle(("inspect",), ("weights", "settings"), _no_checkpoint, "the file is no checkpoint"),
     Idle(("verify", "bundle"), ("count",), lambda given: given["inputs"], "an .npz is taken whole"),
     Idle(
         ("verify", "bundle"),
@@ -84,10 +84,10 @@ IDLE = (
         lambda given: given["max_disagreement"] is None,
         "they judge lower precision, which --max-disagreement asks for",
     ),
-    Idle(("tune",), ("budget",), lambda given: given["exhaustive"], "--exhaustive measures everything"),
+    Idle(("tune",), ("budget_s",), lambda given: given["exhaustive"], "--exhaustive measures everything"),
     Idle(
         ("tune",),
-        ("set_",),
+        ("settings",),
         lambda given: given["source"] is None or Path(given["source"]).is_dir(),
         "a run is folded already",
     ),

@@ -19,7 +19,6 @@ from repaconv.cli import fleet, house, tuning
 
 # isort: split
 from repaconv.cli.options import app
-from repaconv.cli.parsing import expand_onnx
 from repaconv.errors import RepaconvError, UsageProblem
 
 COMMANDS = (stages, overview, tuning, fleet, house)
@@ -51,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
     try:
-        code = app(args=expand_onnx(given), prog_name="repaconv", standalone_mode=False)
+        code = app(args=_with_onnx(given), prog_name="repaconv", standalone_mode=False)
     except RepaconvError as problem:
         code = _report(problem, command, given)
     except usage_error as problem:
@@ -61,6 +60,16 @@ def main(arguments: list[str] | None = None) -> None:
     if own_process and "onnxsim" not in sys.modules:  # which complains where its objects are not freed
         gc.freeze()  # leaving would search all that torch imported for garbage, for most of a second
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _with_onnx(arguments: list[str]) -> list[str]:
+    """Typer has no option with an optional value: turn a lone ``--onnx`` into ``--onnx=``."""
+    expanded = []
+    for position, word in enumerate(arguments):
+        following = arguments[position + 1 : position + 2]
+        lone = word == "--onnx" and (not following or following[0].startswith("-"))
+        expanded.append("--onnx=" if lone else word)
+    return expanded
 
 
 def _usage(problem: BaseException, command: str) -> UsageProblem:

@@ -79,24 +79,6 @@ FoldArgument = Annotated[
 InspectArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="A checkpoint, an .onnx or an engine; nothing in it is run.")
 ]
-Weights = Annotated[str | None, typer.Option("--weights", help="Which set of the file, e.g. model_ema.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the file does not tell.")
-]
-Unverified = Annotated[bool, typer.Option("--unverified", help="Go on behind a failed verdict, and record it.")]
-AcceptInconclusive = Annotated[
-    bool, typer.Option("--accept-inconclusive", help="Write a baseline even of an inconclusive measurement.")
-]
-Images = Annotated[Path | None, typer.Option("--images", help="A folder of images, or of one folder a class.")]
-Scheduler = Annotated[
-    str | None,
-    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Of a Dask cluster with workers of the target."),
-]
-TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="The cluster's certificate authority.")]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="This machine's certificate.")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
-Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for a worker of the target.")]
-Target = Annotated[str, typer.Option("--target", help="A target's name, or the path of a .toml.")]
 
 
 def finish(command: str, format: Format, quiet: bool, stage: Callable[..., Record]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from repaconv.cli.options import (
-    AcceptInconclusive,
     Format,
     FormatOption,
     Quiet,
@@ -18,11 +17,9 @@ from repaconv.cli.options import (
     app,
     finish,
 )
-from repaconv.cli.parsing import pairs
 from repaconv.errors import UsageProblem
-
-if TYPE_CHECKING:
-    pass
+from repaconv.orders.stages import GateOrder
+from repaconv.orders.texts import pairs
 
 
 class GateFormat(str, Enum):
@@ -38,10 +35,7 @@ class GateFormat(str, Enum):
 @app.command(epilog="Example: repaconv gate recipes/*.toml --format junit > gate.xml")
 def gate(
     recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="TOML files.")],
-    update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Write the latencies as the new baseline instead of judging them.")
-    ] = False,
-    accept_inconclusive: AcceptInconclusive = False,
+    order: GateOrder = GateOrder(),
     also: Annotated[
         list[str] | None, typer.Option("--also", metavar="FORMAT:PATH", help="Write them there, too: junit:gate.xml.")
     ] = None,
@@ -54,9 +48,9 @@ def gate(
     from repaconv.cli import render, reports
     from repaconv.cli.showing import show
     from repaconv.files import write_text
-    from repaconv.pipeline import gate as stage
+    from repaconv.pipeline.gating import gate_by
 
-    written = {name: Path(path) for name, path in pairs(also, "--also", ":").items()}
+    written = {name: Path(path) for name, path in pairs(also or [], "--also", ":").items()}
     for name in written:
         if name not in reports.FORMATS:
             raise UsageProblem(
@@ -65,9 +59,7 @@ def gate(
                 code="usage.also",
             )
     with render.progress(quiet=quiet or format is not GateFormat.text) as progress:
-        done = stage(
-            recipes, update_baseline=update_baseline, accept_inconclusive=accept_inconclusive, progress=progress
-        )
+        done = gate_by(order, recipes, progress=progress)
     for name, path in written.items():
         write_text(path, reports.FORMATS[name](done))
     if format is GateFormat.json:

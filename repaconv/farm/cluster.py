@@ -11,54 +11,52 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from repaconv.artefacts import BenchArtefact
 from repaconv.errors import EnvironmentProblem, Refused, require_module
 from repaconv.farm.jobs import Job, answered, run_job
-from repaconv.steps.common import Progress, silent
+from repaconv.orders.stages import ClusterOrder, WorkerOrder
+from repaconv.steps.common import Progress, load_target, silent
 
 ATTEMPTS = 3
 """Workers that a job may take down with it before it is given up."""
 POLL_S = 0.5
+ANSWERS_S = 10
+"""For a scheduler to answer."""
 PLAIN_S = 2.0
 """For a plain connection, made once Dask has given up."""
 
 
-class Tls(NamedTuple):
-    """Files of a private certificate authority's: all three or none. A cluster runs what it is sent, so use them."""
+def security(order: ClusterOrder | WorkerOrder) -> Any:
+    """What Dask wants of a private certificate authority's files; None without them.
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    All three or none: a cluster runs what it is sent, so use them.
 
-    def security(self) -> Any:
-        """What Dask wants; None without files.
-
-        Raises:
-            EnvironmentProblem: If some of them are missing.
-        """
-        given = [path for path in self if path is not None]
-        if not given:
-            return None
-        if len(given) < 3 or not all(path.is_file() for path in given):
-            raise EnvironmentProblem(
-                "TLS needs the certificate authority, the certificate and its key, all three as files.",
-                hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
-                code="farm.tls",
-            )
-        from distributed.security import Security
-
-        ca, cert, key = map(str, given)
-        return Security(
-            tls_ca_file=ca,
-            tls_client_cert=cert,
-            tls_client_key=key,
-            tls_worker_cert=cert,
-            tls_worker_key=key,
-            require_encryption=True,
+    Raises:
+        EnvironmentProblem: If some of them are missing.
+    """
+    files = (order.tls_ca, order.tls_cert, order.tls_key)
+    given = [path for path in files if path is not None]
+    if not given:
+        return None
+    if len(given) < 3 or not all(path.is_file() for path in given):
+        raise EnvironmentProblem(
+            "TLS needs the certificate authority, the certificate and its key, all three as files.",
+            hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
+            code="farm.tls",
         )
+    from distributed.security import Security
+
+    ca, cert, key = map(str, given)
+    return Security(
+        tls_ca_file=ca,
+        tls_client_cert=cert,
+        tls_client_key=key,
+        tls_worker_cert=cert,
+        tls_worker_key=key,
+        require_encryption=True,
+    )
 
 
 class Landed(NamedTuple):
@@ -81,8 +79,8 @@ def require_dask() -> None:
 
 
 @contextmanager
-def connected(scheduler: str, tls: Tls, wait_s: float = 10) -> Iterator[Any]:
-    """A client of the scheduler.
+def connected(cluster: ClusterOrder) -> Iterator[Any]:
+    """A client of its scheduler.
 
     Raises:
         EnvironmentProblem: If it does not answer.
@@ -90,15 +88,15 @@ def connected(scheduler: str, tls: Tls, wait_s: float = 10) -> Iterator[Any]:
     require_dask()
     from distributed import Client
 
-    security = tls.security()
-    if scheduler.startswith("tls://") and security is None:
+    scheduler, secured = str(cluster.scheduler), security(cluster)
+    if scheduler.startswith("tls://") and secured is None:
         raise EnvironmentProblem(
             f"the scheduler {scheduler} wants TLS, and there are no certificates.",
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
             code="farm.tls",
         )
     try:
-        client = Client(scheduler, security=security, timeout=f"{wait_s}s", set_as_default=False)
+        client = Client(scheduler, security=secured, timeout=f"{ANSWERS_S}s", set_as_default=False)
     except (OSError, TimeoutError, ValueError, RuntimeError) as error:
         raise _no_answer(scheduler, error) from error
     try:
@@ -209,7 +207,7 @@ def _require_worker(client: Any, target: str, wait_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Callable[[str], None]) -> None:
+def work(order: WorkerOrder, *, started: Callable[[str], None]) -> None:
     """Serve as a worker of that target, one job at a time, until the scheduler or the user ends it.
 
     A worker process that dies is started again by its nanny.
@@ -217,15 +215,16 @@ def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Ca
     Raises:
         EnvironmentProblem: If the scheduler does not answer.
     """
+    target = load_target(order.target).name
     require_dask()
     import dask
     from distributed import Nanny
 
-    security = tls.security()
+    secured = security(order)
 
     async def serve() -> None:
-        settings: dict[str, Any] = {"name": name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
-        async with Nanny(scheduler, security=security, memory_limit=0, **settings) as nanny:
+        settings: dict[str, Any] = {"name": order.name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
+        async with Nanny(order.scheduler, security=secured, memory_limit=0, **settings) as nanny:
             started(f"worker for {target} at {nanny.worker_address}")
             await nanny.finished()
 
@@ -233,7 +232,7 @@ def work(target: str, scheduler: str, *, name: str | None, tls: Tls, started: Ca
         try:
             asyncio.run(serve())
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            raise _no_answer(scheduler, error) from error
+            raise _no_answer(order.scheduler, error) from error
 
 
 def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from repaconv.artefacts import BenchArtefact, ImageSize, Record
+from repaconv.artefacts import BenchArtefact, Record
 from repaconv.errors import Refused
 from repaconv.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
-from repaconv.pipeline import bench
+from repaconv.orders.stages import BenchOrder
+from repaconv.pipeline.measuring import bench_by
 from repaconv.steps.common import load_target
 from repaconv.targets import Target
+
+MEASURED = ("threads", "batch", "image_size", "rounds", "protocol", "profile", "seed")
+"""What of an order travels with its job."""
 
 
 class Model(Record):
@@ -30,18 +35,21 @@ class Job(Record):
         id: The same for the same measurement.
         target: Whole, so that a user's own needs no file there.
         models: The first is the subject, a second is what it is compared with.
+        order: How it is measured; all else of it is the desk's.
     """
 
     id: str
     target: dict[str, Any]
     models: tuple[Model, ...]
-    threads: int | None = None
-    batch: int | None = None
-    image_size: ImageSize | None = None
-    rounds: int | None = None
-    protocol: str | None = None
-    profile: bool = False
-    seed: int = 0
+    order: BenchOrder
+
+    @classmethod
+    def of(cls, target: dict[str, Any], models: tuple[Model, ...], order: BenchOrder) -> Job:
+        """One whose name says what it measures, by hash."""
+        how = BenchOrder(target=str(target["name"]), **{name: getattr(order, name) for name in MEASURED})
+        plain = cls(id="", target=target, models=models, order=how)
+        digest = sha256_of_bytes(plain.model_dump_json().encode())
+        return plain.model_copy(update={"id": digest[:16]})
 
 
 def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, Any]:
@@ -59,18 +67,8 @@ def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, 
     """
     wanted = Job.model_validate(job)
     paths = [_kept(model, contents) for model in wanted.models]
-    done = bench(
-        paths[0],
-        target=Target.model_validate(wanted.target),
-        against=paths[1] if len(paths) > 1 else None,
-        threads=wanted.threads,
-        batch=wanted.batch,
-        image_size=wanted.image_size,
-        rounds=wanted.rounds,
-        protocol=wanted.protocol,
-        profile=wanted.profile,
-        seed=wanted.seed,
-    )
+    order = replace(wanted.order, against=paths[1] if len(paths) > 1 else None)
+    done = bench_by(order, paths[0], device=Target.model_validate(wanted.target))
     return named(done, wanted.models).model_dump(mode="json")
 
 
@@ -90,15 +88,16 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
             hint="Install the same version of repaconv on both machines.",
             code="farm.answer",
         ) from error
-    device, named = Target.model_validate(job.target), paper(job.protocol)
+    order, device = job.order, Target.model_validate(job.target)
+    named = paper(order.protocol)
     wanted: dict[str, Any] = {
         "target": device.name,
         "models": [model.sha256 for model in job.models],
-        "threads": job.threads or named.threads or device.bench.threads,
-        "batch": job.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
-        "image size": job.image_size,
-        "rounds": job.rounds or named.rounds or device.bench.rounds,
-        "seed": job.seed,
+        "threads": order.threads or named.threads or device.bench.threads,
+        "batch": order.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
+        "image size": order.image_size,
+        "rounds": order.rounds or named.rounds or device.bench.rounds,
+        "seed": order.seed,
     }
     told = {
         "target": found.target,

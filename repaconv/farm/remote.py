@@ -6,47 +6,31 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from repaconv import runs
-from repaconv.artefacts import BenchArtefact, CollectArtefact, ImageSize
+from repaconv.artefacts import BenchArtefact, CollectArtefact
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.farm.cluster import Tls, connected, require_result, run_jobs
+from repaconv.farm.cluster import connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
-from repaconv.files import payload_of, sha256_of, sha256_of_bytes, write_bytes
+from repaconv.files import payload_of, sha256_of, write_bytes
+from repaconv.orders.stages import BenchOrder, ClusterOrder
 from repaconv.pipeline import bundle, collect
 from repaconv.replacing import put, require_ours
-from repaconv.steps.asked import as_typed
-from repaconv.steps.common import Progress, silent, with_files
-from repaconv.steps.subjects import subjects_of
+from repaconv.steps.common import Progress, as_image_size, silent, with_files
+from repaconv.steps.exports import Export
+from repaconv.steps.subjects import Subjects, subjects_of
 
 # A dropped connection leaves what runs on the board running: it ends by itself.
 LONGEST_S = 3600
 
 
 def bench_on(
-    scheduler: str,
-    run: str | Path | None = None,
-    *,
-    target: str,
-    precision: str = "fp32",
-    against: str | Path | None = None,
-    threads: int | None = None,
-    batch: int | None = None,
-    image_size: ImageSize | None = None,
-    rounds: int | None = None,
-    protocol: str | None = None,
-    profile: bool = False,
-    seed: int = 0,
-    tls: Tls | None = None,
-    wait_s: float = 30,
-    unverified: bool = False,
-    progress: Progress = silent,
+    cluster: ClusterOrder, order: BenchOrder, run: str | Path | None = None, *, progress: Progress = silent
 ) -> BenchArtefact:
     """Measure a run's ONNX model on a worker of the target, and its training form beside it.
-
-    Arguments as `repaconv.bench`'s; ``scheduler`` is the cluster's address.
 
     Raises:
         EnvironmentProblem: If the cluster does not answer or has no such worker.
@@ -54,81 +38,61 @@ def bench_on(
         UsageProblem: If there is no ONNX model.
     """
     taken = runs.find_run(Path(run) if run else None)
+    known, export = _sent(taken, order, progress)
+    variant = export.variant.full
+    place = taken.bench_json(variant)
+    require_ours(place, "bench")
+    paths = [path for _, path in known.subjects]
+    models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in known.subjects)
+    contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
+    how = replace(order, image_size=as_image_size(order.image_size) or known.size)
+    job = Job.of(resolved(order.target), models, how)
+    with connected(cluster) as client:
+        landed = run_jobs(client, [job], contents, wait_s=cluster.wait_s, progress=progress)[0]
+    done = require_result(landed)
+    told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
+    ours = {
+        "unverified": known.overridden,
+        "asked": (*cluster.words(), *order.words()),
+        "variant": variant,
+        "note": "; ".join(part for part in (done.note, known.note, told) if part),
+    }
+    done = done.model_copy(update=ours)
+    put(place, done)
+    return with_files(done, paths, [place])
+
+
+def _sent(run: runs.Run, order: BenchOrder, progress: Progress) -> tuple[Subjects, Export]:
+    """What is measured there.
+
+    Raises:
+        UsageProblem: If there is no ONNX model, or it is too large to send.
+    """
     known = subjects_of(
-        taken,
+        run,
         None,
-        against,
-        unverified,
+        order.against,
+        order.unverified,
         progress,
-        target=target,
-        precision=precision,
-        batch=batch,
-        image_size=image_size,
+        target=order.target,
+        precision=order.precision,
+        batch=order.batch,
+        image_size=as_image_size(order.image_size),
     )
     assert known.export is not None
     if known.export.artefact.data is not None:
         raise UsageProblem(
             "a net above 2 GiB is not sent to workers.", hint="Run bench on that machine itself.", code="farm.too-large"
         )
-    variant = known.export.variant.full
-    place = taken.bench_json(variant)
-    require_ours(place, "bench")
-    paths = [path for _, path in known.subjects]
-    models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in known.subjects)
-    job = job_of(
-        resolved(target),
-        models,
-        threads=threads,
-        batch=batch,
-        image_size=known.size if image_size is None else image_size,
-        rounds=rounds,
-        protocol=protocol,
-        profile=profile,
-        seed=seed,
-    )
-    contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
-    with connected(scheduler, tls or Tls()) as client:
-        landed = run_jobs(client, [job], contents, wait_s=wait_s, progress=progress)[0]
-    done = require_result(landed)
-    told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
-    notes = "; ".join(part for part in (done.note, known.note, told) if part)
-    words = as_typed(
-        bench_on,
-        target=target,
-        precision=precision,
-        against=against,
-        threads=threads,
-        batch=batch,
-        image_size=image_size,
-        rounds=rounds,
-        protocol=protocol,
-        profile=profile,
-        seed=seed,
-        unverified=unverified,
-    )
-    words = ("--scheduler", scheduler, *words)
-    ours = {"unverified": known.overridden, "asked": words, "variant": variant, "note": notes}
-    done = done.model_copy(update=ours)
-    put(place, done)
-    return with_files(done, paths, [place])
-
-
-def job_of(target: dict[str, object], models: tuple[Model, ...], **settings: object) -> Job:
-    """A job whose name says what it measures, by hash."""
-    plain = Job.model_validate({"id": "", "target": target, "models": models, **settings})
-    digest = sha256_of_bytes(plain.model_dump_json().encode())
-    return plain.model_copy(update={"id": digest[:16]})
+    return known, known.export
 
 
 def bench_by_ssh(
     host: str,
+    order: BenchOrder,
     run: str | Path | None = None,
     *,
-    target: str,
-    precision: str = "fp32",
     count: int | None = None,
-    batch: int | None = None,
-    unverified: bool = False,
     progress: Progress = silent,
 ) -> CollectArtefact:
     """Send the bundle to a board, run it there, bring its result back and judge it.
@@ -138,28 +102,37 @@ def bench_by_ssh(
 
     Args:
         host: As ssh knows it, e.g. ``nvidia@orin``.
+        order: The target is the board; of the rest its precision, its batch and ``unverified`` say what is bundled.
         run: The run's folder; the newest when None.
-        target: The board.
-        precision: Of the model.
         count: Images.
-        batch: Images a call.
-        unverified: Go on behind a failed verdict, and record it.
         progress: See `Progress`.
 
     Raises:
         EnvironmentProblem: If the board is not reached, or has no trtexec of the target's version.
         Refused: If what comes back is damaged, or the build failed there.
     """
-    made = bundle(
-        run, target=target, precision=precision, count=count, batch=batch, unverified=unverified, progress=progress
-    )
+    bundled = {name: getattr(order, name) for name in ("target", "precision", "batch", "unverified")}
+    made = bundle(run, **bundled, count=count, progress=progress)
     taken, _ = runs.run_and_model(Path(run) if run else None)
     slot = taken.collected_json(made.variant)
     result = taken.engine(made.variant, ".result.tar.gz")
     require_ours(slot, "collect", result)
-    with _folder_on(host, f"repaconv-{made.bundle_sha256[:16]}") as folder:
+    _on_the_board(host, runs.Run(taken.folder / runs.BUILD).payload(made.payload), made.bundle_sha256, result, progress)
+    found = collect(result, taken.folder, progress=progress)
+    found = found.model_copy(update={"beside": (payload_of(result, slot.parent),)})
+    put(slot, found)
+    return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
+
+
+def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress: Progress) -> None:
+    """Send a bundle, run it, and bring its result back.
+
+    Raises:
+        EnvironmentProblem: If the board is not reached, or cannot run it.
+    """
+    with _folder_on(host, f"repaconv-{sha256[:16]}") as folder:
         progress(f"send to {host}", 0, 0)
-        with runs.Run(taken.folder / runs.BUILD).payload(made.payload).open("rb") as file:
+        with bundled.open("rb") as file:
             _ssh(host, f"tar xzf - -C {folder}", stdin=file)
         progress(f"build and measure on {host}", 0, 0)
         alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
@@ -173,10 +146,6 @@ def bench_by_ssh(
             )
         progress(f"bring back from {host}", 0, 0)
         write_bytes(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))
-    found = collect(result, taken.folder, progress=progress)
-    found = found.model_copy(update={"beside": (payload_of(result, slot.parent),)})
-    put(slot, found)
-    return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from pydantic import Field
 from repaconv import registry, runs
 from repaconv.artefacts import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
 from repaconv.errors import Refused, RepaconvError, UsageProblem
-from repaconv.farm.cluster import Landed, Tls, connected, landed_of, run_jobs
+from repaconv.farm.cluster import Landed, connected, landed_of, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved, run_job
-from repaconv.farm.matrix import Cell, Entry, cells_of, loadable, read_matrix
-from repaconv.farm.remote import job_of
+from repaconv.farm.matrix import Cell, Entry, Matrix, cells_of, loadable, read_matrix
 from repaconv.files import canonical_json, read_artefact, sha256_of, sha256_of_bytes, stage_of, write_artefact
 from repaconv.measure.fingerprint import fingerprint, machine_key
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import BenchOrder, ClusterOrder
 from repaconv.pipeline import export, fold
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, load_target, made_by, silent, with_files
@@ -38,22 +39,14 @@ class Done(Record):
     result: BenchArtefact
 
 
-def sweep(
-    matrix: str | Path,
-    *,
-    scheduler: str | None = None,
-    tls: Tls | None = None,
-    wait_s: float = 30,
-    out: str | Path | None = None,
-    progress: Progress = silent,
+def sweep_by(
+    cluster: ClusterOrder, matrix: str | Path, *, out: str | Path | None = None, progress: Progress = silent
 ) -> SweepArtefact:
     """Fold and export what is missing, measure what was not, and put all of it side by side.
 
     Args:
         matrix: A .toml or .yaml file; paths in it are relative to it.
-        scheduler: A cluster's address; this machine when None.
-        tls: For the cluster.
-        wait_s: How long to wait for a worker of a target that has none.
+        order: What is asked for.
         out: The folder; ``repaconv-out/sweep-<matrix>`` when None.
         progress: See `Progress`.
 
@@ -66,76 +59,90 @@ def sweep(
         UsageProblem: If the matrix is not one, or a file is there already that is somebody else's.
     """
     path = Path(matrix)
-    wanted = read_matrix(path)
-    folder = Path(out) if out else runs.OUT / f"sweep-{path.stem}"
-    target_path = folder / "sweep.json"
-    rows: dict[Cell, SweepRow] = {}
-    jobs: dict[str, tuple[list[Cell], Job]] = {}
-    here: dict[str, dict[str, str]] = {}
-    contents: dict[str, Path] = {}
-    cells = cells_of(wanted)
-    require_ours(target_path, "sweep")
-    for _, cell in cells:
-        require_ours(_place(folder, cell), "cell")
-    for number, (entry, cell) in enumerate(cells):
-        progress(f"prepare {cell.model} for {cell.target}, {cell.precision}", number, len(cells))
-        try:
-            target = loadable(cell.target, path.parent)
-            here[cell.target] = _by(target, scheduler)
-            model, size = _model(entry, cell, target, path.parent, folder)
-        except RepaconvError as problem:
-            rows[cell] = _row(cell, problem=f"{problem.message} {problem.hint}".strip())
-            continue
-        named = Model(name=f"{cell.model}, {cell.precision}", sha256=sha256_of(model))
-        job = job_of(
-            resolved(target),
-            (named,),
-            batch=cell.batch,
-            image_size=size,
-            threads=wanted.threads,
-            rounds=wanted.rounds,
-            seed=wanted.seed,
-        )
-        kept = _kept(folder, cell)
-        if kept is not None and (kept.job, kept.by) == (job.id, here[cell.target]) and not kept.result.inconclusive:
-            rows[cell] = _row(cell, kept)
-            continue
-        jobs.setdefault(job.id, ([], job))[0].append(cell)
-        contents[named.sha256] = model
+    state = _Sweep(read_matrix(path), path.parent, Path(out) if out else runs.OUT / f"sweep-{path.stem}", cluster)
+    state.require_ours()
+    for number, (entry, cell) in enumerate(state.cells):
+        progress(f"prepare {cell.model} for {cell.target}, {cell.precision}", number, len(state.cells))
+        state.prepare(entry, cell)
+    resumed = len([row for row in state.rows.values() if not row.problem])
+    if state.jobs and cluster.scheduler:
+        with connected(cluster) as client:
+            loaded = {sha256: file.read_bytes() for sha256, file in state.contents.items()}
+            ordered = [job for _, job in state.jobs.values()]
+            run_jobs(client, ordered, loaded, wait_s=cluster.wait_s, progress=progress, landed=state.landed)
+    else:
+        _here(state.jobs, state.contents, state.landed, progress)
+    artefact = SweepArtefact(
+        made_by=made_by(),
+        verdict="failed" if any(row.problem for row in state.rows.values()) else "passed",
+        matrix=path.name,
+        resumed=resumed,
+        rows=tuple(state.rows[cell] for _, cell in state.cells),
+    )
+    put(state.artefact, artefact)
+    return with_files(artefact, [path], [state.artefact])
 
-    def landed(found: Landed) -> None:
-        for cell in jobs[found.job.id][0]:
+
+sweep = by_name(sweep_by, ClusterOrder)
+
+
+class _Sweep:
+    """A sweep on its way: what each cell needs, and what is known of it."""
+
+    def __init__(self, matrix: Matrix, beside: Path, folder: Path, cluster: ClusterOrder) -> None:
+        self.matrix, self.beside, self.folder, self.cluster = matrix, beside, folder, cluster
+        self.cells = cells_of(matrix)
+        self.artefact = folder / "sweep.json"
+        self.rows: dict[Cell, SweepRow] = {}
+        self.jobs: dict[str, tuple[list[Cell], Job]] = {}
+        self.here: dict[str, dict[str, str]] = {}
+        self.contents: dict[str, Path] = {}
+
+    def require_ours(self) -> None:
+        """Refuse to write over what is somebody else's."""
+        require_ours(self.artefact, "sweep")
+        for _, cell in self.cells:
+            require_ours(_place(self.folder, cell), "cell")
+
+    def prepare(self, entry: Entry, cell: Cell) -> None:
+        """Its row, if it is known already or cannot be measured; else its job."""
+        try:
+            target = loadable(cell.target, self.beside)
+            self.here[cell.target] = _by(target, self.cluster.scheduler)
+            model, size = _model(entry, cell, target, self.beside, self.folder)
+        except RepaconvError as problem:
+            self.rows[cell] = _row(cell, problem=f"{problem.message} {problem.hint}".strip())
+            return
+        named = Model(name=f"{cell.model}, {cell.precision}", sha256=sha256_of(model))
+        asked = {name: getattr(self.matrix, name) for name in ("threads", "rounds", "seed")}
+        job = Job.of(resolved(target), (named,), BenchOrder(batch=cell.batch, image_size=size, **asked))
+        kept = _kept(self.folder, cell)
+        if (
+            kept is not None
+            and (kept.job, kept.by) == (job.id, self.here[cell.target])
+            and not kept.result.inconclusive
+        ):
+            self.rows[cell] = _row(cell, kept)
+            return
+        self.jobs.setdefault(job.id, ([], job))[0].append(cell)
+        self.contents[named.sha256] = model
+
+    def landed(self, found: Landed) -> None:
+        """Keep a result for each cell that it is of."""
+        for cell in self.jobs[found.job.id][0]:
             if found.result is None:
-                rows[cell] = _row(cell, problem=found.problem)
+                self.rows[cell] = _row(cell, problem=found.problem)
                 continue
             done = Done(
                 cell=cell,
                 job=found.job.id,
-                by=here[cell.target],
+                by=self.here[cell.target],
                 worker=found.worker,
                 attempts=found.attempts,
                 result=found.result,
             )
-            write_artefact(_place(folder, cell), done)
-            rows[cell] = _row(cell, done)
-
-    resumed = len([row for row in rows.values() if not row.problem])
-    if jobs and scheduler:
-        with connected(scheduler, tls or Tls()) as client:
-            loaded = {sha256: file.read_bytes() for sha256, file in contents.items()}
-            ordered = [job for _, job in jobs.values()]
-            run_jobs(client, ordered, loaded, wait_s=wait_s, progress=progress, landed=landed)
-    else:
-        _here(jobs, contents, landed, progress)
-    artefact = SweepArtefact(
-        made_by=made_by(),
-        verdict="failed" if any(row.problem for row in rows.values()) else "passed",
-        matrix=path.name,
-        resumed=resumed,
-        rows=tuple(rows[cell] for _, cell in cells),
-    )
-    put(target_path, artefact)
-    return with_files(artefact, [path], [target_path])
+            write_artefact(_place(self.folder, cell), done)
+            self.rows[cell] = _row(cell, done)
 
 
 def _here(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -37,9 +37,26 @@ class Knob:
     usual: str | None = None
     recorded: bool = True
 
+    __is_annotated_types_grouped_metadata__ = True
 
+    def __iter__(self) -> Iterator[Any]:
+        """What pydantic holds a value to, where an order is read from a file."""
+        from annotated_types import Ge
+
+        if self.least is not None:
+            yield Ge(self.least)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """What a stage is asked for. Its subclasses are frozen dataclasses with a `Knob` in every field's annotation."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012, as pydantic reads it
+
+    @classmethod
+    def of(cls: type[AnyOrder], other: Order, **changed: Any) -> AnyOrder:
+        """An order of this kind by what another, which has all of its fields and more, asks for."""
+        return cls(**{**{each.name: getattr(other, each.name) for each in knobs(cls)}, **changed})
 
     def words(self) -> tuple[str, ...]:
         """The same as it would be typed: artefacts record it, so that the report can say it again.
@@ -68,6 +85,11 @@ class Asked:
         """Its name on the command line, the longest if there are several."""
         return max(self.knob.option, key=len, default=f"--{self.name.replace('_', '-')}")
 
+    @property
+    def is_path(self) -> bool:
+        """Whether its value is a path, or may be."""
+        return Path in (get_args(self.type) or (self.type,))
+
     def words(self, value: Any) -> list[str]:
         """A value as it would be typed, with its option."""
         if isinstance(value, bool):
@@ -85,24 +107,26 @@ class Asked:
         if self.knob.text is not None:
             return list[str] | None if self.knob.text.several else str if self.knob.usual else str | None
         members = get_args(self.type) or (self.type,)
-        plain = Path if Path in members else next(member for member in members if member is not type(None))
+        plain = Path if self.is_path else next(member for member in members if member is not type(None))
         return plain | None if type(None) in members else plain
 
     @property
     def typed_default(self) -> Any:
         """What the command line takes where nothing is typed."""
-        return self.knob.usual or (None if self.knob.text else self.default)
+        if self.knob.usual is not None or self.knob.text is not None:
+            return self.knob.usual
+        return ... if self.default is inspect.Parameter.empty else self.default
 
 
 def knobs(order: type[Order]) -> tuple[Asked, ...]:
     """The fields of an order, as they stand there."""
     hints = get_type_hints(order, include_extras=True)
-    return tuple(_asked(field, hints[field.name]) for field in fields(order))  # type: ignore[arg-type]
+    return tuple(_asked(field, hints[field.name]) for field in fields(order))
 
 
 def _asked(field: Field[Any], hint: Any) -> Asked:
     assert get_origin(hint) is Annotated, field.name
-    of, knob = get_args(hint)
+    of, knob, *_ = get_args(hint)
     made = field.default_factory() if field.default_factory is not MISSING else field.default
     return Asked(field.name, of, knob, inspect.Parameter.empty if made is MISSING else made)
 

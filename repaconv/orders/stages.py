@@ -30,9 +30,17 @@ Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", 
 Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]
 AcceptInconclusive = Annotated[bool, Knob("Write a baseline even of an inconclusive measurement.", recorded=False)]
 Scheduler = Annotated[str | None, Knob("Of a Dask cluster with workers of the target.", metavar="tcp://HOST:PORT")]
-TlsCa = Annotated[Path | None, Knob("The cluster's certificate authority.")]
-TlsCert = Annotated[Path | None, Knob("This machine's certificate.")]
-TlsKey = Annotated[Path | None, Knob("Its key.")]
+TlsCa = Annotated[Path | None, Knob("The cluster's certificate authority.", recorded=False)]
+TlsCert = Annotated[Path | None, Knob("This machine's certificate.", recorded=False)]
+TlsKey = Annotated[Path | None, Knob("Its key.", recorded=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOrder(Order):
+    """What `repaconv.inspect` may be asked for."""
+
+    weights: Weights = None
+    settings: Settings = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +66,7 @@ class FoldOrder(Order):
     identify: Annotated[str | Path | None, Knob("A recorded pair (.npz) that settles what the file does not tell.")] = (
         None
     )
-    form: Annotated[str | Path, Knob("How graphs are written: default, official, fastest-known or tune's file.")] = (
-        "default"
-    )
+    form: Annotated[str, Knob("How graphs are written: default, official, fastest-known or tune's file.")] = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +211,14 @@ class BundleOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateOrder(Order):
+    """What `repaconv.gate` may be asked for; all else stands in its recipes."""
+
+    update_baseline: Annotated[bool, Knob("Write the latencies as the new baseline instead of judging them.")] = False
+    accept_inconclusive: AcceptInconclusive = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterOrder(Order):
     """Where a stage measures: on workers of that Dask cluster, here where there is no scheduler."""
 
@@ -215,3 +229,15 @@ class ClusterOrder(Order):
     wait_s: Annotated[
         float, Knob("Seconds to wait for a worker of the target.", option=("--wait",), least=0, recorded=False)
     ] = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOrder(Order):
+    """What a worker of a cluster is."""
+
+    target: Annotated[str, Knob("What this machine is.")]
+    scheduler: Annotated[str, Knob("Of the Dask cluster.", metavar="tcp://HOST:PORT")]
+    name: Annotated[str | None, Knob("What it is called in results.")] = None
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None

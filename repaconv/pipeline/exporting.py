@@ -30,7 +30,7 @@ from repaconv.steps.common import (
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.graphs import Graph, proved_graph, write_graph
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, require_same_size
-from repaconv.steps.precisions import Typed, typed_lower
+from repaconv.steps.precisions import Typed, require_computed, typed_lower
 from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     folded = read_artefact(taken.fold_json, FoldArtefact)
     overridden = runs.require_sound(taken, folded, unverified=order.unverified)
     device = load_target(order.target)
-    _require_computed(device, order.precision)
+    require_computed(device, order.precision)
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     config = backbone.from_json(folded.config)
     size = as_image_size(order.image_size) or folded.image_size
@@ -162,22 +162,6 @@ def _require_known(order: ExportOrder) -> None:
         if named not in known:
             raise UsageProblem(f"there is no {what} {named!r}.", hint=f"Known: {', '.join(known)}.", code=what)
     at_least_one("batch", order.batch, 1)
-
-
-def _require_computed(device: Target, precision: str) -> None:
-    """Refuse what the target does not compute in, or makes of a float32 graph itself."""
-    if precision not in device.precisions:
-        raise UsageProblem(
-            f"the target {device.name} does not compute in {precision}.",
-            hint=f"It takes {', '.join(device.precisions)}.",
-            code="precision",
-        )
-    if precision == "bf16" and device.typed_by == "runtime":
-        raise UsageProblem(
-            f"{device.runtime} makes bf16 of a float32 graph itself.",
-            hint=f"repaconv export --onnx --target {device.name}, then build --target {device.name} --precision bf16.",
-            code="precision",
-        )
 
 
 def _images(

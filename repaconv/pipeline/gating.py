@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from repaconv.artefacts import Artefact, BenchArtefact, Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
 from repaconv.forms.choice import NAMED
-from repaconv.pipeline.exporting import export
+from repaconv.orders.knobs import AnyOrder, by_name, knobs
+from repaconv.orders.stages import BenchOrder, ExportOrder, GateOrder
+from repaconv.pipeline.exporting import export_by
 from repaconv.pipeline.folding import fold_file
-from repaconv.pipeline.measuring import bench
+from repaconv.pipeline.measuring import bench_by
 from repaconv.pipeline.verification import verify
 from repaconv.proof.policy import LOSSY
 from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
@@ -28,13 +31,7 @@ _CODES = {"failed": 1, "inconclusive": 5}
 _EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOSSY)
 
 
-def gate(
-    recipes: Sequence[str | Path],
-    *,
-    update_baseline: bool = False,
-    accept_inconclusive: bool = False,
-    progress: Progress = silent,
-) -> GateReport:
+def gate_by(order: GateOrder, recipes: Sequence[str | Path], *, progress: Progress = silent) -> GateReport:
     """Fold, export, verify and, where asked, bench what the recipes name, and judge all of it.
 
     A recipe that cannot be finished is an error of its own; the others are still run. Each has a run's folder of its
@@ -42,22 +39,24 @@ def gate(
 
     Args:
         recipes: Paths of TOML files.
-        update_baseline: Write what was measured as the new baseline, in place of judging it.
-        accept_inconclusive: Write it even where the measurement is inconclusive.
+        order: What is asked for.
         progress: See `Progress`.
     """
     if not recipes:
         raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")
-    if update_baseline and not any(map(_keeps_baseline, recipes)):
+    if order.update_baseline and not any(map(_keeps_baseline, recipes)):
         raise UsageProblem(
             "--update-baseline would do nothing here: no recipe names a file of baselines.",
             hint='Give one in the recipe: [bench] baseline = "baselines.json".',
             code="usage.idle",
         )
     taken: dict[Path, Path] = {}
-    gates = [_Gate(Path(path), update_baseline, accept_inconclusive, progress, taken) for path in recipes]
+    gates = [_Gate(Path(path), order, progress, taken) for path in recipes]
     done = tuple(each.run() for each in gates)
     return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
+
+
+gate = by_name(gate_by, GateOrder)
 
 
 def _keeps_baseline(path: str | Path) -> bool:
@@ -77,8 +76,8 @@ def worst(codes: Any) -> int:
 class _Gate:
     """One recipe's way through the stages; what fails is noted, and what does not need it goes on."""
 
-    def __init__(self, path: Path, update: bool, accept: bool, progress: Progress, taken: dict[Path, Path]) -> None:
-        self.path, self.update, self.accept, self.progress, self.taken = path, update, accept, progress, taken
+    def __init__(self, path: Path, order: GateOrder, progress: Progress, taken: dict[Path, Path]) -> None:
+        self.path, self.order, self.progress, self.taken = path, order, progress, taken
         self.checks: list[Check] = []
         self.codes: list[int] = []
         self.lines: Lines = {}
@@ -176,21 +175,12 @@ class _Gate:
         return done
 
     def _export(self, recipe: Recipe, precision: str) -> Artefact:
-        section, same = recipe.export, recipe.verify
-        assert section is not None
-        own = section.inputs or section.images  # ranges of fp16 and int8 are those of what is verified, unless given
-        done = export(
-            self.folder,
-            target=self._target(section.target),
-            precision=precision,
-            batch=section.batch,
-            image_size=section.image_size,
-            simplify=section.simplify,
-            with_preprocessing=section.with_preprocessing,
-            inputs=self._maybe(section.inputs if own else same.inputs),
-            images=self._maybe(section.images if own else same.images),
-            progress=self.progress,
-        )
+        assert recipe.export is not None
+        section = self._placed(recipe.export)
+        # ranges of fp16 and int8 are those of what is verified, unless given
+        ranges = section if section.inputs or section.images else self._placed(recipe.verify)
+        order = ExportOrder.of(section, precision=precision, inputs=ranges.inputs, images=ranges.images)
+        done = export_by(order, self.folder, progress=self.progress)
         for link in done.links:
             if precision == "fp32" or link.name == precision or link.verdict == "failed":
                 self._link("export", link)
@@ -201,20 +191,7 @@ class _Gate:
         return done
 
     def _verify(self, recipe: Recipe) -> Artefact:
-        section = recipe.verify
-        done = verify(
-            self.folder,
-            inputs=self._maybe(section.inputs),
-            images=self._maybe(section.images),
-            classes=self._maybe(section.classes),
-            count=section.count,
-            seed=section.seed,
-            rtol=section.rtol,
-            atol=section.atol,
-            require=section.require,
-            engine=self._maybe(section.engine),
-            progress=self.progress,
-        )
+        done = verify(self.folder, **vars(self._placed(recipe.verify)), progress=self.progress)
         for link in done.links:
             self._link("verify", link)
         if done.verdict == "not verified":
@@ -225,16 +202,8 @@ class _Gate:
         return done
 
     def _bench(self, section: BenchSection, target: str) -> Artefact:
-        done = bench(
-            self.folder,
-            target=self._target(target),
-            precision=section.precision,
-            against=self._maybe(section.against),
-            threads=section.threads,
-            batch=section.batch,
-            rounds=section.rounds,
-            progress=self.progress,
-        )
+        section = self._placed(replace(section, target=target))
+        done = bench_by(BenchOrder.of(section, baseline=None), self.folder, progress=self.progress)
         if done.agreement and not section.against:  # a model that was named may be another altogether
             self._link("bench", done.agreement)
         told = _measured(done)
@@ -242,14 +211,14 @@ class _Gate:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
             self._note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
             return done
-        baseline = self._place(section.baseline)
+        baseline = Path(section.baseline)
         judged = by_baseline(
             baseline,
             name_in(baseline, self.path),
             done,
             section.max_regression,
-            update=self.update,
-            accept_inconclusive=self.accept,
+            update=self.order.update_baseline,
+            accept_inconclusive=self.order.accept_inconclusive,
             require=section.require,
         )
         key = "max_regression" if judged.regression else "baseline"
@@ -286,11 +255,12 @@ class _Gate:
     def _place(self, name: str) -> Path:
         return self.path.parent / name
 
-    def _maybe(self, name: str | None) -> Path | None:
-        return None if name is None else self._place(name)
-
-    def _target(self, name: str) -> str:
-        return str(self._place(name)) if name.endswith(".toml") else name
+    def _placed(self, order: AnyOrder) -> AnyOrder:
+        """An order whose paths, and whose target's if it is one, are seen from here and not from the recipe."""
+        given = {each.name: getattr(order, each.name) for each in knobs(type(order))}
+        paths = {each.name for each in knobs(type(order)) if each.is_path and given[each.name] is not None}
+        paths |= {"target"} if str(given.get("target", "")).endswith(".toml") else set()
+        return replace(order, **{name: str(self._place(given[name])) for name in paths})
 
 
 def _measured(done: BenchArtefact) -> str:

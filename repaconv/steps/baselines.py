@@ -6,7 +6,7 @@ import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from repaconv.artefacts import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
 from repaconv.files import read_artefact, write_artefact
@@ -29,6 +29,22 @@ class Judged(NamedTuple):
     hint: str = ""
     regression: Regression | None = None
     written: bool = False
+
+    def changes(self, artefact: BenchArtefact) -> dict[str, Any]:
+        """What a baseline changes in the artefact: its regression, its verdict, its quality, what is noted."""
+        told = self.told if self.regression is None else ""
+        changed: dict[str, Any] = {
+            "regression": self.regression,
+            "note": "; ".join(part for part in (artefact.note, told, self.hint if told else "") if part),
+        }
+        if self.verdict == "failed":
+            changed["verdict"] = "failed"
+        if self.verdict == "inconclusive" and self.regression and artefact.quality.verdict != "inconclusive":
+            found = self.regression
+            reason = f"the change from the baseline is known to {found.low:.3f}..{found.high:.3f} only"
+            reasons = (*artefact.quality.reasons, reason if found.same_machine else self.hint)
+            changed["quality"] = artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})
+        return changed
 
 
 def by_baseline(

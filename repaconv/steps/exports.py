@@ -90,14 +90,8 @@ def export_for(
         raise _none(run, every, target, device, precision, model)
     if len(found) == 1:
         return found[0]
-    exact = [
-        each
-        for each in found
-        if (each.artefact.batch, each.artefact.image_size, each.artefact.preprocessing)
-        == (batch or "dynamic", size, False)
-    ]
-    fitting = [each for each in found if each.artefact.batch in ("dynamic", batch or each.artefact.batch)]
-    fitting = [each for each in fitting if image_size is None or each.artefact.image_size in ("dynamic", image_size)]
+    exact = [each for each in found if _asked(each) == (batch or "dynamic", size, False)]
+    fitting = [each for each in found if _takes(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
     raise UsageProblem(
@@ -106,6 +100,16 @@ def export_for(
         hint="Give the file in place of the run; bench also knows by --batch and --image-size.",
         code="run.several-models",
     )
+
+
+def _asked(export: Export) -> tuple[int | str, ImageSize | str, bool]:
+    return export.artefact.batch, export.artefact.image_size, export.artefact.preprocessing
+
+
+def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
+    """Whether it takes that batch and that size, where they matter."""
+    has = export.artefact
+    return has.batch in ("dynamic", batch or has.batch) and has.image_size in ("dynamic", size or has.image_size)
 
 
 def float32_beside(run: runs.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:

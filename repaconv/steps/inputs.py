@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.artefacts import FoldArtefact, ImageSize
+from repaconv.artefacts import FoldArtefact, ImageSize, Preprocessing
 from repaconv.errors import UsageProblem
 from repaconv.steps.common import at_least_one
 
@@ -52,32 +52,35 @@ def choose_inputs(
 
     if inputs and images:
         raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
-    size = folded.image_size if size is None else size
+    shape = (config.in_channels, *(size or folded.image_size))
     number = at_least_one("count", count, data.RANDOM_IMAGES)
-    wanted = folded.preprocessing
     if inputs:
         return data.npz_inputs(Path(inputs), config.in_channels, config.classes)
-    fits = config.in_channels in (1, 3) and len(wanted.mean) in (1, config.in_channels)
-    if (images or pixels) and not fits:
-        raise UsageProblem(
-            f"the network takes {config.in_channels} channels, and its preprocessing has {len(wanted.mean)} means.",
-            hint="Fold with --set mean=... --set std=..., one number for each channel.",
-            code="preprocessing.channels",
-        )
+    if images or pixels:
+        _require_channels(folded.preprocessing, shape[0])
     if images:
         return data.image_inputs(
             Path(images),
-            wanted,
-            size=size,
-            channels=config.in_channels,
+            folded.preprocessing,
+            size=size or folded.image_size,
+            channels=shape[0],
             classes=config.classes,
             class_names=Path(classes) if classes else None,
             limit=count,
         )
-    shape = (config.in_channels, *size)
     if pixels:
-        return data.random_pixels(shape, wanted, count=number, seed=seed)
+        return data.random_pixels(shape, folded.preprocessing, count=number, seed=seed)
     return data.random_inputs(shape, count=number, seed=seed)
+
+
+def _require_channels(wanted: Preprocessing, channels: int) -> None:
+    """Refuse pixels for which there is no preprocessing."""
+    if channels not in (1, 3) or len(wanted.mean) not in (1, channels):
+        raise UsageProblem(
+            f"the network takes {channels} channels, and its preprocessing has {len(wanted.mean)} means.",
+            hint="Fold with --set mean=... --set std=..., one number for each channel.",
+            code="preprocessing.channels",
+        )
 
 
 class Split(NamedTuple):

@@ -6,12 +6,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry
 from repaconv.artefacts import FoldArtefact, Link
+from repaconv.errors import UsageProblem
 from repaconv.steps.common import Progress, image_model, load_onnx
 from repaconv.steps.graphs import BF16_NOTE, runnable
 from repaconv.steps.inputs import Split, filled
 
 if TYPE_CHECKING:
     import onnx as onnx_package
+
+    from repaconv.targets import Target
+
+
+def require_computed(device: Target, precision: str) -> None:
+    """Refuse what the target does not compute in, or makes of a float32 graph itself.
+
+    Raises:
+        UsageProblem: Saying what it computes in.
+    """
+    if precision not in device.precisions:
+        raise UsageProblem(
+            f"the target {device.name} does not compute in {precision}.",
+            hint=f"It takes {', '.join(device.precisions)}.",
+            code="precision",
+        )
+    if precision == "bf16" and device.typed_by == "runtime":
+        raise UsageProblem(
+            f"{device.runtime} makes bf16 of a float32 graph itself.",
+            hint=f"repaconv export --onnx --target {device.name}, then build --target {device.name} --precision bf16.",
+            code="precision",
+        )
 
 
 class Typed(NamedTuple):

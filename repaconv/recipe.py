@@ -58,7 +58,7 @@ class BenchSection(BenchOrder):
 
 NOT_HERE = {
     "verify": ("checkpoint", "drift", "out"),
-    "export": ("precision", "unverified"),
+    "export": ("precision", "form", "unverified"),
     "bench": ("update_baseline", "accept_inconclusive", "unverified", "out"),
 }
 """What a section's order may be asked for elsewhere, and no recipe says."""

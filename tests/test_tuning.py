@@ -110,7 +110,7 @@ def all_equal(_reference, others, _rounds, **_):
     return {name: ratio_of(1.0) for name in others}
 
 
-def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
+def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv):
     ckpt = saved("first.pth", 1)
     code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--format", "json")
     assert code == 0
@@ -121,8 +121,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_fold(repaconv):
         name for row in data["candidates"] for name in row["rewrites"]
     }
     assert any(row["ratio"] for row in data["candidates"])
-    assert repaconv("fold", ckpt, *HEADS, "--form", tuned)[0] == 0
-    code, out, _ = repaconv("export", "--onnx")
+    code, out, _ = repaconv("export", "--onnx", "--form", tuned)
     assert code == 0
     exported = read_artefact(Path("repaconv-out/first/export.form-x86-64.json"), ExportArtefact)
     assert exported.form == "x86-64.json"
@@ -346,6 +345,11 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
         code, _, err = repaconv("fold", ckpt, *HEADS, "--form", form)
         assert code == 2
         assert told in err
+        assert f"repaconv export --onnx --form {form}" in err  # where it moves
+        with pytest.raises(UsageProblem, match=told):
+            package.export("repaconv-out/branches", form=form)
+    usual, official = package.export("repaconv-out/branches"), package.export("repaconv-out/branches", form="default")
+    assert (usual.form, usual.variant, official.form) == ("official", "form-official", "default")
     with pytest.raises(UsageProblem, match="no file and no folder"):
         package.tune("gone.pth")
     done = package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=THREE)

@@ -68,8 +68,11 @@ def fold(
     quiet: Quiet = False,
 ) -> None:
     """Fold a checkpoint exactly into its deploy form, or an ONNX graph into a smaller one that computes the same."""
+    from repaconv.cli import render
     from repaconv.pipeline import fold as stage
 
+    if order.form != "default":
+        render.told(f"--form moves to export, where the target is known: repaconv export --onnx --form {order.form}")
     finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))
 
 

@@ -22,7 +22,7 @@ def tune(
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Search the fastest exact form on the target, measured, and write it for `fold --form`.
+    """Search the fastest exact form on the target, measured, and write it for `export --form`.
 
     Searching again for the same shapes on the same machine costs nothing; a search that was broken off goes on.
     """

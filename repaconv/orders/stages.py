@@ -110,6 +110,9 @@ class ExportOrder(Order):
     ] = None
     simplify: Annotated[bool, Knob("Simplify, and keep that graph if it computes the same.")] = True
     simplifier: Annotated[str, Knob("onnxsim, onnxslim, or auto: the first that runs.")] = "auto"
+    form: Annotated[
+        str | None, Knob("How it is written: default, official, fastest-known or tune's file; as fold was asked.")
+    ] = None
     with_preprocessing: Annotated[bool, Knob("Take pixels (uint8, NHWC, RGB); normalise in the graph.")] = False
     inputs: Annotated[str | Path | None, Knob(".npz to measure a lower precision on.")] = None
     images: Images = None

@@ -11,6 +11,7 @@ from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import payload_of, read_artefact
+from repaconv.forms.choice import OFFICIAL, chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import ExportOrder
@@ -28,6 +29,7 @@ from repaconv.steps.common import (
     with_files,
 )
 from repaconv.steps.exports import target_sha256
+from repaconv.steps.forms import Written, chosen_form, shapes_sha256
 from repaconv.steps.graphs import Graph, proved_graph, write_graph
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, require_same_size
 from repaconv.steps.precisions import Typed, require_computed, typed_lower
@@ -95,6 +97,7 @@ class _Plan(NamedTuple):
     free_size: bool
     opset: int
     newest: int
+    form: str
     rewrites: tuple[Rewrite, ...]
     given: Split | None
     variant: Variant
@@ -105,7 +108,6 @@ class _Plan(NamedTuple):
 def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -> _Plan:
     """Everything that may be refused, before anything is written."""
     from repaconv.exporters.precision import INT8_OPSET
-    from repaconv.forms.choice import chosen
 
     _require_known(order)
     taken = runs.find_run(Path(run) if run else None)
@@ -120,11 +122,12 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     free_size = folded.any_image_size and order.image_size is None
     newest = device.newest_opset or device.opset
     opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
-    wanted = device.form(folded.method) if folded.rewrites is None else folded.rewrites
+    written = _form(order, folded)
+    wanted = device.form(folded.method) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, order.precision), opset if order.precision == "int8" else newest)
     variant = Variant(
         target=device.name,
-        form=Variant.form_of(folded.form),
+        form=Variant.form_of(written.name),
         precision=order.precision,
         batch="dynamic" if order.batch is None else order.batch,
         image_size=unusual("dynamic" if free_size else size, folded),
@@ -145,12 +148,21 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
         free_size=free_size,
         opset=opset,
         newest=newest,
+        form=written.name,
         rewrites=form.rewrites,
         given=_images(order, folded, backbone, config, size, free_size),
         variant=variant,
         path=path,
         slot=slot,
     )
+
+
+def _form(order: ExportOrder, folded: FoldArtefact) -> Written:
+    """The form that was asked for here, else where the checkpoint was folded."""
+    if order.form is None:
+        return Written(folded.form, folded.rewrites)
+    method = registry.load(registry.METHODS, folded.method) if order.form == OFFICIAL else None
+    return chosen_form(order.form, method, shapes_sha256(folded.backbone, folded.config, folded.image_size))
 
 
 def _require_known(order: ExportOrder) -> None:
@@ -270,7 +282,7 @@ def _artefact(
         calibration=plan.given.told if plan.given else "",
         lacks=plan.device.lacks,
         violations=tuple(against),
-        form=plan.folded.form,
+        form=plan.form,
         rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
         changes=graph.changes,
         exporter_opset=plan.opset,

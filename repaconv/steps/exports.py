@@ -65,7 +65,7 @@ def export_for(
     """The export that a stage takes: that of its target and its precision.
 
     Of several it is the one that was asked for, where what is not said is usual: a free batch, the network's own size
-    of images, no preprocessing. If there is none such, the only one that fits. There is no third guess.
+    of images, no preprocessing, the fold's form. If there is none such, the only one that fits. No third guess.
 
     Args:
         run: The run.
@@ -90,7 +90,7 @@ def export_for(
         raise _none(run, every, target, device, precision, model)
     if len(found) == 1:
         return found[0]
-    exact = [each for each in found if _asked(each) == (batch or "dynamic", size, False)]
+    exact = [each for each in found if _asked(each) == (batch or "dynamic", size, False, folded.form)]
     fitting = [each for each in found if _takes(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
@@ -102,8 +102,9 @@ def export_for(
     )
 
 
-def _asked(export: Export) -> tuple[int | str, ImageSize | str, bool]:
-    return export.artefact.batch, export.artefact.image_size, export.artefact.preprocessing
+def _asked(export: Export) -> tuple[int | str, ImageSize | str, bool, str]:
+    has = export.artefact
+    return has.batch, has.image_size, has.preprocessing, has.form
 
 
 def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:

@@ -30,12 +30,12 @@ def shapes_sha256(backbone: str, config: dict[str, Any], size: ImageSize) -> str
     return sha256_of_bytes(canonical_json(plain).encode())
 
 
-def chosen_form(form: str | Path, method: Method, shapes: str) -> Written:
+def chosen_form(form: str | Path, method: Method | None, shapes: str) -> Written:
     """The form that was asked for.
 
     Args:
         form: One of `NAMED`, or the file that `tune` wrote.
-        method: Whose official form it may be.
+        method: Whose official form it may be; None where that is not asked for.
         shapes: See `shapes_sha256`.
 
     Raises:
@@ -45,7 +45,7 @@ def chosen_form(form: str | Path, method: Method, shapes: str) -> Written:
     if form == DEFAULT:
         return Written(DEFAULT, None)
     if form == OFFICIAL:
-        return Written(OFFICIAL, method.official_rewrites)
+        return Written(OFFICIAL, method.official_rewrites if method else ())
     if form == FASTEST:
         return Written(FASTEST, _known(shapes).rewrites)
     path = Path(form)

@@ -29,4 +29,4 @@ def show(done: TuneArtefact) -> None:
     out().print(f"the fastest form on {plain(done.target)}: [bold]{form(done.rewrites)}[/] ({seconds})")
     if done.precision != "fp32":
         out().print(f"and in {done.precision}: repaconv export --onnx --precision {done.precision}")
-    out().print("take it: repaconv fold CHECKPOINT --form FILE")
+    out().print("take it: repaconv export --onnx --form FILE")

@@ -27,7 +27,7 @@ from repaconv import registry
 from repaconv.artefacts import FoldArtefact
 from repaconv.exporters.precision import QUANTIZED
 from repaconv.files import canonical_json
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.pipeline.exporting import in_precision
 from repaconv.proof.data import Inputs, npz_inputs, random_inputs
 from repaconv.proof.parity import Meter

@@ -22,10 +22,10 @@ from torch import nn
 from repaconv import registry
 from repaconv.affine import Affine
 from repaconv.backbones.tokens import LayerNormSpec
-from repaconv.methods.dwconv import paper as dwconv
 from repaconv.methods.nondeep import paper as nondeep
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit import reading as repavit
+from repaconv.skeletons.blockwise import BlockwiseReading
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 SETTINGS = {"repavit": {"num_heads": "3"}, "pyra": {"num_heads": "3"}, "dwconv": {"num_heads": "3"}, "nondeep": {}}
@@ -251,7 +251,7 @@ FAULTS = [
     ),
     Fault(
         "a depthwise kernel flipped", "fold", "blocks.0.attn",
-        lambda: wrong_tensor("blocks.0.attn.dw.weight", lambda w: w.flip(-1), dwconv.DwConvReading), method="dwconv",
+        lambda: wrong_tensor("blocks.0.attn.dw.weight", lambda w: w.flip(-1), BlockwiseReading), method="dwconv",
     ),
     Fault(
         "a stored weight that is another", "stored", "blocks.1.mlp.fc2",

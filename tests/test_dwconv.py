@@ -14,7 +14,7 @@ import repaconv as rc
 from repaconv.errors import GateFailed, Refused
 from repaconv.methods.dwconv import METHOD
 from repaconv.methods.dwconv import paper as dwconv
-from repaconv.methods.dwconv.paper import factors, separated
+from repaconv.methods.dwconv.separation import factors, separated
 from repaconv.trained.positions import resample
 
 WIDTH, HEADS, HEAD, GRID = 12, 3, 4, (4, 5)
@@ -294,7 +294,8 @@ def test_positions_are_resampled_as_the_official_code_does():
     if not path.is_file():
         pytest.skip("official checkpoints are absent")
     from repaconv.backbones.vit import ViT, ViTConfig
-    from repaconv.skeletons.plain import BlockTraits, Norms, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.skeletons.blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.skeletons.norms import Norms
     from repaconv.trained.certificate import loaded
 
     weights = torch.load(path, weights_only=True)

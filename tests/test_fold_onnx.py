@@ -22,7 +22,7 @@ from repaconv.folds import fold
 from repaconv.folds.affine_maps import AFFINE
 from repaconv.graphs.costs import parameters
 from repaconv.graphs.graph import in_double, read, rewritten
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
 
 WAYS = {  # the exporters, opsets, and whether the batch is free

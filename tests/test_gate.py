@@ -22,7 +22,7 @@ from repaconv.artefacts import Check, GatedRecipe, GateReport
 from repaconv.cli import reports
 from repaconv.errors import UsageProblem
 from repaconv.measure.statistics import regression
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.pipeline import gating
 from repaconv.recipe import Recipe, read_recipe
 from repaconv.toml import key_lines

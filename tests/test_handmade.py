@@ -15,7 +15,7 @@ from handmade import dwconv, nondeep, pyra, repavit, riformer
 
 from repaconv import registry
 from repaconv.checkpoint import read_checkpoint
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import ARCHS
 from repaconv.proof.data import random_inputs
 from repaconv.steps.common import choose_method

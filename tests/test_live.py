@@ -141,13 +141,13 @@ def plain_vit():
     from dataclasses import replace
 
     from repaconv.backbones.vit import ViT
-    from repaconv.methods.pyra.paper import BlockTraits, _published_form
-    from repaconv.skeletons.plain import NormTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.skeletons.blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.skeletons.norms import NormTraits
 
-    form = _published_form("tiny")
+    config = PYRA.published("tiny").deploy().config
     norm = NormTraits("layer", 1e-6)
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
-    config = replace(form.config, blocks=tuple(replace(block, merge=None) for block in form.config.blocks))
+    config = replace(config, blocks=tuple(replace(block, merge=None) for block in config.blocks))
     model = ViT(config, lambda config, _: PlainBlock(config, PlainAttention(24, 3), PlainMlp(24, 96), traits))
     model.load_state_dict(torch.load("p.pth", weights_only=True))
     for block in model.blocks:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from repaconv import registry
 from repaconv.errors import Refused, UsageProblem
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.proof.data import random_inputs
 from repaconv.proof.locate import locate

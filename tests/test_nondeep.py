@@ -13,7 +13,8 @@ from oracle import gelu
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
 from repaconv.methods.nondeep import METHOD
-from repaconv.methods.nondeep.paper import example_meta, fold_scores, side_by_side_is_cheaper, thin
+from repaconv.methods.nondeep.paper import fold_scores
+from repaconv.methods.nondeep.published import example_meta
 
 IMAGES = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
 OFFICIAL = sorted((SHARED / "nondeep").glob("*.pth"))
@@ -125,35 +126,23 @@ def test_the_number_of_branches_may_differ_by_block_and_layer_scale_folds():
 
 
 def test_the_cheaper_form_follows_from_the_shapes():
-    # 128.6 = d (d + N) / (2 d + N) at d = 192, N = 197
-    assert side_by_side_is_cheaper(128, 192, 197)
-    assert not side_by_side_is_cheaper(129, 192, 197)
     from repaconv.affine import Affine
 
     def parts(n):
         return [Affine.linear(torch.randn(24, 24), torch.randn(24)) for _ in range(n)]
 
     x = torch.randn(9, 24, dtype=torch.float64)
-    for n, kind in ((1, "linear"), (4, "input")):
+    for n, rank in ((1, 12), (4, None)):
         queries, keys = parts(n), parts(n)
-        folded = fold_scores(queries, keys, 2, 3.0, 9)
-        assert folded.spec[1] == kind
+        folded, k_rows = fold_scores(queries, keys, 2, 3.0, 9)
+        width = rank or 24
+        assert (folded.out_width, len(k_rows)) == (2 * width, 2 * (rank or 0))
         for head in range(2):
-            width = folded.spec[0]
-            q = folded.q(x)[:, head * width : (head + 1) * width]
-            k = x if kind == "input" else x @ folded.k[head * width : (head + 1) * width].T
+            own = slice(head * width, (head + 1) * width)
+            q, k = folded(x)[:, own], x if rank is None else x @ k_rows[own].T
             rows = slice(head * 12, (head + 1) * 12)
             expected = sum(a(x)[:, rows] @ b(x)[:, rows].T for a, b in zip(queries, keys, strict=True)) / 3.0
             assert torch.allclose((q @ k.T).softmax(-1), expected.softmax(-1), rtol=1e-12, atol=1e-14)
-
-
-def test_thin_keeps_the_product():
-    left, right = torch.randn(25, 6, dtype=torch.float64), torch.randn(6, 24, dtype=torch.float64)
-    assert thin(left, right) == (left, right)
-    wide = thin(torch.cat([left, left], 1), torch.cat([right, -0.5 * right]))
-    assert wide[0].shape == (25, 6)
-    assert torch.allclose(wide[0] @ wide[1], 0.5 * left @ right, rtol=1e-12, atol=1e-13)
-    assert thin(0 * left, right)[0].shape == (25, 1)
 
 
 @pytest.mark.parametrize("path", OFFICIAL, ids=lambda path: path.stem)

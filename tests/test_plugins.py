@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.testing import check_method, write_example
 
 HERE = Path(__file__).parent

@@ -158,7 +158,7 @@ def test_nothing_happens_where_other_tokens_are_needed(nodes, outputs):
 
 def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     from repaconv import registry
-    from repaconv.methods.nondeep.paper import example_meta
+    from repaconv.methods.nondeep.published import example_meta
 
     method = registry.load(registry.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")

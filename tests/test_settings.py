@@ -13,9 +13,9 @@ from conftest import TINY
 import repaconv as rc
 from repaconv import registry
 from repaconv.checkpoint import claimed_accuracy, read_checkpoint
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
-from repaconv.skeletons.plain import read_heads
+from repaconv.skeletons.frame import read_heads
 from repaconv.steps.common import contradictions
 from repaconv.trained.knobs import Knobs
 

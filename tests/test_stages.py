@@ -17,10 +17,11 @@ from repaconv.artefacts import FoldArtefact, Link
 from repaconv.cli.render import envelope
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, write_artefact, write_text
-from repaconv.methods.dwconv import paper as dwconv
+from repaconv.methods.dwconv import METHOD as DWCONV
 from repaconv.methods.riformer import METHOD
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
+from repaconv.skeletons import blockwise
 from repaconv.steps import subjects
 from repaconv.trained.contract import FoldedPart
 
@@ -120,9 +121,9 @@ def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
 
 
 def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
-    weights = dwconv.example("tiny", 1)
+    weights = DWCONV.example("tiny", 1)
     torch.save({"state_dict": weights}, "c.pth")
-    honest_stem, honest_tail = dwconv.fold_stem, dwconv.fold_tail
+    honest_stem, honest_tail = blockwise.fold_stem, blockwise.fold_tail
 
     def reversed_stem(tensors):
         part = honest_stem(tensors)
@@ -136,7 +137,7 @@ def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
     for wrong in {"fold_stem": reversed_stem}, {"fold_stem": lambda _: FoldedPart({}), "fold_tail": stem_in_the_tail}:
         with monkeypatch.context() as patch:
             for name, function in wrong.items():
-                patch.setattr(dwconv, name, function)
+                patch.setattr(blockwise, name, function)
             with pytest.raises(GateFailed) as caught:
                 rc.fold("c.pth", num_heads=3)
         assert (caught.value.code, Path("repaconv-out").exists()) == ("fold.not-proved", False)

@@ -26,7 +26,7 @@ from repaconv.files import read_artefact
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD
 from repaconv.pipeline import lowering, tuning
 from repaconv.steps.common import load_target

@@ -9,7 +9,7 @@ from torch import nn
 from repaconv import registry
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused
-from repaconv.methods.nondeep.paper import example_meta
+from repaconv.methods.nondeep.published import example_meta
 from repaconv.trained.activations import activation_kind
 from repaconv.trained.certificate import max_rel_error
 

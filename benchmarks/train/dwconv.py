@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from repaconv.backbones.convmixers import to_grid, to_tokens
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.dwconv.paper import FORMAT
-from repaconv.skeletons.plain import BlockTraits, NormTraits, PlainBlock, PlainMlp
+from repaconv.methods.dwconv.mixers import FORMAT
+from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp
+from repaconv.skeletons.norms import NormTraits
 
 DEPTH, CONVOLVING, KERNEL, EPOCHS, EPS = 4, 2, 3, 45, 1e-6
 SETTLED = 0.5

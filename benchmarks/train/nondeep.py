@@ -11,8 +11,10 @@ from fit import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 from torch import nn
 
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.nondeep.paper import FORMAT, BranchAttention, BranchMlp, Join
-from repaconv.skeletons.plain import BlockTraits, NormTraits, PlainBlock
+from repaconv.methods.nondeep.paper import BranchAttention, BranchMlp, Join
+from repaconv.methods.nondeep.reading import FORMAT
+from repaconv.skeletons.blocks import BlockTraits, PlainBlock
+from repaconv.skeletons.norms import NormTraits
 
 DEPTH, BRANCHES, EPOCHS, EPS = 3, 2, 45, 1e-6
 JOINED = 0.6

@@ -11,8 +11,9 @@ from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import nn
 
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.pyra.paper import MergingTraits, PyraBlock
-from repaconv.skeletons.plain import BlockTraits, NormTraits
+from repaconv.methods.pyra.paper import MergedBlock, PyraBlock
+from repaconv.skeletons.blocks import BlockTraits
+from repaconv.skeletons.norms import NormTraits
 from repaconv.trained.lora import LoraLinear
 
 SCHEDULE = (10, 8, 6, 4)
@@ -28,8 +29,8 @@ def build(schedule: tuple[int, ...]) -> ViT:
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
 
     def block(sizes: ViTConfig, index: int) -> nn.Module:
-        r = schedule[index]
-        return PyraBlock(sizes, HEADS, MergingTraits(traits, HIDDEN, True, r, r > 0), PYRA_EPS)
+        r, tokens = schedule[index], sizes.sequence - sum(schedule[:index])
+        return MergedBlock(traits, HEADS, HIDDEN, True, tokens, r, r > 0, eps=PYRA_EPS).build(sizes)
 
     return ViT(config(len(schedule)), block)
 

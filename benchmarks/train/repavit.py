@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.methods.repavit.paper import ChannelIdleMlp
-from repaconv.skeletons.plain import BlockTraits, NormTraits, PlainAttention, PlainBlock
+from repaconv.skeletons.blocks import BlockTraits, PlainAttention, PlainBlock
+from repaconv.skeletons.norms import NormTraits
 
 DEPTH, EPOCHS, IDLE_RATIO, EPS = 4, 50, 0.75, 1e-5
 

@@ -18,7 +18,7 @@ from repaconv.backbones.tokens import IdleMlp, IdleMlpSpec
 from repaconv.live.parts import New, child_at
 from repaconv.methods.repavit.activity import ResidualTest
 from repaconv.methods.repavit.paper import fold_ffn
-from repaconv.skeletons.plain import named
+from repaconv.skeletons.folding import named
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,14 @@ def small(text: str) -> float:
     return value
 
 
+def said_in(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """What the file says at that place (``meta``, ``arch``); {} where there is nothing to be looked up."""
+    found: Any = record
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def run_config(record: Mapping[str, Any]) -> dict[str, Any]:
     """mmengine's configuration text, in the places where its Runner puts it; {} without one."""
     places = (record.get("meta"), (record.get("message_hub") or {}).get("runtime_info"))

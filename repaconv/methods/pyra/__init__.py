@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from repaconv.methods.pyra import paper
+from repaconv.methods.pyra import paper, published, reading
 from repaconv.trained.contract import Method
 
 METHOD = Method(
     name="pyra",
     paper="PYRA: Parallel Yielding Re-Activation for Training-Inference Efficient Task Adaptation, arXiv 2403.09192",
     figures=Path(__file__).with_name("figures.toml"),
-    archs=(*(f"{size}{rate}" for size in paper.PAPERS for rate in ("", "/low", "/high")), "tiny"),
-    detect=paper.detect,
-    read=paper.read,
-    published=paper.published,
-    example=paper.example,
+    archs=published.ARCHS,
+    detect=reading.detect,
+    read=reading.read,
+    published=published.published,
+    example=published.example,
 )
 paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

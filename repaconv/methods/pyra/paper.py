@@ -28,53 +28,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repaconv.artefacts import Fact
 from repaconv.backbones.merging import MergeSpec, Sized
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
-from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig, deploy_block
-from repaconv.checkpoint import Checkpoint, require_sound
-from repaconv.errors import Refused
-from repaconv.methods.pyra.schedules import TABLE_PATCHES, parse_schedule, scheduled
-from repaconv.skeletons.plain import (
-    BlockTraits,
-    Norms,
-    NormTraits,
-    PlainBlock,
-    PlainMlp,
-    block_tensors,
-    depth_of,
-    fold_attention,
-    fold_mlp,
-    fold_stem,
-    fold_tail,
-    folded_block,
-    in_float64,
-    named,
-    official_names,
-    read_heads,
-    read_norms,
-    read_skeleton,
-    scale_affine,
-    weight_of,
-)
-from repaconv.trained.activations import read_activation
-from repaconv.trained.contract import Detection, FoldedPart, Published, Reading
-from repaconv.trained.knobs import Knobs, small
-from repaconv.trained.preprocessing import preprocessing_of
+from repaconv.backbones.vit import BlockSpec, ViTConfig, deploy_block
+from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
+from repaconv.skeletons.folding import fold_attention, fold_mlp, folded_block, named
+from repaconv.trained.contract import FoldedPart
 
-MERGED_TOLERANCE = dict.fromkeys(
-    ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
-)
-"""Float32 rounding passes through a normalisation and a choice in every merging block."""
-
-
-PAPERS = {
-    "vit-base": (768, 12, 12, 224, 16),
-    "vit-large": (1024, 16, 24, 224, 16),
-    "deit-base": (768, 12, 12, 224, 16),
-}
-"""Width, heads, depth, image side, patch."""
+# --- as trained -----------------------------------------------------------------------------------------
 
 
 class KeyedAttention(nn.Module):
@@ -99,14 +61,14 @@ class KeyedAttention(nn.Module):
 class PyraBlock(PlainBlock):
     """The block as trained; ``r`` tokens go, modulated where it has ``pyra_a``."""
 
-    def __init__(self, config: ViTConfig, heads: int, block: MergingTraits, eps: float) -> None:
-        attn = KeyedAttention(config.width, heads, qkv_bias=block.qkv_bias)
+    def __init__(self, config: ViTConfig, block: MergedBlock) -> None:
+        attn = KeyedAttention(config.width, block.heads, qkv_bias=block.qkv_bias)
         super().__init__(config, attn, PlainMlp(config.width, block.hidden, block.act), block.traits)
         self.r, self.modulated, self.protected = block.r, block.modulated, len(config.tokens)
         if block.modulated:
             self.pyra_a = nn.Parameter(torch.zeros(block.r, 1))
             self.pyra_b = nn.Parameter(torch.zeros(1, config.width))
-            self.pyra_norm = nn.LayerNorm(config.width, eps)
+            self.pyra_norm = nn.LayerNorm(config.width, block.eps)
 
     def forward(self, state: Tensor | Sized) -> Sized:  # type: ignore[override]
         """Tokens [B, N, d], or these and sizes [B, N, 1], to tokens and sizes."""
@@ -156,6 +118,9 @@ def _added(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return x.scatter_add(1, index.expand(-1, -1, x.shape[2]), rows)
 
 
+# --- the fold -------------------------------------------------------------------------------------------
+
+
 def fold_modulation(block: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """pyra_a (W_r), pyra_b (W_D) and pyra_norm (gamma, beta) -> the generators on a LayerNorm without affine."""
     w_r, w_d = block["pyra_a"], block["pyra_b"]
@@ -178,336 +143,99 @@ def _split_queries(folded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return split
 
 
-# --- the net --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class MergingTraits:
-    """One training block: what stands around its attention and MLP, and what it merges."""
+class MergedBlock:
+    """One block: what stands around its attention and MLP, and what it merges.
+
+    Attributes:
+        tokens: Those that enter it.
+        r: Those that go.
+        modulated: Whether what goes is modulated.
+        eps: Of ``pyra_norm``.
+    """
 
     traits: BlockTraits
+    heads: int
     hidden: int
     qkv_bias: bool
+    tokens: int
     r: int
     modulated: bool
     act: ActivationKind = "GELU"
+    eps: float = 1e-5
 
+    def build(self, config: ViTConfig) -> nn.Module:
+        """As trained."""
+        return PyraBlock(config, self)
 
-@dataclass(frozen=True, kw_only=True)
-class PyraReading(Reading):
-    """A vision transformer that may merge tokens, as trained."""
-
-    config: ViTConfig
-    heads: int
-    eps: float
-    blocks: tuple[MergingTraits, ...]
-
-    def block(self, index: int) -> nn.Module:
-        """Training block i."""
-        return PyraBlock(self.config, self.heads, self.blocks[index], self.eps)
-
-    def module(self) -> nn.Module:
-        """See `Reading`."""
-        return ViT(self.config, lambda _, index: self.block(index)).eval()
-
-    def parts(self) -> Iterator[FoldedPart]:
-        """See `Reading`."""
-        yield fold_stem(self.tensors)
-        width, tokens = self.config.width, self.config.sequence
-        for index, part in enumerate(self.blocks):
-            prefix, traits = f"blocks.{index}.", part.traits
-            merge = self.config.blocks[index].merge
-            block = in_float64(block_tensors(self.tensors, prefix))
-            norm1, norm2 = traits.norm1.affine(block, "norm1", width), traits.norm2.affine(block, "norm2", width)
-            folded = named(
-                {
-                    **fold_attention(block, self.heads, norm1, scale_affine(block, "ls1", width)),
-                    **fold_mlp(block, norm2, scale_affine(block, "ls2", width)),
-                }
-            )
-            told, left = ["1 / sqrt(dh) -> q"], list(traits.left())
-            if self.config.blocks[index].reads:
-                told.append("queries, proj and mlp -> the tokens that are read")
-                folded = _split_queries(folded)
-            if merge and merge.r:
-                left.append(
-                    f"the choice of {merge.r} tokens of {tokens}, their order and sizes: they depend on the input"
-                )
-            if merge and merge.modulated:
-                folded |= {f"merge.modulation.{name}": w for name, w in fold_modulation(block).items()}
-                told.append("pyra_norm's affine -> both generators; 2 sigmoid(u) - 1 -> tanh(u / 2)")
-            if part.r and not (merge and merge.r):
-                told.append("the merging -> nothing: the tokens that are read are never merged")
-            tokens -= part.r
-            yield _proved(self, index, folded, block, tuple(told), tuple(left))
-        yield fold_tail(self.config, self.tensors)
-
-
-def detect(checkpoint: Checkpoint) -> Detection | None:
-    """pyra_a is this method's alone; a plain ViT with LoRA or a trainer's token_merging may be its."""
-    names = checkpoint.tensors
-    merging = sum(name.endswith(".pyra_a") for name in names)
-    if merging:
-        return Detection("training", f"pyra_a in {merging} blocks")
-    plain = {"patch_embed.proj.weight", "pos_embed"} <= set(names) and any(
-        name.endswith("attn.qkv.weight") for name in names
-    )
-    layers = checkpoint.record.get("lora_layers")
-    if plain and layers:
-        return Detection("training", f"LoRA on {layers} layers of a plain ViT", "possible")
-    if plain and _args(checkpoint).get("token_merging") is True:
-        return Detection("training", "args.token_merging on a plain ViT", "possible")
-    return Detection("training", "a plain ViT, for --set schedule", "asked") if plain else None
-
-
-def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> PyraReading:
-    """See `repaconv.trained.contract.Method`.
-
-    Raises:
-        Refused: If the keys are not one whole vision transformer, the schedule is not known or not possible, or
-            it has prompts or adapters, which do not fold.
-        UsageProblem: If a setting is unknown or malformed.
-    """
-    detection = detect(checkpoint)
-    if detection is None or (detection.confidence == "asked" and "schedule" not in settings):
-        raise Refused(
-            f"{checkpoint.path} has neither pyra_a nor LoRA on a plain vision transformer.",
-            hint="To merge tokens in a plain one, give --set schedule=...; else leave --method out.",
-            code="method.mismatch",
+    def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:
+        """The deploy block; the ``last`` one is only there for the class and the distillation token."""
+        head, distilled, sized = bare.width // self.heads, len(bare.tokens) == 2, self.tokens < bare.sequence
+        merge = MergeSpec(self.r, sized, distilled, self.modulated and self.r > 0, self.eps)
+        return BlockSpec(
+            AttentionSpec(self.heads, head, head),
+            MlpSpec(self.hidden, self.act),
+            self.traits.norm1.spec,
+            self.traits.norm2.spec,
+            merge if not last and (self.r or sized) else None,
+            reads=(2 if distilled else 1) if last else 0,
         )
-    _require_foldable(checkpoint)
-    tensors, names, unused = official_names(checkpoint)
-    require_sound(tensors, names)
-    knobs = Knobs(settings)
-    depth, args = depth_of(tensors), _args(checkpoint)
-    merges = detection.confidence == "certain" or args.get("token_merging") is True or "schedule" in settings
-    sizes = read_skeleton(tensors, knobs, {}, "", resize=None if merges else "antialias")
-    heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
-    eps = knobs.take("pyra_eps", small, 1e-5) if detection.confidence == "certain" else 1e-5
-    schedule = _read_schedule(tensors, sizes, depth, args, knobs)
-    act, norms = read_activation(checkpoint.record, knobs), read_norms(tensors, knobs)
-    blocks = tuple(_read_block(tensors, i, norms, act, schedule[i]) for i in range(depth))
-    preprocessing = preprocessing_of(checkpoint.record, {}, knobs, sizes["image_size"])
-    knobs.done()
-    scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
-    form = PyraReading(
-        backbone="vit",
-        config=_config(sizes, heads, blocks, eps),
-        tensors=tensors,
-        names=names,
-        facts=(*knobs.facts, *unused),
-        preprocessing=preprocessing,
-        applied=("layer scale",) if scaled else (),
-        tolerances=MERGED_TOLERANCE if any(schedule) else {},
-        heads=heads,
-        eps=eps,
-        blocks=blocks,
-    )
-    form.require_whole()
-    return form
 
-
-def published(arch: str) -> Published:
-    """``vit-base`` or ``vit-large`` at 224 pixels with 16 x 16 patches, ``/low`` or ``/high`` for a schedule."""
-    form = _published_form(arch)
-    return Published(form.module, lambda: ViT(form.config), (3, *form.config.image_size))
-
-
-def example(arch: str, seed: int) -> dict[str, Tensor]:
-    """Seeded weights far from the identity, by the official keys, without LoRA."""
-    form, random = _published_form(arch), torch.Generator().manual_seed(seed)
-    with torch.device("meta"):
-        shapes = form.module().state_dict()
-    return {name: _example_tensor(name, tuple(meta.shape), random) for name, meta in shapes.items()}
-
-
-def _proved(
-    form: PyraReading,
-    index: int,
-    folded: Mapping[str, Tensor],
-    block: Mapping[str, Tensor],
-    told: tuple[str, ...],
-    left: tuple[str, ...],
-) -> FoldedPart:
-    """The block's part, proved on random tokens of various sizes.
-
-    A block that only reads is compared on the tokens that are read.
-    """
-    tokens = form.config.sequence - sum(part.r for part in form.blocks[:index])
-    sized = any(part.r for part in form.blocks[:index])
-    read = form.config.blocks[index].reads or None
-
-    sizes = 1 + torch.arange(tokens, dtype=torch.float64)[None, :, None].expand(2, -1, -1) % 5
-
-    class Alone(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.inner((x, sizes[:, : x.shape[1]]) if sized else x)
-            tokens: Tensor = out[0] if isinstance(out, tuple) else out
-            return tokens[:, :read]
-
-    part = folded_block(
-        f"blocks.{index}.",
-        lambda: Alone(form.block(index)),
-        {f"inner.{name}": w for name, w in block.items()},
-        lambda: Alone(deploy_block(form.config, index)),
-        {f"inner.{name}": w for name, w in folded.items()},
-        (2, tokens, form.config.width),
-        told=(*told, *form.blocks[index].traits.told()),
-        left=left,
-        equation="eqs. 3-7",
-    )
-    return replace(part, tensors={f"blocks.{index}.{name}": w for name, w in folded.items()})
-
-
-# --- reading ----------------------------------------------------------------------------------------------
-
-
-def _args(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    args = checkpoint.record.get("args")
-    return args if isinstance(args, Mapping) else {}
-
-
-def _require_foldable(checkpoint: Checkpoint) -> None:
-    for name in checkpoint.tensors:
-        what = next((w for w in ("adapter.", "prefix_tokens", "visual_prompt_token") if w in name), None)
-        if what:
-            raise Refused(
-                f"{checkpoint.names[name]} is of an adapter or a prompt, which nothing beside it can take: it does not "
-                "fold.",
-                hint="Only nets with LoRA, with or without token merging, are known here.",
-                code="pyra.not-foldable",
-            )
-
-
-def _read_schedule(
-    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], depth: int, args: Mapping[str, Any], knobs: Knobs
-) -> tuple[int, ...]:
-    """r of every block: the rows of pyra_a, else --set schedule, else the official table that args name; else none.
-
-    Raises:
-        Refused: If the rows and the user disagree, merging was on and its schedule is not known, or more tokens are
-            to go than there are.
-    """
-    prefix, patches = len(sizes["tokens"]), sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
-    shape = (sizes["width"], depth, prefix == 2)
-    rows = {}
-    for index in range(depth):
-        if f"blocks.{index}.pyra_a" in tensors:
-            rows[index] = weight_of(tensors, f"blocks.{index}.pyra_a", 2).shape[0]
-    asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, patches, shape))
-    if rows:
-        schedule = tuple(rows.get(index, 0) for index in range(depth))
-        if asked is not None and asked != schedule:
-            raise Refused(
-                f"the rows of pyra_a say {list(schedule)}, --set schedule says {list(asked)}.",
-                hint="Leave --set schedule out: the rows are what was trained.",
-                code="pyra.schedule",
-            )
-        source = "rows of pyra_a"
-    elif asked is not None:
-        schedule, source = asked, "--set"
-    elif args.get("token_merging") is True:
-        table = scheduled(str(args.get("merging_schedule")), shape) if patches == TABLE_PATCHES else None
-        if table is None:
-            raise Refused(
-                f"args say that tokens were merged by the schedule {args.get('merging_schedule')!r}, which is a list "
-                f"in the code alone; there is none for width {shape[0]}, depth {depth} and {patches} patches.",
-                hint="Give it as --set schedule=16,16,... (tokens that go, block by block).",
-                code="setting.needed",
-            )
-        schedule, source = table, f"the official table {args['merging_schedule']!r} for this width and depth, by args"
-    else:
-        why = "args.token_merging is off" if "token_merging" in args else "no key and no args speak of merging"
-        knobs.facts.append(Fact(name="schedule", value="no merging", source=why))
-        return (0,) * depth
-    if not sizes["tokens"] or sizes["registers"] or sizes["pool"] not in ("token", "distilled"):
-        raise Refused(
-            "tokens are merged only in nets that read their class token.",
-            hint="The official code knows no other.",
-            code="pyra.tokens",
+    def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+        """eqs. 3-7, proved on random tokens; a block that only reads, on those that are read."""
+        width, spec, traits = config.width, config.blocks[index], self.traits
+        norm1, norm2 = (getattr(traits, name).affine(weights, name, width) for name in ("norm1", "norm2"))
+        scale1, scale2 = (scale_affine(weights, name, width) for name in ("ls1", "ls2"))
+        folded = named({**fold_attention(weights, self.heads, norm1, scale1), **fold_mlp(weights, norm2, scale2)})
+        if spec.reads:
+            folded = _split_queries(folded)
+        if spec.merge and spec.merge.modulated:
+            folded |= {f"merge.modulation.{name}": w for name, w in fold_modulation(weights).items()}
+        part = folded_block(
+            f"blocks.{index}.",
+            lambda: _Alone(self, config, self.build(config), spec.reads),
+            {f"inner.{name}": w for name, w in weights.items()},
+            lambda: _Alone(self, config, deploy_block(config, index), spec.reads),
+            {f"inner.{name}": w for name, w in folded.items()},
+            (2, self.tokens, width),
+            told=(*self._told(spec), *traits.told()),
+            left=(*traits.left(), *self._left(spec)),
+            equation="eqs. 3-7",
         )
-    left = prefix + patches
-    for index, r in enumerate(schedule):
-        most = (left - prefix) // 2
-        if r > most:
-            raise Refused(
-                f"block {index} merges {r} of {left} tokens, and only {most} can go.",
-                hint="The schedule is that of another image size or another net.",
-                code="pyra.schedule",
-            )
-        left -= r
-    knobs.facts = [fact for fact in knobs.facts if fact.name != "schedule"]
-    against = "args.token_merging is off" if source == "--set" and args.get("token_merging") is False else ""
-    knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
-    return schedule
+        yield replace(part, tensors={f"blocks.{index}.{name}": w for name, w in folded.items()})
+
+    def _told(self, spec: BlockSpec) -> Iterator[str]:
+        yield "1 / sqrt(dh) -> q"
+        if spec.reads:
+            yield "queries, proj and mlp -> the tokens that are read"
+        if spec.merge and spec.merge.modulated:
+            yield "pyra_norm's affine -> both generators; 2 sigmoid(u) - 1 -> tanh(u / 2)"
+        if self.r and not (spec.merge and spec.merge.r):
+            yield "the merging -> nothing: the tokens that are read are never merged"
+
+    def _left(self, spec: BlockSpec) -> Iterator[str]:
+        if spec.merge and spec.merge.r:
+            choice = f"the choice of {self.r} tokens of {self.tokens}, their order and sizes"
+            yield f"{choice}: they depend on the input"
 
 
-def _read_block(tensors: Mapping[str, Tensor], index: int, norms: Norms, act: ActivationKind, r: int) -> MergingTraits:
-    block = block_tensors(tensors, f"blocks.{index}.")
-    weight_of(tensors, f"blocks.{index}.attn.qkv.weight", 2)
-    hidden = weight_of(tensors, f"blocks.{index}.mlp.fc1.weight", 2).shape[0]
-    traits, modulated = BlockTraits.read(block, norms), any(name.startswith("pyra_") for name in block)
-    return MergingTraits(traits, hidden, "attn.qkv.bias" in block, r, modulated, act)
+class _Alone(nn.Module):
+    """A block on tokens alone: their sizes are made up; where only the first are read, only these are shown."""
+
+    def __init__(self, block: MergedBlock, config: ViTConfig, inner: nn.Module, reads: int) -> None:
+        super().__init__()
+        self.sized, self.inner, self.reads = block.tokens < config.sequence, inner, reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N' or reads, d]."""
+        sizes = 1 + torch.arange(x.shape[1], dtype=x.dtype)[None, :, None].expand(len(x), -1, -1) % 5
+        out = self.inner((x, sizes) if self.sized else x)
+        tokens: Tensor = out[0] if isinstance(out, tuple) else out
+        return tokens[:, : self.reads or None]
 
 
-def _config(sizes: Mapping[str, Any], heads: int, blocks: tuple[MergingTraits, ...], eps: float) -> ViTConfig:
-    """The deploy form; the last block only reads, where class and distillation token are all that is read."""
-    head, distilled = sizes["width"] // heads, len(sizes.get("tokens", ("cls_token",))) == 2
-    specs, sized = [], False
-    last = len(blocks) - 1 if sizes.get("pool", "token") in ("token", "distilled") else len(blocks)
-    for index, block in enumerate(blocks):
-        r = block.r if index < last else 0
-        merge = (
-            MergeSpec(r, sized, distilled, block.modulated and r > 0, eps) if index < last and (r or sized) else None
-        )
-        norm1, norm2, reads = (
-            block.traits.norm1.spec,
-            block.traits.norm2.spec,
-            (2 if distilled else 1) * (index == last),
-        )
-        specs.append(
-            BlockSpec(AttentionSpec(heads, head, head), MlpSpec(block.hidden, block.act), norm1, norm2, merge, reads)
-        )
-        sized = sized or r > 0
-    return ViTConfig(**sizes, blocks=tuple(specs))
-
-
-# --- the paper's models and an example --------------------------------------------------------------------------
-
-_SIZES = {**PAPERS, "tiny": (24, 3, 3, 32, 8)}
-
-
-def _published_form(arch: str) -> PyraReading:
-    name, _, rate = arch.partition("/")
-    width, heads, depth, side, patch = _SIZES[name]
-    distilled = name.startswith("deit")
-    schedule = (4, 3, 2) if name == "tiny" else scheduled(rate, (width, depth, distilled)) or (0,) * depth
-    norm = NormTraits("layer", 1e-6)
-    traits = BlockTraits(norm, norm, scale1=False, scale2=False)
-    blocks = tuple(MergingTraits(traits, 4 * width, True, r, r > 0) for r in schedule)
-    sizes: dict[str, Any] = {
-        "image_size": (side, side),
-        "patch": patch,
-        "width": width,
-        "classes": 5 if name == "tiny" else 100,
-    }
-    if distilled:
-        sizes |= {"tokens": ("cls_token", "dist_token"), "pool": "distilled"}
-    return PyraReading(
-        backbone="vit",
-        config=_config(sizes, heads, blocks, 1e-5),
-        heads=heads,
-        eps=1e-5,
-        blocks=blocks,
-    )
-
-
-def _example_tensor(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    noise = torch.randn(shape, generator=random)
-    if name.endswith(("bias", "cls_token", "pos_embed", "pyra_a", "pyra_b")):
-        return 0.4 * noise
-    return noise / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 1 + 0.3 * noise
+def deploy_config(sizes: Mapping[str, Any], blocks: tuple[MergedBlock, ...]) -> ViTConfig:
+    """Of the deploy form; the last block only reads, where class and distillation token are all that is read."""
+    bare = ViTConfig(**sizes, blocks=())
+    last = blocks[-1] if bare.pool in ("token", "distilled") else None
+    return replace(bare, blocks=tuple(block.spec(bare, last=block is last) for block in blocks))

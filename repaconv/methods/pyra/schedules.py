@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import floor
+from typing import Any
+
+from torch import Tensor
+
+from repaconv.artefacts import Fact
+from repaconv.errors import Refused
+from repaconv.skeletons.names import weight_of
+from repaconv.trained.knobs import Knobs
 
 Shape = tuple[int, int, bool]
 """(width, depth, whether there is a distillation token)."""
@@ -63,3 +72,81 @@ def parse_schedule(text: str, depth: int, patches: int, shape: Shape) -> tuple[i
     if len(parts) != depth:
         raise ValueError(f"{len(parts)} numbers for {depth} blocks")
     return tuple(map(int, parts))
+
+
+def read_schedule(
+    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], depth: int, args: Mapping[str, Any], knobs: Knobs
+) -> tuple[int, ...]:
+    """r of every block: the rows of pyra_a, else --set schedule, else the official table that args name; else none.
+
+    Raises:
+        Refused: If the rows and the user disagree, merging was on and its schedule is not known, or more tokens are
+            to go than there are.
+    """
+    prefix, patches = len(sizes["tokens"]), sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
+    shape = (sizes["width"], depth, prefix == 2)
+    rows = _rows(tensors, depth)
+    asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, patches, shape))
+    schedule, source = _told(rows, asked, args, shape, patches)
+    if schedule is None:
+        knobs.facts.append(Fact(name="schedule", value="no merging", source=source))
+        return (0,) * depth
+    if not sizes["tokens"] or sizes["registers"] or sizes["pool"] not in ("token", "distilled"):
+        raise Refused(
+            "tokens are merged only in nets that read their class token.",
+            hint="The official code knows no other.",
+            code="pyra.tokens",
+        )
+    _require_possible(schedule, prefix, patches)
+    knobs.facts = [fact for fact in knobs.facts if fact.name != "schedule"]
+    against = "args.token_merging is off" if source == "--set" and args.get("token_merging") is False else ""
+    knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
+    return schedule
+
+
+def _rows(tensors: Mapping[str, Tensor], depth: int) -> tuple[int, ...] | None:
+    """The rows of pyra_a in every block; None where no block has it."""
+    places = [f"blocks.{index}.pyra_a" for index in range(depth)]
+    rows = tuple(weight_of(tensors, place, 2).shape[0] if place in tensors else 0 for place in places)
+    return rows if any(rows) else None
+
+
+def _told(
+    rows: tuple[int, ...] | None, asked: tuple[int, ...] | None, args: Mapping[str, Any], shape: Shape, patches: int
+) -> tuple[tuple[int, ...] | None, str]:
+    """The schedule, None for none, and who says so."""
+    if rows and asked is not None and asked != rows:
+        raise Refused(
+            f"the rows of pyra_a say {list(rows)}, --set schedule says {list(asked)}.",
+            hint="Leave --set schedule out: the rows are what was trained.",
+            code="pyra.schedule",
+        )
+    if rows:
+        return rows, "rows of pyra_a"
+    if asked is not None:
+        return asked, "--set"
+    if args.get("token_merging") is not True:
+        return None, "args.token_merging is off" if "token_merging" in args else "no key and no args speak of merging"
+    table = scheduled(str(args.get("merging_schedule")), shape) if patches == TABLE_PATCHES else None
+    if table is None:
+        raise Refused(
+            f"args say that tokens were merged by the schedule {args.get('merging_schedule')!r}, which is a list "
+            f"in the code alone; there is none for width {shape[0]}, depth {shape[1]} and {patches} patches.",
+            hint="Give it as --set schedule=16,16,... (tokens that go, block by block).",
+            code="setting.needed",
+        )
+    return table, f"the official table {args['merging_schedule']!r} for this width and depth, by args"
+
+
+def _require_possible(schedule: tuple[int, ...], prefix: int, patches: int) -> None:
+    """At most half of the tokens that are left can go in a block, and none before the patches."""
+    left = prefix + patches
+    for index, r in enumerate(schedule):
+        most = (left - prefix) // 2
+        if r > most:
+            raise Refused(
+                f"block {index} merges {r} of {left} tokens, and only {most} can go.",
+                hint="The schedule is that of another image size or another net.",
+                code="pyra.schedule",
+            )
+        left -= r

@@ -1,0 +1,57 @@
+"""The paper's models and blocks, and checkpoints of our own making in their sizes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from repaconv.backbones.vit import ViTConfig
+from repaconv.methods.dwconv.mixers import Mixer
+from repaconv.methods.dwconv.paper import ConvBlock, DropIn
+from repaconv.skeletons.blocks import BlockTraits
+from repaconv.skeletons.blockwise import example_weights, published_net
+from repaconv.skeletons.norms import NormTraits
+from repaconv.trained.contract import Published
+
+ARCHS = ("vit-large/12", "vit-base/6", "tiny")
+_HEADS_16 = (True,) * 16
+_TABLE_1 = {
+    "mhsa": Mixer("attention", (False,) * 16, 3072, True),
+    "conv": Mixer("full", _HEADS_16, 0, False, 3),
+    "dw": Mixer("depthwise", _HEADS_16, 0, True, 3, 1024),
+    "ens+dw": Mixer("ensembled", _HEADS_16, 0, True, 3, 64),
+}
+_SIZES = {"vit-large": (1024, 16, 24, 14, 336), "vit-base": (768, 12, 12, 14, 336), "tiny": (24, 3, 2, 4, 16)}
+
+
+def published(arch: str) -> Published:
+    """A block by its name in Table 1 (16 heads, d 1024, 24 x 24 patches, kernel 3), or ``vit-large/12``."""
+    if (mixer := _TABLE_1.get(arch)) is not None:
+        trained, deploy = mixer, mixer.spec(1024)
+        return Published(lambda: DropIn(1024, (24, 24), trained), lambda: deploy.build(1024, (24, 24)), (24 * 24, 1024))
+    name, _, replaced = arch.partition("/")
+    width, heads, depth, patch, side = _SIZES[name]
+    count = int(replaced or depth // 2)
+    norm = NormTraits("layer", 1e-6)
+    traits = BlockTraits(norm, norm, scale1=True, scale2=True)
+    conv = Mixer("depthwise", (True,) * heads, 0, True, 3, width, True)
+    attention = Mixer("attention", (False,) * heads, 3 * width, True)
+    blocks = tuple(
+        ConvBlock(conv if index % 2 == 0 and index // 2 < count else attention, traits, 4 * width, swiglu=False)
+        for index in range(depth)
+    )
+    config = ViTConfig(
+        image_size=(side, side),
+        patch=patch,
+        width=width,
+        classes=5 if name == "tiny" else 1000,
+        blocks=tuple(block.spec(width) for block in blocks),
+        tokens=(),
+        prefix_positions=False,
+        pool="avg",
+    )
+    return published_net(config, blocks)
+
+
+def example(arch: str, seed: int) -> dict[str, Tensor]:
+    """Seeded weights far from the identity; every second block is a drop-in depthwise convolution."""
+    return example_weights(published(arch), seed, {"bias": 0.3, "pos_embed": 0.3, "gamma": 0.4})

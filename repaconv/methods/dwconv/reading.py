@@ -1,0 +1,178 @@
+"""A net with convolutions in place of heads, from its keys, its shapes and the metadata of dwconv-v1."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from repaconv.artefacts import Fact
+from repaconv.backbones.parts import ActivationKind
+from repaconv.backbones.vit import ViTConfig
+from repaconv.checkpoint import Checkpoint
+from repaconv.errors import Refused
+from repaconv.methods.dwconv.gates import read_gates
+from repaconv.methods.dwconv.mixers import FORMAT, read_mixer
+from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.separation import SEPARABLE, is_rounded, separated
+from repaconv.skeletons.blocks import BlockTraits
+from repaconv.skeletons.blockwise import BlockwiseReading, Opened
+from repaconv.skeletons.frame import read_frame, read_heads
+from repaconv.skeletons.names import block_tensors, depth_of, weight_of
+from repaconv.skeletons.norms import Norms, read_norms
+from repaconv.trained.activations import read_activation
+from repaconv.trained.contract import Detection
+from repaconv.trained.knobs import Knobs, one_of, said_in
+
+_KERNEL = re.compile(r"^(?P<block>blocks\.(?:\d+\.)?\d+)\.attn\.(?P<what>dw|conv|conv_heads|gamma)(?:\.|$)")
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Kernels beside attention's weights, or the layout's name."""
+    found: dict[str, set[str]] = {}
+    for name in checkpoint.tensors:
+        if match := _KERNEL.match(name):
+            found.setdefault(match["what"], set()).add(match["block"])
+    meta = checkpoint.record.get("meta")
+    called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
+    if found:
+        listed = ", ".join(f"attn.{what} in {len(blocks)} blocks" for what, blocks in sorted(found.items()))
+        return Detection("training", f"{listed}{f'; {FORMAT}' if called else ''}")
+    return Detection("training", f"meta.format is {FORMAT}") if called else None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole net of the layout, or a gate has not chosen.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    _require_layout(checkpoint)
+    net, meta = Opened.of(checkpoint, settings), said_in(checkpoint.record, "meta")
+    tensors, knobs, arch = net.tensors, net.knobs, said_in(meta, "arch")
+    way = "antialias" if "register_tokens" in tensors else "offset"
+    sizes = read_frame(tensors, knobs, arch, "meta.arch", resize=way)
+    width, depth = sizes["width"], depth_of(tensors)
+    heads = read_heads(width, depth, knobs, arch.get("num_heads"), "meta.arch")
+    gates = read_gates(tensors, meta, knobs, depth, heads)
+    refactor = knobs.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
+    norms, act = read_norms(tensors, knobs), _read_act(tensors, net.record, knobs)
+    blocks = tuple(
+        _read_block(tensors, f"blocks.{index}.", width, heads, gates[index], refactor, norms, act)
+        for index in range(depth)
+    )
+    _require_grid(sizes, blocks)
+    rounded = sum(block.separate and is_rounded(block.error) for block in blocks)
+    return net.reading(
+        ViTConfig(**sizes, blocks=tuple(block.spec(width) for block in blocks)),
+        blocks,
+        facts=_block_facts(blocks),
+        # of the whole net, end to end; the certificate has the changed kernels in rows of their own
+        tolerances={"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {},
+        apart="gate.weight",
+    )
+
+
+def _require_layout(checkpoint: Checkpoint) -> None:
+    spvit = [name for name in checkpoint.tensors if "head_probs" in name or ".bconv." in name]
+    if spvit:
+        raise Refused(
+            f"{spvit[0]} is SPViT's: between its convolution and W^O stand a BatchNorm and a ReLU, which this "
+            "method does not have.",
+            hint="SPViT is not among the known methods.",
+            code="method.mismatch",
+        )
+    if detect(checkpoint) is None:
+        raise Refused(
+            f"{checkpoint.path} has no head that is a convolution (attn.dw, attn.conv): nothing is to be folded.",
+            hint="A plain vision transformer has to be converted and trained first.",
+            code="method.mismatch",
+        )
+
+
+def _read_block(
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    width: int,
+    heads: int,
+    gated: tuple[bool, ...] | None,
+    refactor: str,
+    norms: Norms,
+    act: ActivationKind,
+) -> ConvBlock:
+    block = block_tensors(tensors, prefix)
+    mixer = read_mixer(block, prefix, width, heads, gated)
+    swiglu = "mlp.w12.weight" in block
+    hidden = (
+        weight_of(tensors, f"{prefix}mlp.w3.weight", 2).shape[1]
+        if swiglu
+        else weight_of(tensors, f"{prefix}mlp.fc1.weight", 2).shape[0]
+    )
+    traits, separate, error = BlockTraits.read(block, norms), False, 0.0
+    if mixer.kind == "full":
+        _, error = separated(block["attn.conv.weight"])
+        separate = error <= SEPARABLE[refactor]
+        if refactor == "refactor" and not separate:
+            raise Refused(
+                f"{prefix}attn.conv does not separate into a pointwise and a depthwise convolution: its kernel is "
+                f"{error:.1e} from a product of the two.",
+                hint="Leave --set full_conv=refactor out to keep it as a full convolution.",
+                code="dwconv.not-separable",
+            )
+        if not separate and traits.norm1.kind == "batch":
+            raise Refused(
+                f"{prefix}norm1 is a BatchNorm before a full convolution, whose shift may not pass its padding.",
+                hint="Such a block is not known to fold.",
+                code="dwconv.batchnorm",
+            )
+    return ConvBlock(mixer, traits, hidden, swiglu, separate, act, error)
+
+
+def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: Knobs) -> ActivationKind:
+    """The activation of plain FFNs; a gated one is SiLU by its keys, whatever the file says of others."""
+    if any(name.endswith("mlp.w12.weight") for name in tensors):
+        knobs.facts.append(Fact(name="gate_act", value="SiLU", source="keys: w12 and w3 are DINOv2's SwiGLU"))
+    if any(name.endswith("mlp.fc1.weight") for name in tensors):
+        return read_activation(record, knobs)
+    return "GELU"
+
+
+def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> None:
+    """Convolutions act on the grid of patches: tokens beside it have no place in such a block.
+
+    Raises:
+        Refused: If there are any, or the net says of itself what is not known.
+    """
+    if (sizes["tokens"] or sizes["registers"]) and any(any(block.mixer.conv) for block in blocks):
+        raise Refused(
+            "there are tokens beside the patches (cls_token, register_tokens), which have no place in a convolution.",
+            hint=f"Nets of {FORMAT} are trained without them.",
+            code="dwconv.tokens",
+        )
+    if sizes["classes"] and sizes["pool"] == "none":
+        raise Refused(
+            "a head without a pooling before it is not known.",
+            hint="Such a net is not known to fold.",
+            code="dwconv.arch",
+        )
+
+
+def _block_facts(blocks: tuple[ConvBlock, ...]) -> list[Fact]:
+    kinds = [f"{sum(b.mixer.conv)} of {b.mixer.heads} heads convolve" if b.mixer.kind == "depthwise" else b.mixer.kind
+             for b in blocks]  # fmt: skip
+    facts = [
+        Fact(name="depth", value=len(blocks), source="keys"),
+        Fact(name="mixers", value=kinds, source="keys, gates"),
+    ]
+    for index, block in enumerate(blocks):
+        if block.mixer.kind == "full":
+            what = "pointwise and depthwise" if block.separate else "kept as a full convolution"
+            source = f"its kernel is {block.error:.1e} from a product of the two"
+            if not block.separate and block.error <= SEPARABLE["refactor"]:
+                source += ", as one stored in float32 is: --set full_conv=refactor takes it for one"
+            facts.append(Fact(name=f"blocks.{index}.attn.conv", value=what, source=source))
+    return facts

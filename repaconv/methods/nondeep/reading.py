@@ -1,0 +1,203 @@
+"""A net of branches, from its keys, its shapes and the metadata of nondeep-branches-v1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from repaconv.artefacts import Fact
+from repaconv.backbones.parts import ActivationKind
+from repaconv.backbones.vit import ViTConfig
+from repaconv.checkpoint import Checkpoint
+from repaconv.errors import Refused
+from repaconv.methods.nondeep.paper import BranchBlock, Join
+from repaconv.skeletons.blocks import BlockTraits
+from repaconv.skeletons.blockwise import BlockwiseReading, Opened
+from repaconv.skeletons.frame import read_frame
+from repaconv.skeletons.names import block_tensors, depth_of, weight_of
+from repaconv.skeletons.norms import Norms, read_norms
+from repaconv.trained.activations import read_activation
+from repaconv.trained.certificate import loaded, max_rel_error
+from repaconv.trained.contract import Detection
+from repaconv.trained.knobs import Knobs, one_of, positive, said_in, small
+
+FORMAT = "nondeep-branches-v1"
+WAYS = {"attn_value": ("output-sum", "value-sum"), "score_scale": ("sqrt", "sum")}
+"""Of joining branches: what no tensor tells."""
+
+T = TypeVar("T")
+
+_BRANCH = re.compile(r"^(?:blocks\.(?:\d+\.)?(\d+))\.(?:attn|mlp)\.branches\.\d+\.")
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Branches are this method's alone; its layout calls itself nondeep-branches-v1."""
+    found = {match[1] for name in checkpoint.tensors if (match := _BRANCH.match(name))}
+    meta = checkpoint.record.get("meta")
+    called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
+    if found:
+        return Detection("training", f"branches in {len(found)} blocks" + (f", {FORMAT}" if called else ""))
+    return Detection("deploy", f"{FORMAT} without branches") if called else None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
+    """See `repaconv.trained.contract.Method`.
+
+    Raises:
+        Refused: If the keys are not one whole net of branches, the metadata is missing or contradicts the
+            tensors, or the branches have not joined (lambda is not 1).
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    net = understood(checkpoint, settings)
+    factor = net.blocks[0].join.factor
+    if factor != 1:
+        raise Refused(
+            f"the branches have not joined: lambda is {factor:g}. Folding them anyway would change the "
+            f"output by {_error_of_joining(net):.0%} of its size.",
+            hint="Finish the training at lambda = 1; no net below it folds.",
+            code="nondeep.lambda",
+        )
+    specs = tuple(block.measured(net.config, net.weights(index)) for index, block in enumerate(net.blocks))
+    return replace(net, config=replace(net.config, blocks=specs))
+
+
+def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
+    """All but the rank of the heads, and at any lambda.
+
+    Raises:
+        Refused: As `read`.
+        UsageProblem: As `read`.
+    """
+    detection = detect(checkpoint)
+    if detection is None or detection.form == "deploy":
+        raise Refused(
+            f"{checkpoint.path} has no branches (blocks.i.attn.branches.b)"
+            + (f", though it calls itself {FORMAT}: it is folded already." if detection else "."),
+            hint="Fold the checkpoint as trained. Without --method the method is detected.",
+            code="method.deployed" if detection else "method.mismatch",
+        )
+    net, arch = Opened.of(checkpoint, settings), said_in(checkpoint.record, "meta", "arch")
+    tensors, knobs = net.tensors, net.knobs
+    sizes = read_frame(tensors, knobs, arch, "meta.arch")
+    heads = _need(knobs, "num_heads", positive, arch, "meta.arch", "12")
+    if sizes["width"] % heads:
+        raise Refused(
+            f"{sizes['width']} channels do not split into {heads} heads.",
+            hint="Give the number that it was trained with: --set num_heads=N.",
+            code="vit.heads",
+        )
+    if "norm_eps" not in arch and "norm_eps" not in settings:
+        _need(knobs, "norm_eps", small, arch, "meta.arch", "1e-6")
+    join = _read_join(tensors, said_in(checkpoint.record, "meta", "join"), knobs)
+    act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
+    blocks = tuple(_read_block(tensors, index, arch, heads, join, norms, act) for index in range(depth_of(tensors)))
+    specs = tuple(block.spec(sizes["width"], None, None) for block in blocks)
+    config = ViTConfig(**sizes, blocks=specs)
+    return net.reading(config, blocks, facts=_block_facts(blocks), apart="join_lambda")
+
+
+def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
+    """What treating lambda as 1 would do to the output, relative to its largest value, on one random image."""
+    size = (1, net.config.in_channels, *net.config.image_size)
+    image = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    joined = tuple(replace(block, join=replace(block.join, factor=1.0)) for block in net.blocks)
+    with torch.no_grad():
+        outputs = [loaded(one.module(), net.tensors)(image) for one in (replace(net, blocks=joined), net)]
+    return max_rel_error(*outputs)
+
+
+def _need(knobs: Knobs, name: str, parse: Callable[[str], T], said: Mapping[str, Any], where: str, example: str) -> T:
+    """A value of the metadata; the user must give what it leaves out."""
+    why = f"the metadata does not tell {name}, and no tensor does"
+    found: T | None = said.get(name)
+    return knobs.need(name, parse, example, why, found, where)
+
+
+def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Knobs) -> Join:
+    """attn_value, score_scale and lambda; the buffer and the metadata must agree on the last.
+
+    Raises:
+        Refused: If they do not, or the metadata names a way of joining that is not known.
+    """
+    for name, known in (("ffn", "pre-activation"), ("branch_reduce", "sum")):
+        if said.get(name, known) != known:
+            raise Refused(
+                f"meta.join.{name} is {said[name]!r}; only {known!r} is known to fold.",
+                hint="See the method's documentation for the ways of joining.",
+                code="nondeep.join",
+            )
+    value, scale = (
+        _need(knobs, name, one_of(*WAYS[name]), said, "meta.join", example)
+        for name, example in (("attn_value", "value-sum"), ("score_scale", "sqrt"))
+    )
+    for (name, ways), chosen in zip(WAYS.items(), (value, scale), strict=True):
+        if chosen not in ways:
+            raise Refused(
+                f"meta.join.{name} is {chosen!r}; known are {' and '.join(ways)}.",
+                hint=f"Give the right one with --set {name}=...",
+                code="nondeep.join",
+            )
+    return Join(value, scale, _read_lambda(tensors, said, knobs))
+
+
+def _read_lambda(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Knobs) -> float:
+    """Of the buffer and the metadata, which must agree."""
+    told = said.get("lambda")
+    found, source = (float(told), "meta.join") if isinstance(told, (int, float)) else (None, "")
+    if (buffer := tensors.get("join_lambda")) is not None and buffer.numel():
+        stored = [float(entry) for entry in buffer.flatten()]
+        found, source = (stored[0], "join_lambda") if found is None else (found, source)
+        if any(abs(entry - found) > 1e-6 for entry in stored):
+            listed = ", ".join(f"{entry:g}" for entry in dict.fromkeys(stored))
+            beside = "" if source == "join_lambda" else f" and {found:g} in the metadata"
+            raise Refused(
+                f"join_lambda is {listed} in the weights{beside}.",
+                hint="A net has one lambda. Finish the training at 1 in every block, and save the checkpoint again.",
+                code="nondeep.lambda",
+            )
+    why = "neither metadata nor weights tell lambda"
+    return knobs.need("lambda", float, "1.0", why, found, source)
+
+
+def _read_block(
+    tensors: Mapping[str, Tensor],
+    index: int,
+    arch: Mapping[str, Any],
+    heads: int,
+    join: Join,
+    norms: Norms,
+    act: ActivationKind,
+) -> BranchBlock:
+    """One block; metadata and tensors must agree on the number of its branches.
+
+    Raises:
+        Refused: If they do not, or their numbering has gaps.
+    """
+    block, said, counts = block_tensors(tensors, f"blocks.{index}."), arch.get("num_branches"), []
+    for part in ("attn", "mlp"):
+        found = {int(m[1]) for name in block if (m := re.match(rf"{part}\.branches\.(\d+)\.", name))}
+        if not found or found != set(range(len(found))) or (said is not None and said != len(found)):
+            listed = ", ".join(map(str, sorted(found))) or "none"
+            raise Refused(
+                f"blocks.{index}.{part} has the branches {listed}"
+                + (f" where the metadata says {said}." if said is not None else "."),
+                hint="A branch is missing or too many; the sum needs all of them.",
+                code="nondeep.branches",
+            )
+        counts.append(len(found))
+    hidden = weight_of(tensors, f"blocks.{index}.mlp.branches.0.fc1.weight", 2).shape[0]
+    biased = "attn.branches.0.qkv.bias" in block
+    return BranchBlock(counts[0], counts[1], heads, hidden, join, BlockTraits.read(block, norms), biased, act)
+
+
+def _block_facts(blocks: tuple[BranchBlock, ...]) -> list[Fact]:
+    return [
+        Fact(name="branches", value=sorted({count for b in blocks for count in (b.attn, b.mlp)}), source="keys"),
+        Fact(name="depth", value=len(blocks), source="keys"),
+        Fact(name="mlp_hidden", value=sorted({block.hidden for block in blocks}), source="shapes"),
+    ]

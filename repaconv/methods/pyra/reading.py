@@ -1,0 +1,91 @@
+"""A vision transformer that may merge tokens, from its keys, its shapes and the trainer's args."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from repaconv.backbones.vit import ViTConfig
+from repaconv.checkpoint import Checkpoint
+from repaconv.errors import Refused
+from repaconv.methods.pyra.paper import MergedBlock, deploy_config
+from repaconv.methods.pyra.schedules import read_schedule
+from repaconv.skeletons.blocks import BlockTraits
+from repaconv.skeletons.blockwise import BlockwiseReading, Opened
+from repaconv.skeletons.frame import read_frame, read_heads
+from repaconv.skeletons.names import block_tensors, depth_of, weight_of
+from repaconv.skeletons.norms import read_norms
+from repaconv.trained.activations import read_activation
+from repaconv.trained.contract import Detection
+from repaconv.trained.knobs import said_in, small
+
+MERGED_TOLERANCE = dict.fromkeys(
+    ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
+)
+"""Float32 rounding passes through a normalisation and a choice in every merging block."""
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """pyra_a is this method's alone; a plain ViT with LoRA or a trainer's token_merging may be its."""
+    names = checkpoint.tensors
+    merging = sum(name.endswith(".pyra_a") for name in names)
+    if merging:
+        return Detection("training", f"pyra_a in {merging} blocks")
+    plain = {"patch_embed.proj.weight", "pos_embed"} <= set(names) and any(
+        name.endswith("attn.qkv.weight") for name in names
+    )
+    layers = checkpoint.record.get("lora_layers")
+    if plain and layers:
+        return Detection("training", f"LoRA on {layers} layers of a plain ViT", "possible")
+    if plain and said_in(checkpoint.record, "args").get("token_merging") is True:
+        return Detection("training", "args.token_merging on a plain ViT", "possible")
+    return Detection("training", "a plain ViT, for --set schedule", "asked") if plain else None
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[MergedBlock]:
+    """See `repaconv.trained.contract.Method`; without merging, LoRA alone.
+
+    Raises:
+        Refused: If the keys are not one whole vision transformer, the schedule is not known or not possible, or
+            it has prompts or adapters, which do not fold.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    detection = detect(checkpoint)
+    if detection is None or (detection.confidence == "asked" and "schedule" not in settings):
+        raise Refused(
+            f"{checkpoint.path} has neither pyra_a nor LoRA on a plain vision transformer.",
+            hint="To merge tokens in a plain one, give --set schedule=...; else leave --method out.",
+            code="method.mismatch",
+        )
+    _require_foldable(checkpoint)
+    net, args = Opened.of(checkpoint, settings), said_in(checkpoint.record, "args")
+    tensors, knobs = net.tensors, net.knobs
+    depth, certain = depth_of(tensors), detection.confidence == "certain"
+    merges = certain or args.get("token_merging") is True or "schedule" in settings
+    sizes = read_frame(tensors, knobs, {}, "", resize=None if merges else "antialias")
+    heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
+    eps = knobs.take("pyra_eps", small, 1e-5) if certain else 1e-5
+    schedule = read_schedule(tensors, sizes, depth, args, knobs)
+    act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
+    blocks, tokens = [], ViTConfig(**sizes, blocks=()).sequence
+    for index, r in enumerate(schedule):
+        block = block_tensors(tensors, f"blocks.{index}.")
+        weight_of(tensors, f"blocks.{index}.attn.qkv.weight", 2)
+        hidden = weight_of(tensors, f"blocks.{index}.mlp.fc1.weight", 2).shape[0]
+        traits, modulated = BlockTraits.read(block, norms), any(name.startswith("pyra_") for name in block)
+        biased = "attn.qkv.bias" in block
+        blocks.append(MergedBlock(traits, heads, hidden, biased, tokens, r, modulated, act, eps))
+        tokens -= r
+    config = deploy_config(sizes, tuple(blocks))
+    return net.reading(config, tuple(blocks), tolerances=MERGED_TOLERANCE if any(schedule) else {})
+
+
+def _require_foldable(checkpoint: Checkpoint) -> None:
+    for name in checkpoint.tensors:
+        what = next((w for w in ("adapter.", "prefix_tokens", "visual_prompt_token") if w in name), None)
+        if what:
+            raise Refused(
+                f"{checkpoint.names[name]} is of an adapter or a prompt, which nothing beside it can take: it does not "
+                "fold.",
+                hint="Only nets with LoRA, with or without token merging, are known here.",
+                code="pyra.not-foldable",
+            )

@@ -85,8 +85,12 @@ def test_a_broken_plugin_is_a_row_and_no_crash(installed):
     doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
     assert "half installed" in doctor.stdout
     assert "Traceback" not in doctor.stderr
+    (site / "toy_plugin.py").write_text("METHOD = BACKBONE = object()  # of another version's contract\n")
     write_example("repavit", "tiny", Path("r.pth"), 2)
     fold = subprocess.run(
         [*cli, "fold", "r.pth", "--set", "num_heads=3"], env=installed, capture_output=True, text=True
     )
     assert fold.returncode == 0, fold.stderr
+    named = subprocess.run([*cli, "fold", "r.pth", "--method", "toy"], env=installed, capture_output=True, text=True)
+    assert named.returncode == 3
+    assert "method.broken" in named.stderr

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import exported_once
+import hypothesis
 import pytest
 import torch
 
@@ -22,6 +23,10 @@ OFFICIAL = sorted((SHARED / "riformer").glob("*.pth"))
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
 
 torch.onnx.export = exported_once.once(torch.onnx.export)
+hypothesis.settings.register_profile(
+    "without a clock", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("without a clock")
 
 
 def pytest_configure(config):

@@ -1,1 +1,1 @@
-"""One paper a file: how its training form becomes its deploy form."""
+"""One paper a folder: `paper` is its page, `reading` understands its checkpoints, `published` has its models."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from repaconv.skeletons.names import block_tensors, in_float64, official_names, 
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import relative_difference
 from repaconv.trained.contract import Detection, FoldedPart, Reading
-from repaconv.trained.knobs import Knobs, small
+from repaconv.trained.knobs import Knobs, said_in, small
 from repaconv.trained.preprocessing import preprocessing_of
 
 
@@ -39,8 +38,8 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
         return Detection("deploy", f"fc3 in the FFNs of {folded} blocks and norm1.running_mean in none")
     if _whole_matrices(checkpoint.tensors):
         return Detection("deploy", "every FFN is one square matrix fc1, as at idle ratio 1")
-    args = checkpoint.record.get("args")
-    if isinstance(args, Mapping) and "idle_ratio" in args and any(ffn_of(key) for key in keys):
+    args = said_in(checkpoint.record, "args")
+    if "idle_ratio" in args and any(ffn_of(key) for key in keys):
         return Detection("training", f"args: idle_ratio {args['idle_ratio']}")
     if "blocks.0.attn.norm.weight" in keys and "blocks.0.mlp.norm.weight" in keys:
         return Detection("training", "norms inside attn and mlp", "possible")
@@ -60,8 +59,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
     require_sound(tensors, names)
     family, ffns = read_ffns(tensors)
     knobs = Knobs(settings)
-    record = checkpoint.record.get("args")
-    args: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
+    args = said_in(checkpoint.record, "args")
     skeleton = family.read(tensors, ffns, knobs, args)
     eps = knobs.take("bn_eps", small, 1e-5)
     act = read_activation(checkpoint.record, knobs)

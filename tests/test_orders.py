@@ -12,6 +12,7 @@ import repaconv as rc
 from repaconv.errors import UsageProblem
 from repaconv.orders import stages
 from repaconv.orders.knobs import knobs
+from repaconv.steps.common import load_target
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,11 @@ def test_what_is_read_is_told_in_words_that_are_read_the_same(order, name, text,
 
 def test_words_leave_out_what_is_usual_and_what_an_artefact_does_not_repeat():
     assert stages.ExportOrder().words() == ()
-    asked = stages.ExportOrder(precision="int8", batch=2, image_size=(32, 48), simplify=False, inputs=Path("x.npz"))
-    words = "--precision int8 --batch 2 --image-size 32x48 --no-simplify --inputs x.npz"
+    assert stages.BenchOrder(target=load_target("arm64")).words() == ("--target", "arm64")
+    asked = stages.ExportOrder(
+        precision="int8", batch=2, image_size=(32, 48), simplify=False, inputs=Path("here/x.npz")
+    )
+    words = "--precision int8 --batch 2 --image-size 32x48 --no-simplify --inputs here/x.npz"
     assert asked.words() == tuple(words.split())
     assert stages.BenchOrder(baseline="b.json", out="o.json", seed=0).words() == ()
     assert stages.BuildOrder(target="x86-64", workspace_mib=9).words() == ("--target", "x86-64", "--workspace", "9")

@@ -94,7 +94,7 @@ class Asked:
         """A value as it would be typed, with its option."""
         if isinstance(value, bool):
             return [self.option if value else f"--no-{self.option[2:]}"]
-        told = self.knob.text.told(value) if self.knob.text else str(getattr(value, "name", value))
+        told = self.knob.text.told(value) if self.knob.text else str(value)
         return [word for each in ([told] if isinstance(told, str) else told) for word in (self.option, each)]
 
     def read(self, typed: Any) -> Any:
@@ -127,8 +127,7 @@ def knobs(order: type[Order]) -> tuple[Asked, ...]:
 def _asked(field: Field[Any], hint: Any) -> Asked:
     assert get_origin(hint) is Annotated, field.name
     of, knob, *_ = get_args(hint)
-    made = field.default_factory() if field.default_factory is not MISSING else field.default
-    return Asked(field.name, of, knob, inspect.Parameter.empty if made is MISSING else made)
+    return Asked(field.name, of, knob, inspect.Parameter.empty if field.default is MISSING else field.default)
 
 
 def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., Result]:

@@ -52,25 +52,23 @@ def choose_inputs(
 
     if inputs and images:
         raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
-    shape = (config.in_channels, *(size or folded.image_size))
-    number = at_least_one("count", count, data.RANDOM_IMAGES)
+    number, size = at_least_one("count", count, data.RANDOM_IMAGES), size or folded.image_size
     if inputs:
         return data.npz_inputs(Path(inputs), config.in_channels, config.classes)
     if images or pixels:
-        _require_channels(folded.preprocessing, shape[0])
+        _require_channels(folded.preprocessing, config.in_channels)
     if images:
         return data.image_inputs(
             Path(images),
             folded.preprocessing,
-            size=size or folded.image_size,
-            channels=shape[0],
+            size=size,
+            channels=config.in_channels,
             classes=config.classes,
             class_names=Path(classes) if classes else None,
             limit=count,
         )
-    if pixels:
-        return data.random_pixels(shape, folded.preprocessing, count=number, seed=seed)
-    return data.random_inputs(shape, count=number, seed=seed)
+    shape, drawn = (config.in_channels, *size), {"count": number, "seed": seed}
+    return data.random_pixels(shape, folded.preprocessing, **drawn) if pixels else data.random_inputs(shape, **drawn)
 
 
 def _require_channels(wanted: Preprocessing, channels: int) -> None:

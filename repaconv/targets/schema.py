@@ -73,6 +73,9 @@ class Target(Record):
     bench: BenchDefaults
     variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})
 
+    def __str__(self) -> str:
+        return self.name
+
     def form(self, method: str) -> tuple[str, ...]:
         """Names of the rewrites of a method's default form here."""
         return self.forms.get(method, self.forms.get("default", ()))

@@ -36,8 +36,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
     for name in checkpoint.tensors:
         if match := _KERNEL.match(name):
             found.setdefault(match["what"], set()).add(match["block"])
-    meta = checkpoint.record.get("meta")
-    called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
+    called = said_in(checkpoint.record, "meta").get("format") == FORMAT
     if found:
         listed = ", ".join(f"attn.{what} in {len(blocks)} blocks" for what, blocks in sorted(found.items()))
         return Detection("training", f"{listed}{f'; {FORMAT}' if called else ''}")

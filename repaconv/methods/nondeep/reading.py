@@ -38,8 +38,7 @@ _BRANCH = re.compile(r"^(?:blocks\.(?:\d+\.)?(\d+))\.(?:attn|mlp)\.branches\.\d+
 def detect(checkpoint: Checkpoint) -> Detection | None:
     """Branches are this method's alone; its layout calls itself nondeep-branches-v1."""
     found = {match[1] for name in checkpoint.tensors if (match := _BRANCH.match(name))}
-    meta = checkpoint.record.get("meta")
-    called = isinstance(meta, Mapping) and meta.get("format") == FORMAT
+    called = said_in(checkpoint.record, "meta").get("format") == FORMAT
     if found:
         return Detection("training", f"branches in {len(found)} blocks" + (f", {FORMAT}" if called else ""))
     return Detection("deploy", f"{FORMAT} without branches") if called else None
@@ -96,8 +95,8 @@ def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Blockwise
     join = _read_join(tensors, said_in(checkpoint.record, "meta", "join"), knobs)
     act, norms = read_activation(net.record, knobs), read_norms(tensors, knobs)
     blocks = tuple(_read_block(tensors, index, arch, heads, join, norms, act) for index in range(depth_of(tensors)))
-    specs = tuple(block.spec(sizes["width"], None, None) for block in blocks)
-    config = ViTConfig(**sizes, blocks=specs)
+    unmeasured = tuple(block.spec(sizes["width"], None, None) for block in blocks)
+    config = ViTConfig(**sizes, blocks=unmeasured)
     return net.reading(config, blocks, facts=_block_facts(blocks), apart="join_lambda")
 
 

@@ -74,6 +74,7 @@ class Target(Record):
     variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})
 
     def __str__(self) -> str:
+        """Its name, as it is typed."""
         return self.name
 
     def form(self, method: str) -> tuple[str, ...]:

@@ -17,8 +17,7 @@ from repaconv.backbones.parts import IdleConvMlp
 from repaconv.backbones.tokens import IdleMlp, IdleMlpSpec
 from repaconv.live.parts import New, child_at
 from repaconv.methods.repavit.activity import ResidualTest
-from repaconv.methods.repavit.paper import fold_ffn
-from repaconv.skeletons.folding import named
+from repaconv.methods.repavit.paper import ffn_weights, fold_ffn
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,8 @@ def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess
                 parts = fold_ffn(weights, active, eps, Affine.eye(width))
                 if not shortcut:
                     parts["idle"] = parts["idle"] - Affine.eye(width)
-                tensors = {n: w for n, w in named(parts, without_bias=("fc2",)).items() if w.numel()}
                 kind = IdleConvMlp(width, active, "GELU") if conv else IdleMlp(width, IdleMlpSpec(active))
-                shaped = {n: w[:, :, None, None] if conv and w.ndim == 2 else w for n, w in tensors.items()}
-                return {"": _loaded(kind, shaped)}
+                return {"": _loaded(kind, ffn_weights(parts, conv=conv))}
 
             yield Guess("repavit", told, edit)
 

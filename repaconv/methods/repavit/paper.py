@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from repaconv.affine import Affine
 from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import ImageBatchNorm, TokenBatchNorm
+from repaconv.skeletons.folding import named
 
 
 class ChannelIdleMlp(nn.Module):
@@ -87,6 +88,14 @@ def fold_ffn(block: Mapping[str, Tensor], active: int, eps: float, scale: Affine
     (up_act, up_idle), (down_act, down_idle) = up.split_out(active), down.split_in(active)
     idle = Affine.eye(up.in_width) + down_idle @ up_idle  # eq. 5
     return {"idle": Affine(idle.weight, idle.bias + down.bias), "fc1": up_act, "fc2": down_act}
+
+
+def ffn_weights(parts: Mapping[str, Affine], *, conv: bool) -> dict[str, Tensor]:
+    """The deploy block's weights; beside an idle part, which has fc2's bias, nothing empty is kept."""
+    idle = "idle" in parts
+    tensors = named(parts, without_bias=("fc2",) if idle else ())
+    shaped = {name: w[:, :, None, None] if conv and w.ndim == 2 else w for name, w in tensors.items()}
+    return {name: w for name, w in shaped.items() if w.numel() or not idle}
 
 
 def linear_layer(block: Mapping[str, Tensor], name: str) -> Affine:

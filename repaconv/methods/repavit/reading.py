@@ -9,16 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
 from repaconv.artefacts import FoldStep
 from repaconv.backbones.parts import ActivationKind
 from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.repavit.activity import active_channels, read_claim
 from repaconv.methods.repavit.families import FAMILIES, Family, ffn_of
-from repaconv.methods.repavit.paper import ChannelIdleMlp, fold_ffn
+from repaconv.methods.repavit.paper import ChannelIdleMlp, ffn_weights, fold_ffn
 from repaconv.skeletons.around import Ffn, Skeleton
-from repaconv.skeletons.folding import named
 from repaconv.skeletons.names import block_tensors, in_float64, official_names, weight_of
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import relative_difference
@@ -127,7 +125,7 @@ class RePaViTReading(Reading):
         inside = ffn.prefix.removeprefix(prefix)
         block = in_float64(block_tensors(self.tensors, prefix))
         around, told, scale = self.skeleton.around(block, index)
-        mlp = _named(fold_ffn(block_tensors(block, inside), a, self.eps, scale), conv=self.family.conv)
+        mlp = ffn_weights(fold_ffn(block_tensors(block, inside), a, self.eps, scale), conv=self.family.conv)
         folded = {**around, **{f"{inside}{name}": weight for name, weight in mlp.items()}}
         with torch.device("meta"):
             trained, deploy, shape = self.skeleton.pair(self.config, index, self.mlp)
@@ -141,14 +139,6 @@ class RePaViTReading(Reading):
                 max_rel_error=relative_difference((trained, block), (deploy, folded), shape),
             ),
         )
-
-
-def _named(parts: Mapping[str, Affine], *, conv: bool) -> dict[str, Tensor]:
-    """The deploy FFN's weights; beside an idle part, which has fc2's bias, nothing empty is kept."""
-    idle = "idle" in parts
-    tensors = named(parts, without_bias=("fc2",) if idle else ())
-    shaped = {name: w[:, :, None, None] if conv and w.ndim == 2 else w for name, w in tensors.items()}
-    return {name: w for name, w in shaped.items() if w.numel() or not idle}
 
 
 def _require_training_form(checkpoint: Checkpoint) -> None:

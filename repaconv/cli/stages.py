@@ -71,7 +71,7 @@ def fold(
     from repaconv.cli import render
     from repaconv.pipeline import fold as stage
 
-    if order.form != "default":
+    if order.form != "default" and not quiet:
         render.told(f"--form moves to export, where the target is known: repaconv export --onnx --form {order.form}")
     finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))
 

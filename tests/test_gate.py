@@ -64,17 +64,18 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_codes_as_a_shell_sees_them(tmp_path, repaconv):
-    sound = recipe(tmp_path / "recipes", "[export]\nsimplify = false\n")
+    export = "[export]\nsimplify = false\nbatch = 1\n"
+    sound = recipe(tmp_path / "recipes", export)
     done = shell("gate", sound)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "recipes" / "r-run" / "verify.json").is_file()
 
-    failing = recipe(tmp_path, "[export]\nsimplify = false\n[verify.rtol]\nstored = 1e-30\n", name="failing")
+    failing = recipe(tmp_path, f"{export}[verify.rtol]\nstored = 1e-30\n", name="failing")
     refused = recipe(tmp_path, name="refused", settings={"num_heads": "5"})
     usage = recipe(tmp_path, "[verify]\nimage = 'x'\n", name="usage")
     assert shell("gate", refused).returncode == 4
-    missing = recipe(tmp_path, "[export]\nsimplify = false\n[verify]\nrequire = ['engine']\n", name="missing")
+    missing = recipe(tmp_path, f"{export}[verify]\nrequire = ['engine']\n", name="missing")
     for paths, code in (([usage], 2), ([tmp_path / "none.toml"], 2), ([missing], 1), ([], 2)):
         assert repaconv("gate", *paths)[0] == code, paths
     code, out, _ = repaconv("gate", usage, sound, failing, "--format", "json")  # the worst counts, and all are run
@@ -85,7 +86,7 @@ def test_exit_codes_as_a_shell_sees_them(tmp_path, repaconv):
 
 def test_what_the_recipe_asks_for_and_is_not_there_is_an_environment_problem(tmp_path):
     (tmp_path / "t.toml").write_text(
-        'name = "board"\nabout = "a"\nruntime = "tensorrt"\nopset = 17\nprecisions = ["fp32"]\n'
+        'name = "board"\nabout = "a"\nruntime = "tensorrt"\nopset = 20\nprecisions = ["fp32"]\n'
         "[bench]\nthreads = 1\nbatch = 1\nrounds = 10\nwarmup_rounds = 1\n"
     )
     path = recipe(tmp_path, "[export]\ntarget = 't.toml'\n[bench]\n")

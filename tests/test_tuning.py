@@ -147,7 +147,7 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
     assert again.note
     assert package.fold("second.pth", num_heads=3, form="fastest-known", force=True).rewrites == again.rewrites
     with pytest.raises(AssertionError, match="measured again"):
-        package.tune("second.pth", again=True, **asked)
+        package.tune("first.pth", again=True, **asked)
 
 
 def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):

@@ -22,9 +22,9 @@ from repaconv.engines.trt_rtx import ENGINE
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.exporters.precision import to_fp16
 from repaconv.exporters.to_onnx import to_onnx
-from repaconv.pipeline.building import _Timings
 from repaconv.steps.common import load_target
 from repaconv.steps.engines import built_as
+from repaconv.steps.timings import Timings
 
 NETS = (
     "repavit-tiny",
@@ -162,16 +162,16 @@ def test_an_engine_of_another_version_than_the_targets_is_not_built(tiny, monkey
 def test_a_timing_cache_is_kept_by_target_and_version_and_pinned_by_its_hash(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     device = load_target("orin-nano")
-    timings = _Timings.of(None, device, "10.3.0")
+    timings = Timings.of(None, device, "10.3.0")
     assert timings.content is None
     digest = timings.keep(b"measured")
     assert digest == hashlib.sha256(b"measured").hexdigest()
-    again = _Timings.of(None, device, "10.3.0")
+    again = Timings.of(None, device, "10.3.0")
     assert again.content == b"measured"
-    assert _Timings.of(None, device, "10.3.1").content is None
+    assert Timings.of(None, device, "10.3.1").content is None
     again.path.write_bytes(b"tampered")
     with pytest.raises(Refused, match="its hash is another"):
-        _Timings.of(None, device, "10.3.0")
+        Timings.of(None, device, "10.3.0")
 
 
 # --- what runs here ---------------------------------------------------------------------------------------

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
-from repaconv.engines.contract import label
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.files import cache_folder, payload_of, read_artefact, sha256_of, write_bytes, write_text
+from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label
+from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.files import payload_of, read_artefact, write_bytes, write_text
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import BuildOrder
 from repaconv.replacing import put, require_ours
-from repaconv.steps.asked import as_typed
 from repaconv.steps.common import Progress, image_model, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
+from repaconv.steps.timings import Timings
 
 if TYPE_CHECKING:
     import onnx
@@ -25,27 +27,12 @@ LARGEST_BATCH = 32
 PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
 
 
-def build(
-    run: str | Path | None = None,
-    *,
-    target: str,
-    precision: str = "fp32",
-    workspace_mib: int | None = None,
-    timing_cache: str | Path | None = None,
-    replay: bool = False,
-    unverified: bool = False,
-    progress: Progress = silent,
-) -> BuildArtefact:
+def build_by(order: BuildOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BuildArtefact:
     """Build an engine from the run's ONNX model, prove what it computes in, and compare it where it runs here.
 
     Args:
         run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
-        target: What it is for; its runtime must be able to build here.
-        precision: Which of the run's ONNX models; where the runtime itself lowers precision, that of the engine.
-        workspace_mib: Scratch memory for TensorRT's kernels, in MiB; its own limit when None.
-        timing_cache: TensorRT's measurements of kernels, read and written; the user's cache of this target when None.
-        replay: Fail where the timing cache has no answer: the same engine again.
-        unverified: Go on behind a failed verdict, and record it.
+        order: What is asked for.
         progress: See `Progress`.
 
     Returns:
@@ -57,88 +44,71 @@ def build(
         UsageProblem: If there is no such ONNX model, the runtime takes no such option, or a file is there already that
             is somebody else's.
     """
-    import onnx
+    plan = _plan(order, run)
+    progress(f"build for {plan.device.name}", 0, 0)
+    built = plan.engine.build(_as_ordered(plan, progress))
+    wrote = _write(plan, built)
+    links = (_compared(plan, progress),) if built.runs_here else ()
+    artefact = _artefact(plan, built, links, wrote[1:])
+    put(plan.slot, artefact)
+    return with_files(artefact, [plan.source], [*wrote, plan.slot])
 
-    from repaconv.engines.contract import Order
-    from repaconv.proof.verdicts import verdict_of
 
-    device = load_target(target)
-    engine = registry.load(registry.ENGINES, device.runtime)
-    _require_taken(engine, workspace=workspace_mib, timing_cache=timing_cache, replay=replay)
+build = by_name(build_by, BuildOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a run: nothing of it is refused any more."""
+
+    order: BuildOrder
+    asked: tuple[str, ...]
+    folded: FoldArtefact
+    exported: ExportArtefact
+    source: Path
+    overridden: tuple[str, ...]
+    device: Target
+    engine: Engine
+    version: str
+    timings: Timings
+    name: str
+    file: Path
+    log: Path
+    slot: Path
+
+
+def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
+    """Everything that may be refused before the runtime is asked."""
+    device = load_target(order.target)
+    engine: Engine = registry.load(registry.ENGINES, device.runtime)
+    _require_taken(engine, workspace=order.workspace_mib, timing_cache=order.timing_cache, replay=order.replay)
     version = _version_for(device, engine)
     taken, model = runs.run_and_model(Path(run) if run else None)
     folded = read_artefact(taken.fold_json, FoldArtefact)
-    typed = "fp32" if device.typed_by == "runtime" and precision == "bf16" else precision
-    exported, path, variant = export_for(taken, folded, target, typed, model=model)
-    overridden = runs.require_sound(taken, folded, (exported, path), unverified=unverified)
-    source = runs.graph_of(taken, exported)
-    name = variant.model_copy(update={"precision": precision}).full
-    file = taken.engine(name, engine.suffix)
-    log, slot = taken.engine(name, ".log"), taken.engine(name, ".json")
+    typed = "fp32" if device.typed_by == "runtime" and order.precision == "bf16" else order.precision
+    exported, path, variant = export_for(taken, folded, order.target, typed, model=model)
+    overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
+    name = variant.model_copy(update={"precision": order.precision}).full
+    file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))
     require_ours(slot, "build", file, log)
-    timings = _Timings.of(Path(timing_cache) if timing_cache else None, device, version)
-    progress(f"build for {device.name}", 0, 0)
-    order = Order(
-        model=source,
-        precision=precision,
-        capabilities=(device.compute_capability,),
-        shapes=_shapes(onnx.load(source, load_external_data=False), exported, device),
-        islands=exported.islands,
-        here=device.architecture == platform.machine(),
-        threads=device.bench.threads,
-        workspace=None if workspace_mib is None else workspace_mib * 2**20,
-        timing_cache=timings.content,
-        replay=replay,
-        tick=progress,
+    return _Plan(
+        order=order,
+        asked=(*([str(model)] if model else []), *order.words()),
+        folded=folded,
+        exported=exported,
+        source=runs.graph_of(taken, exported),
+        overridden=overridden,
+        device=device,
+        engine=engine,
+        version=version,
+        timings=Timings.of(Path(order.timing_cache) if order.timing_cache else None, device, version),
+        name=name,
+        file=file,
+        log=log,
+        slot=slot,
     )
-    built = engine.build(order)
-    write_bytes(file, built.engine)
-    if built.log:
-        write_text(log, f"{built.log}\n")
-    logs = [log] if built.log else []
-    links = (_compared(folded, file, source, engine, exported, precision, device, progress),) if built.runs_here else ()
-    asked = label(precision)
-    wrong = {name: count for name, count in built.types.items() if not name.endswith(f".{asked}")}
-    staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
-    other = sum(wrong.values()) - sum(staying.values())
-    typed_right = other <= len(exported.in_float) and any(name.endswith(f".{asked}") for name in built.types)
-    kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
-    proved = verdict_of(links) if links else "passed"
-    artefact = BuildArtefact(
-        made_by={**made_by(), device.runtime: version},
-        verdict=proved if typed_right else "failed",
-        unverified=overridden,
-        asked=(
-            *([str(model)] if model else []),
-            *as_typed(
-                build,
-                target=target,
-                precision=precision,
-                workspace_mib=workspace_mib,
-                timing_cache=timing_cache,
-                replay=replay,
-                unverified=unverified,
-            ),
-        ),
-        beside=tuple(payload_of(each, slot.parent) for each in logs),
-        variant=name,
-        target=device.name,
-        runtime=f"{engine.name} {version}",
-        compute_capability=device.compute_capability,
-        precision=precision,
-        layer_types=dict(built.types),
-        options=dict(built.options),
-        timing_cache=timings.keep(built.timing_cache) if built.timing_cache else "",
-        note=built.proved + kept + ("" if built.runs_here else ", and was not verified here"),
-        links=links,
-        onnx_sha256=exported.payload.sha256,
-        payload=payload_of(file, file.parent),
-    )
-    put(slot, artefact)
-    return with_files(artefact, [source], [file, *logs, slot])
 
 
-def _require_taken(engine: Any, **options: Any) -> None:
+def _require_taken(engine: Engine, **options: Any) -> None:
     """Refuse what this runtime's builder does not take.
 
     Raises:
@@ -153,7 +123,7 @@ def _require_taken(engine: Any, **options: Any) -> None:
         )
 
 
-def _version_for(device: Target, engine: Any) -> str:
+def _version_for(device: Target, engine: Engine) -> str:
     """The runtime's version here, if it is the one that the target has.
 
     Raises:
@@ -179,92 +149,24 @@ def _version_for(device: Target, engine: Any) -> str:
     return version
 
 
-def _compared(
-    folded: FoldArtefact,
-    file: Path,
-    source: Path,
-    engine: Any,
-    exported: ExportArtefact,
-    precision: str,
-    device: Target,
-    progress: Progress,
-) -> Link:
-    """The engine against the ONNX model that it was built from, on random images."""
-    from repaconv.engines.contract import SessionSpec
-    from repaconv.proof.data import random_pixels
-    from repaconv.proof.parity import Meter
-    from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import FixedBatch, Images, decides
+def _as_ordered(plan: _Plan, progress: Progress) -> Order:
+    """What the runtime's builder is asked for."""
+    import onnx
 
-    progress("engine against its model", 0, 0)
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
-    config = backbone.from_json(folded.config)
-    logits, choosing = folded.output == "logits", decides(backbone.deploy(config))
-    allowed = tolerance("engine", precision=precision, logits=logits, decides=choosing, usual=folded.tolerances)
-    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    batch = None if exported.batch == "dynamic" else int(exported.batch)
-    given = random_pixels((config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
-    spec = SessionSpec(threads=device.bench.threads, precision=precision)
-    after = FixedBatch(Images(engine.open(file, spec)), batch)
-    before = FixedBatch(image_model(source), batch)
-    meter = Meter(allowed, logits=logits)
-    for piece in given.batches(AT_ONCE):
-        images: Any = piece.pixels if exported.preprocessing else piece.images
-        meter.add(after.run(images), before.run(images))
-    name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
-    return meter.link("engine", f"{name} under ONNX Runtime", file.name)
-
-
-class _Timings(NamedTuple):
-    """TensorRT's measurements of kernels for one target and version, and where they are kept."""
-
-    path: Path
-    content: bytes | None
-
-    @classmethod
-    def of(cls, given: Path | None, device: Target, version: str) -> _Timings:
-        """Read them, if they are still those that were written.
-
-        Raises:
-            Refused: If their hash is another.
-        """
-        path = given or cache_folder("timings") / f"{device.name}-{device.runtime}-{version}.cache"
-        if not path.is_file():
-            return cls(path, None)
-        pin = path.with_name(f"{path.name}.sha256")
-        if pin.is_file() and pin.read_text().strip() != sha256_of(path):
-            raise Refused(
-                f"the timing cache {path} is not the file that was written: its hash is another.",
-                hint=f"Delete it and {pin.name}, and let the builder measure again.",
-                code="build.timing-cache",
-            )
-        return cls(path, path.read_bytes())
-
-    def keep(self, content: bytes) -> str:
-        """Write them back with their hash, which the artefact records, too."""
-        write_bytes(self.path, content)
-        digest = sha256_of(self.path)
-        write_text(self.path.with_name(f"{self.path.name}.sha256"), f"{digest}\n")
-        return digest
-
-
-def what_works(target: str) -> list[registry.PluginRow]:
-    """Of a target, what of it can be done on this machine, and what would mend the rest."""
-    device = load_target(target)
-    engine = registry.load(registry.ENGINES, device.runtime)
-    wanted = f"{device.runtime} {device.runtime_version}".strip()
-    export = f"works: opset {device.opset}, {', '.join(device.precisions)}"
-    rows = [registry.PluginRow(device.name, "export", wanted, "", export)]
-    try:
-        here, problem = f"works: {device.runtime} {_version_for(device, engine)}", ""
-    except EnvironmentProblem as error:
-        here, problem = "", f"{error.message} {error.hint}"
-    rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
-    if "run" not in engine.can:
-        return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, "", "on the device alone")]
-    if device.architecture not in ("", platform.machine()):
-        here = f"{here}, as on a {platform.machine()}: for times of its own, run this there"
-    return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, problem, here)]
+    order, device = plan.order, plan.device
+    return Order(
+        model=plan.source,
+        precision=order.precision,
+        capabilities=(device.compute_capability,),
+        shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.exported, device),
+        islands=plan.exported.islands,
+        here=device.architecture == platform.machine(),
+        threads=device.bench.threads,
+        workspace=None if order.workspace_mib is None else order.workspace_mib * 2**20,
+        timing_cache=plan.timings.content,
+        replay=order.replay,
+        tick=progress,
+    )
 
 
 def _shapes(model: onnx.ModelProto, exported: ExportArtefact, device: Target) -> dict[str, tuple[Any, Any, Any]]:
@@ -285,3 +187,94 @@ def _shapes(model: onnx.ModelProto, exported: ExportArtefact, device: Target) ->
         shapes = [[batch if name else value for name, value in dims] for batch in (least, usual, largest)]
         found[entry.name] = (shapes[0], shapes[1], shapes[2])
     return found
+
+
+def _write(plan: _Plan, built: Built) -> list[Path]:
+    """The engine, and the builder's log if it kept one."""
+    write_bytes(plan.file, built.engine)
+    if built.log:
+        write_text(plan.log, f"{built.log}\n")
+    return [plan.file, *([plan.log] if built.log else [])]
+
+
+def _compared(plan: _Plan, progress: Progress) -> Link:
+    """The engine against the ONNX model that it was built from, on random images."""
+    from repaconv.proof.data import random_pixels
+    from repaconv.proof.parity import Meter
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.runners import FixedBatch, Images, decides
+
+    progress("engine against its model", 0, 0)
+    folded, exported, precision = plan.folded, plan.exported, plan.order.precision
+    backbone = registry.load(registry.BACKBONES, folded.backbone)
+    config = backbone.from_json(folded.config)
+    logits, choosing = folded.output == "logits", decides(backbone.deploy(config))
+    allowed = tolerance("engine", precision=precision, logits=logits, decides=choosing, usual=folded.tolerances)
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    batch = None if exported.batch == "dynamic" else int(exported.batch)
+    given = random_pixels((config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
+    spec = SessionSpec(threads=plan.device.bench.threads, precision=precision)
+    after = FixedBatch(Images(plan.engine.open(plan.file, spec)), batch)
+    before = FixedBatch(image_model(plan.source), batch)
+    meter = Meter(allowed, logits=logits)
+    for piece in given.batches(AT_ONCE):
+        images: Any = piece.pixels if exported.preprocessing else piece.images
+        meter.add(after.run(images), before.run(images))
+    name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
+    return meter.link("engine", f"{name} under ONNX Runtime", plan.file.name)
+
+
+def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:
+    from repaconv.proof.verdicts import verdict_of
+
+    typed_right, note = _typed(plan, built)
+    proved = verdict_of(links) if links else "passed"
+    return BuildArtefact(
+        made_by={**made_by(), plan.device.runtime: plan.version},
+        verdict=proved if typed_right else "failed",
+        unverified=plan.overridden,
+        asked=plan.asked,
+        beside=tuple(payload_of(each, plan.slot.parent) for each in logs),
+        variant=plan.name,
+        target=plan.device.name,
+        runtime=f"{plan.engine.name} {plan.version}",
+        compute_capability=plan.device.compute_capability,
+        precision=plan.order.precision,
+        layer_types=dict(built.types),
+        options=dict(built.options),
+        timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
+        note=note + ("" if built.runs_here else ", and was not verified here"),
+        links=links,
+        onnx_sha256=plan.exported.payload.sha256,
+        payload=payload_of(plan.file, plan.file.parent),
+    )
+
+
+def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
+    """Whether it computes in what was asked for, and what that was read from."""
+    precision, asked = plan.order.precision, f".{label(plan.order.precision)}"
+    wrong = {name: count for name, count in built.types.items() if not name.endswith(asked)}
+    staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
+    other = sum(wrong.values()) - sum(staying.values())
+    right = other <= len(plan.exported.in_float) and any(name.endswith(asked) for name in built.types)
+    kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
+    return right, built.proved + kept
+
+
+def what_works(target: str) -> list[registry.PluginRow]:
+    """Of a target, what of it can be done on this machine, and what would mend the rest."""
+    device = load_target(target)
+    engine: Engine = registry.load(registry.ENGINES, device.runtime)
+    wanted = f"{device.runtime} {device.runtime_version}".strip()
+    export = f"works: opset {device.opset}, {', '.join(device.precisions)}"
+    rows = [registry.PluginRow(device.name, "export", wanted, "", export)]
+    try:
+        here, problem = f"works: {device.runtime} {_version_for(device, engine)}", ""
+    except EnvironmentProblem as error:
+        here, problem = "", f"{error.message} {error.hint}"
+    rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
+    if "run" not in engine.can:
+        return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, "", "on the device alone")]
+    if device.architecture not in ("", platform.machine()):
+        here = f"{here}, as on a {platform.machine()}: for times of its own, run this there"
+    return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, problem, here)]

@@ -7,7 +7,7 @@ import io
 import tarfile
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
@@ -20,9 +20,10 @@ from repaconv.files import (
     sha256_of_bytes,
     write_with,
 )
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import BundleOrder
 from repaconv.replacing import put, require_ours
-from repaconv.steps.asked import as_typed
-from repaconv.steps.chain import net_of
+from repaconv.steps.chain import Net, net_of
 from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs, filled
@@ -31,42 +32,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from repaconv.proof.data import Inputs
     from repaconv.targets import Target
 
 WARMUP_MS, DURATION_S = 1000, 10
 
 
-def bundle(
-    run: str | Path | None = None,
-    *,
-    target: str,
-    precision: str = "fp32",
-    inputs: str | Path | None = None,
-    images: str | Path | None = None,
-    count: int | None = None,
-    seed: int = 0,
-    batch: int | None = None,
-    workspace_mib: int | None = None,
-    checkpoint: str | Path | None = None,
-    unverified: bool = False,
-    out: str | Path | None = None,
-    progress: Progress = silent,
-) -> BundleArtefact:
+def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BundleArtefact:
     """Pack the run's ONNX model with images, the float64 outputs for them, and a script for the board's trtexec.
 
     Args:
         run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
-        target: A board with TensorRT, whose ONNX model the run must have.
-        precision: Of that model.
-        inputs: An .npz of images.
-        images: A folder of them instead; without either random ones.
-        count: How many.
-        seed: Of the random ones.
-        batch: Images a call; the model's, or the target's where it leaves that free.
-        workspace_mib: Scratch memory for kernels, in MiB; TensorRT's own limit when None.
-        checkpoint: Where the checkpoint is now, if it has moved.
-        unverified: Go on behind a failed verdict, and record it.
-        out: The .tar.gz; ``build/<target>.tar.gz`` of the run when None.
+        order: What is asked for.
         progress: See `Progress`.
 
     Raises:
@@ -74,6 +51,80 @@ def bundle(
         UsageProblem: If the target is no board with TensorRT, there is no model for it, or a file is there already that
             is somebody else's.
     """
+    plan = _plan(order, run)
+    calls = _recorded(plan, progress)
+    content = _content(plan, calls)
+    write_with(plan.path, lambda temporary: _pack(temporary, content, plan.source, plan.exported))
+    artefact = _artefact(plan, calls, sha256_of_bytes(content["bundle.json"]))
+    put(plan.slot, artefact)
+    return with_files(artefact, [plan.source, plan.net.source], [plan.path, plan.slot])
+
+
+bundle = by_name(bundle_by, BundleOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a run: nothing of it is refused any more."""
+
+    order: BundleOrder
+    asked: tuple[str, ...]
+    device: Target
+    folded: FoldArtefact
+    exported: ExportArtefact
+    overridden: tuple[str, ...]
+    source: Path
+    net: Net
+    given: Inputs
+    batch: int
+    allowed: Tolerance
+    name: str
+    path: Path
+    slot: Path
+
+
+def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
+    """Everything that may be refused, before anything is written."""
+    device = _board(order.target)
+    taken, model = runs.run_and_model(Path(run) if run else None)
+    folded = read_artefact(taken.fold_json, FoldArtefact)
+    exported, path, variant = export_for(taken, folded, order.target, order.precision, model=model, batch=order.batch)
+    overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
+    source = runs.graph_of(taken, exported)
+    slot = taken.bundle_json(variant.full)
+    out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
+    require_ours(slot, "bundle", out)
+    batch = _batch(order, exported, device)
+    net = net_of(taken, folded, order.checkpoint)
+    given = choose_inputs(
+        folded,
+        net.form.config,
+        inputs=order.inputs,
+        images=order.images,
+        count=order.count,
+        seed=order.seed,
+        size=folded.image_size if exported.image_size == "dynamic" else exported.image_size,
+        pixels=exported.preprocessing,
+    )
+    return _Plan(
+        order=order,
+        asked=(*([str(model)] if model else []), *order.words()),
+        device=device,
+        folded=folded,
+        exported=exported,
+        overridden=overridden,
+        source=source,
+        net=net,
+        given=given,
+        batch=batch,
+        allowed=_tolerance(folded, net, order.precision),
+        name=variant.full,
+        path=out,
+        slot=slot,
+    )
+
+
+def _board(target: str) -> Target:
+    """The target, if it is a board with TensorRT."""
     device = load_target(target)
     if device.runtime != "tensorrt":
         raise UsageProblem(
@@ -81,118 +132,23 @@ def bundle(
             hint=f"repaconv build --target {device.name}",
             code="bundle.target",
         )
-    taken, model = runs.run_and_model(Path(run) if run else None)
-    words = as_typed(
-        bundle,
-        target=target,
-        precision=precision,
-        inputs=inputs,
-        images=images,
-        count=count,
-        seed=seed,
-        batch=batch,
-        workspace_mib=workspace_mib,
-        checkpoint=checkpoint,
-        unverified=unverified,
-    )
-    words = (*([str(model)] if model else []), *words)
-    folded = read_artefact(taken.fold_json, FoldArtefact)
-    exported, path, variant = export_for(taken, folded, target, precision, model=model, batch=batch)
-    overridden = runs.require_sound(taken, folded, (exported, path), unverified=unverified)
-    source = runs.graph_of(taken, exported)
-    slot = taken.bundle_json(variant.full)
-    target_path = Path(out) if out else taken.engine(variant.full, ".tar.gz")
-    require_ours(slot, "bundle", target_path)
-    batch = at_least_one("batch", batch, device.bench.batch if exported.batch == "dynamic" else int(exported.batch))
+    return device
+
+
+def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
+    """Images a call; the model's, or the target's where that leaves it free."""
+    usual = device.bench.batch if exported.batch == "dynamic" else int(exported.batch)
+    batch = at_least_one("batch", order.batch, usual)
     if exported.batch not in ("dynamic", batch):
         raise UsageProblem(
             f"the model takes {exported.batch} images a call, asked for was {batch}.",
             hint="Leave --batch out, or export with another.",
             code="bench.shape",
         )
-    net = net_of(taken, folded, checkpoint)
-    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    given = choose_inputs(
-        folded,
-        net.form.config,
-        inputs=inputs,
-        images=images,
-        count=count,
-        seed=seed,
-        size=size,
-        pixels=exported.preprocessing,
-    )
-    recorded = _record(net, given, batch, exported, progress)
-    content = {
-        **{f"input_{n}.bin": piece.images for n, piece in enumerate(recorded)},
-        **{f"expected_{n}.bin": piece.expected.astype("<f4").tobytes() for n, piece in enumerate(recorded)},
-        "run.py": files("repaconv.targets").joinpath("board_run.py").read_bytes(),
-        "README.txt": _readme(device, precision).encode(),
-    }
-    dynamic = exported.batch == "dynamic" or exported.image_size == "dynamic"
-    allowed = _tolerance(folded, net, precision)
-    described = {
-        "target": device.name,
-        "runtime_version": device.runtime_version,
-        "precision": precision,
-        "islands": list(exported.islands),
-        "input": "image" if exported.preprocessing else "input",
-        "output": folded.output,
-        "shape": list(recorded[0].shape),
-        "dynamic": dynamic,
-        "batches": len(recorded),
-        "exact": allowed.kind == "exact",
-        "rtol": allowed.rtol or 0.0,
-        "workspace_mib": workspace_mib,
-        "warmup_ms": WARMUP_MS,
-        "duration_s": DURATION_S,
-        "files": _hashes(content, [source, *([source.with_name(f"{source.name}.data")] if exported.data else [])]),
-    }
-    content["bundle.json"] = canonical_json(described).encode()
-    write_with(target_path, lambda temporary: _pack(temporary, content, source, exported))
-    artefact = BundleArtefact(
-        made_by=made_by("torch"),
-        verdict="passed",
-        unverified=overridden,
-        asked=words,
-        variant=variant.full,
-        target=device.name,
-        runtime_version=device.runtime_version,
-        precision=precision,
-        inputs=given.name,
-        images=sum(piece.used for piece in recorded),
-        batch=batch,
-        tolerance=allowed,
-        bundle_sha256=sha256_of_bytes(content["bundle.json"]),
-        onnx_sha256=exported.payload.sha256,
-        payload=payload_of(target_path, slot.parent),
-    )
-    put(slot, artefact)
-    return with_files(artefact, [source, net.source], [target_path, slot])
+    return batch
 
 
-class _Recorded(NamedTuple):
-    """One call: its images as the board reads them, its float64 outputs, how many of the images count."""
-
-    images: bytes
-    expected: NDArray[np.float64]
-    shape: tuple[int, ...]
-    used: int
-
-
-def _record(net: Any, given: Any, batch: int, exported: ExportArtefact, progress: Progress) -> list[_Recorded]:
-    """The float64 training form on the images, call by call; the last call is filled up with images of its own."""
-    found = []
-    for number, piece in enumerate(given.batches(batch)):
-        progress("expected outputs", number, -(-given.shape[0] // batch))
-        images = filled(piece.images, batch)
-        seen = filled(piece.pixels, batch) if exported.preprocessing else images
-        raw = seen.astype(seen.dtype.newbyteorder("<")).tobytes()
-        found.append(_Recorded(raw, net.training.run(images), seen.shape, len(piece.images)))
-    return found
-
-
-def _tolerance(folded: FoldArtefact, net: Any, precision: str) -> Tolerance:
+def _tolerance(folded: FoldArtefact, net: Net, precision: str) -> Tolerance:
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import decides
 
@@ -203,6 +159,57 @@ def _tolerance(folded: FoldArtefact, net: Any, precision: str) -> Tolerance:
         decides=decides(net.fold.module),
         usual=folded.tolerances,
     )
+
+
+class _Recorded(NamedTuple):
+    """One call: its images as the board reads them, its float64 outputs, how many of the images count."""
+
+    images: bytes
+    expected: NDArray[np.floating]
+    shape: tuple[int, ...]
+    used: int
+
+
+def _recorded(plan: _Plan, progress: Progress) -> list[_Recorded]:
+    """The float64 training form on the images, call by call; the last call is filled up with images of its own."""
+    found = []
+    for number, piece in enumerate(plan.given.batches(plan.batch)):
+        progress("expected outputs", number, -(-plan.given.shape[0] // plan.batch))
+        images = filled(piece.images, plan.batch)
+        seen = filled(piece.pixels, plan.batch) if piece.pixels is not None and plan.exported.preprocessing else images
+        raw = seen.astype(seen.dtype.newbyteorder("<")).tobytes()
+        found.append(_Recorded(raw, plan.net.training.run(images), seen.shape, len(piece.images)))
+    return found
+
+
+def _content(plan: _Plan, calls: list[_Recorded]) -> dict[str, bytes]:
+    """The bundle's small files by name; ``bundle.json`` describes all that is in it."""
+    content = {
+        **{f"input_{n}.bin": piece.images for n, piece in enumerate(calls)},
+        **{f"expected_{n}.bin": piece.expected.astype("<f4").tobytes() for n, piece in enumerate(calls)},
+        "run.py": files("repaconv.targets").joinpath("board_run.py").read_bytes(),
+        "README.txt": _readme(plan.device, plan.order.precision).encode(),
+    }
+    exported, allowed = plan.exported, plan.allowed
+    data = [plan.source.with_name(f"{plan.source.name}.data")] if exported.data else []
+    described = {
+        "target": plan.device.name,
+        "runtime_version": plan.device.runtime_version,
+        "precision": plan.order.precision,
+        "islands": list(exported.islands),
+        "input": "image" if exported.preprocessing else "input",
+        "output": plan.folded.output,
+        "shape": list(calls[0].shape),
+        "dynamic": "dynamic" in (exported.batch, exported.image_size),
+        "batches": len(calls),
+        "exact": allowed.kind == "exact",
+        "rtol": allowed.rtol or 0.0,
+        "workspace_mib": plan.order.workspace_mib,
+        "warmup_ms": WARMUP_MS,
+        "duration_s": DURATION_S,
+        "files": _hashes(content, [plan.source, *data]),
+    }
+    return {**content, "bundle.json": canonical_json(described).encode()}
 
 
 def _readme(device: Target, precision: str) -> str:
@@ -240,3 +247,23 @@ def _pack(path: Path, content: dict[str, bytes], source: Path, exported: ExportA
             info.size, info.mode = place.stat().st_size, 0o644
             with place.open("rb") as file:
                 tar.addfile(info, file)
+
+
+def _artefact(plan: _Plan, calls: list[_Recorded], bundle_sha256: str) -> BundleArtefact:
+    return BundleArtefact(
+        made_by=made_by("torch"),
+        verdict="passed",
+        unverified=plan.overridden,
+        asked=plan.asked,
+        variant=plan.name,
+        target=plan.device.name,
+        runtime_version=plan.device.runtime_version,
+        precision=plan.order.precision,
+        inputs=plan.given.name,
+        images=sum(piece.used for piece in calls),
+        batch=plan.batch,
+        tolerance=plan.allowed,
+        bundle_sha256=bundle_sha256,
+        onnx_sha256=plan.exported.payload.sha256,
+        payload=payload_of(plan.path, plan.slot.parent),
+    )

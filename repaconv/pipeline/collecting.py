@@ -46,11 +46,21 @@ def collect(
     Raises:
         Refused: If the result is damaged, of another bundle, or not what trtexec writes.
     """
-    from repaconv.engines import trtexec
-    from repaconv.measure.statistics import latency
-
     progress("collect", 0, 0)
-    found = _read_result(Path(result))
+    found = _vouched(_read_result(Path(result)))
+    told = _as_json(found, "result.json")
+    taken = runs.find_run(Path(run) if run else None)
+    made, bundle = _bundle_of(taken, str(told.get("bundle_sha256")))
+    target_path = Path(out) if out else taken.collected_json(made.variant)
+    require_ours(target_path, "collect")
+    _require_no_problem(found, told)
+    artefact = _artefact(found, told, made, bundle, taken, sha256_of(Path(result)))
+    put(target_path, artefact)
+    return with_files(artefact, [Path(result), bundle], [target_path])
+
+
+def _vouched(found: dict[str, bytes]) -> dict[str, bytes]:
+    """The files, if they are those that the board says it wrote."""
     told = _as_json(found, "result.json")
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
         raise _damaged("result.json says nothing of its files")
@@ -59,28 +69,39 @@ def collect(
             raise _damaged(f"{name} is gone or not what the board wrote")
     if extra := set(found) - set(told["files"]) - {"result.json"}:
         raise _damaged(f"nothing vouches for {min(extra)}")
-    taken = runs.find_run(Path(run) if run else None)
-    made, place = _bundle_of(taken, str(told.get("bundle_sha256")))
-    target_path = Path(out) if out else taken.collected_json(made.variant)
-    require_ours(target_path, "collect")
-    if told.get("problem"):
-        step = next((entry["step"] for entry in reversed(told["commands"])), "build")
-        last = [line for line in found.get(f"{step}.log", b"").decode("utf-8", "replace").splitlines() if "[E]" in line]
-        raise Refused(
-            f"the board says: {told['problem']}. {last[0] if last else ''}".rstrip(),
-            hint=f"{step}.log in the result has all that trtexec said.",
-            code="collect.problem",
-        )
-    version = trtexec.version_of(found.get("build.log", b"").decode("utf-8", "replace")) or str(told.get("version"))
-    expected, shape = _expected(place, made)
+    return found
+
+
+def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:
+    """Refuse what did not come to an end on the board, with what its trtexec said last."""
+    if not told.get("problem"):
+        return
+    step = next((entry["step"] for entry in reversed(told["commands"])), "build")
+    last = [line for line in _log(found, f"{step}.log").splitlines() if "[E]" in line]
+    raise Refused(
+        f"the board says: {told['problem']}. {last[0] if last else ''}".rstrip(),
+        hint=f"{step}.log in the result has all that trtexec said.",
+        code="collect.problem",
+    )
+
+
+def _artefact(
+    found: dict[str, bytes], told: dict[str, Any], made: BundleArtefact, bundle: Path, taken: runs.Run, sha256: str
+) -> CollectArtefact:
+    """What trtexec wrote, read and judged."""
+    from repaconv.engines import trtexec
+    from repaconv.measure.statistics import latency
+
+    version = trtexec.version_of(_log(found, "build.log")) or str(told.get("version"))
+    expected, shape = _expected(bundle, made)
     link = _judged(found, made, expected, f"{made.target}, TensorRT {version}", taken)
     samples = trtexec.compute_ms(_as_json(found, "times.json"))
-    printed = trtexec.median_ms(found["times.log"].decode("utf-8", "replace")) if "times.log" in found else None
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
+    rows = trtexec.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
     types = trtexec.layer_types(layers)
     typed, note = _typed(made, types, trtexec.layers_told(layers), taken)
     same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
-    artefact = CollectArtefact(
+    return CollectArtefact(
         made_by=made_by(),
         verdict="failed" if typed == "failed" or not same else link.verdict,
         unverified=made.unverified,
@@ -94,19 +115,18 @@ def collect(
         layer_types=types,
         fused_attentions=trtexec.fused_attentions(layers),
         latency=latency("engine", "engine.plan", str(told["engine"].get("sha256", "")), samples),
-        printed_median_ms=printed,
-        profile=tuple(
-            LayerTime(name=row.name, mean_ms=row.mean_ms)
-            for row in (trtexec.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else [])
-        ),
+        printed_median_ms=trtexec.median_ms(_log(found, "times.log")),
+        profile=tuple(LayerTime(name=row.name, mean_ms=row.mean_ms) for row in rows),
         machine={"board": told.get("board", {}), "before": told.get("before", {}), "after": told.get("after", {})},
         commands=tuple(" ".join(map(str, entry["command"])) for entry in told["commands"]),
         note=note + ("" if same else f"; the board's TensorRT is not {made.target}'s, {made.runtime_version}"),
         bundle_sha256=made.bundle_sha256,
-        result_sha256=sha256_of(Path(result)),
+        result_sha256=sha256,
     )
-    put(target_path, artefact)
-    return with_files(artefact, [Path(result), place], [target_path])
+
+
+def _log(found: dict[str, bytes], name: str) -> str:
+    return found.get(name, b"").decode("utf-8", "replace")
 
 
 def _read_result(path: Path) -> dict[str, bytes]:

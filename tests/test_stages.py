@@ -153,16 +153,14 @@ def test_what_float32_cannot_hold_is_not_written(tiny_weights):
 
 
 def test_the_policys_depth_is_that_of_the_blocks():
-    from repaconv.pipeline.folding import _blocks
+    from repaconv.steps.certifying import blocks
 
-    blocks = [f"blocks.{n}" for n in range(48)]
-    inside = [f"{block}.attn.branches.1.qkv" for block in blocks]
-    assert (
-        _blocks([*inside, *blocks, "head"]) == _blocks([f"{block}.{part}" for block in blocks for part in "ab"]) == 48
-    )
+    every = [f"blocks.{n}" for n in range(48)]
+    inside = [f"{block}.attn.branches.1.qkv" for block in every]
+    assert blocks([*inside, *every, "head"]) == blocks([f"{block}.{part}" for block in every for part in "ab"]) == 48
     swin = [f"layers.{stage}.blocks.{n}" for stage in range(4) for n in range(2)]
-    assert _blocks([*swin, "layers.0.downsample", "head"]) == 8
-    assert _blocks(["one"]) == 0
+    assert blocks([*swin, "layers.0.downsample", "head"]) == 8
+    assert blocks(["one"]) == 0
 
 
 def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):

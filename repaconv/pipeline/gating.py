@@ -13,8 +13,8 @@ from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
 from repaconv.forms.choice import NAMED
 from repaconv.orders.knobs import AnyOrder, by_name, knobs
 from repaconv.orders.stages import BenchOrder, ExportOrder, GateOrder
+from repaconv.pipeline.checkpoint_folding import fold_file
 from repaconv.pipeline.exporting import export_by
-from repaconv.pipeline.folding import fold_file
 from repaconv.pipeline.measuring import bench_by
 from repaconv.pipeline.verification import verify
 from repaconv.proof.policy import LOSSY

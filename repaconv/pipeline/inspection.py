@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from repaconv import registry
 from repaconv.artefacts import BlockCost, Inspection
@@ -13,6 +13,9 @@ from repaconv.steps.common import choose_method, contradictions, require_size
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from repaconv.checkpoint import Checkpoint
+    from repaconv.trained.contract import Reading
 
 
 def inspect(
@@ -23,8 +26,7 @@ def inspect(
     Raises:
         Refused: If the file is unsafe, broken or holds no weights.
     """
-    from repaconv.backbones.cost import cost_of, costs_by_block
-    from repaconv.checkpoint import claimed_accuracy, read_checkpoint
+    from repaconv.checkpoint import read_checkpoint
 
     found = read_checkpoint(checkpoint, weights)
     seen = Inspection(
@@ -34,40 +36,38 @@ def inspect(
         method, detection = choose_method(found, "auto")
     except Refused as error:
         return seen.model_copy(update={"reason": error.message})
-    seen = seen.model_copy(
-        update={
-            "method": method.name,
-            "form": detection.form,
-            "reason": detection.reason,
-            "confidence": detection.confidence,
-        }
-    )
+    told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
+    seen = seen.model_copy(update={"method": method.name, **told})
     try:
-        form = method.read(found, settings or {})
+        reading = method.read(found, settings or {})
     except Refused as error:
         return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
-    backbone = registry.load(registry.BACKBONES, form.backbone)
-    size = backbone.image_size(form.config, form.preprocessing.image_size)
-    require_size(backbone, form.config, *size)
-    shape = (form.config.in_channels, *size)
+    return seen.model_copy(update=_understood(found, method.name, reading))
+
+
+def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, Any]:
+    """What is known of a checkpoint that was read whole: its facts, and what both of its forms cost."""
+    from repaconv.backbones.cost import cost_of, costs_by_block
+    from repaconv.checkpoint import claimed_accuracy
+
+    backbone = registry.load(registry.BACKBONES, reading.backbone)
+    size = backbone.image_size(reading.config, reading.preprocessing.image_size)
+    require_size(backbone, reading.config, *size)
+    shape = (reading.config.in_channels, *size)
 
     def deploy() -> nn.Module:
-        module: nn.Module = backbone.deploy(form.config)
+        module: nn.Module = backbone.deploy(reading.config)
         return module
 
-    before, after = costs_by_block(form.module, shape), costs_by_block(deploy, shape)
-    return seen.model_copy(
-        update={
-            "backbone": form.backbone,
-            "facts": (*form.facts, *claimed_accuracy(found.record)),
-            "problems": contradictions(form.facts),
-            "applied": (method.name, *form.applied),
-            "training": cost_of(form.module, shape),
-            "deploy": cost_of(deploy, shape),
-            "blocks": tuple(
-                BlockCost(name=name, training=cost, deploy=after[name])
-                for name, cost in before.items()
-                if name in after
-            ),
-        }
-    )
+    before, after = costs_by_block(reading.module, shape), costs_by_block(deploy, shape)
+    return {
+        "backbone": reading.backbone,
+        "facts": (*reading.facts, *claimed_accuracy(found.record)),
+        "problems": contradictions(reading.facts),
+        "applied": (method, *reading.applied),
+        "training": cost_of(reading.module, shape),
+        "deploy": cost_of(deploy, shape),
+        "blocks": tuple(
+            BlockCost(name=name, training=cost, deploy=after[name]) for name, cost in before.items() if name in after
+        ),
+    }

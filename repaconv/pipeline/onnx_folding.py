@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change, Link, OnnxFoldArtefact
 from repaconv.errors import Refused, UsageProblem
@@ -46,41 +46,17 @@ def fold_onnx(
         GateFailed: If the folded graph computes something else; nothing is written then.
         UsageProblem: If there is a file of that name from elsewhere.
     """
-    from repaconv.folds.standing import standing
-
     source = Path(path)
     model = _loaded(source)
     target = _target(source, Path(out) if out else None)
-    digest = sha256_of(source)
-    _require_free(target, digest, force=force)
+    _require_free(target, sha256_of(source), force=force)
     progress("fold", 0, 0)
     folded, changes = _folded(source, model)
-    links: tuple[Link, ...] = ()
-    if changes:
-        progress("ONNX Runtime", 0, 0)
-        links = proved(source, model, folded)
-        if any(link.verdict == "failed" for link in links):
-            raise not_equal(source, links)
-    given, smaller = _settled(model), _settled(folded)
-    before, after = _costs(given), _costs(smaller)
-    report = target.with_suffix(".json")
-    artefact = OnnxFoldArtefact(
-        made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
-        verdict="passed" if any(link.verdict == "passed" for link in links) else "not verified",
-        source=str(source),
-        sha256=digest,
-        bytes=source.stat().st_size,
-        opset=opset_of(folded),
-        parameters=(before.parameters, after.parameters),
-        macs=None if before.macs is None or after.macs is None else (before.macs, after.macs),
-        nodes=(len(model.graph.node), len(folded.graph.node)),
-        operators=operators_of(folded),
-        changes=tuple(changes),
-        left=(*_left_alone(model), *(standing(smaller) if _looked_into(model) else ())),
-        links=links,
-    )
+    links = _proved(source, model, folded, progress) if changes else ()
+    artefact = _artefact(source, model, folded, changes, links)
     if not changes:
         return with_files(artefact, [source], [])
+    report = target.with_suffix(".json")
     write_bytes(target, folded.SerializeToString(deterministic=True))
     artefact = artefact.model_copy(update={"payload": payload_of(target, target.parent)})
     put(report, artefact)
@@ -166,9 +142,39 @@ def _folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list
     return folded, changes
 
 
-class _Costs(NamedTuple):
-    parameters: int
-    macs: int | None
+def _proved(source: Path, model: onnx.ModelProto, folded: onnx.ModelProto, progress: Progress) -> tuple[Link, ...]:
+    """The links between the two; nothing is written where one of them fails."""
+    progress("ONNX Runtime", 0, 0)
+    links = proved(source, model, folded)
+    if any(link.verdict == "failed" for link in links):
+        raise not_equal(source, links)
+    return links
+
+
+def _artefact(
+    source: Path, model: onnx.ModelProto, folded: onnx.ModelProto, changes: list[Change], links: tuple[Link, ...]
+) -> OnnxFoldArtefact:
+    """What was done, with what it costs before and after."""
+    from repaconv.folds.standing import standing
+    from repaconv.graphs.costs import macs, parameters
+
+    given, smaller = _settled(model), _settled(folded)
+    before, after = macs(given), macs(smaller)
+    return OnnxFoldArtefact(
+        made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
+        verdict="passed" if any(link.verdict == "passed" for link in links) else "not verified",
+        source=str(source),
+        sha256=sha256_of(source),
+        bytes=source.stat().st_size,
+        opset=opset_of(folded),
+        parameters=(parameters(given), parameters(smaller)),
+        macs=None if before is None or after is None else (before, after),
+        nodes=(len(model.graph.node), len(folded.graph.node)),
+        operators=operators_of(folded),
+        changes=tuple(changes),
+        left=(*_left_alone(model), *(standing(smaller) if _looked_into(model) else ())),
+        links=links,
+    )
 
 
 def _settled(model: onnx.ModelProto) -> ir.Model:
@@ -178,12 +184,6 @@ def _settled(model: onnx.ModelProto) -> ir.Model:
     graph = read(model)
     settle(graph)
     return graph
-
-
-def _costs(graph: ir.Model) -> _Costs:
-    from repaconv.graphs.costs import macs, parameters
-
-    return _Costs(parameters(graph), macs(graph))
 
 
 def _looked_into(model: onnx.ModelProto) -> bool:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from repaconv.artefacts import TensorInfo
 from repaconv.errors import GateFailed, Refused
@@ -47,6 +47,21 @@ def write_weights(
         TensorInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
         for name, tensor in sorted(expected.items())
     )
+    header, offsets, end = _header(infos, expected)
+
+    def writer(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(header)
+            _write_parts(file, parts, expected, offsets)
+            file.truncate(end)
+        described(temporary)
+
+    write_with(path, writer)
+    return infos
+
+
+def _header(infos: Iterable[TensorInfo], expected: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """The file's first bytes, where each tensor begins in the file, and where the last one ends."""
     header, offsets, end = {}, {}, 0
     for info in sorted(infos, key=lambda info: (-expected[info.name].element_size(), info.name)):
         start, end = end, end + expected[info.name].numel() * expected[info.name].element_size()
@@ -54,38 +69,37 @@ def write_weights(
         offsets[info.name] = start
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in offsets.items()}, begin + end
 
-    def writer(temporary: Path) -> None:
-        left = set(expected)
 
-        def write(part: FoldedPart) -> None:
-            for name, value in part.tensors.items():
-                if name not in left or value.shape != expected[name].shape:
-                    raise _not_the_deploy_form(f"{name} {list(value.shape)}")
-                left.remove(name)
-                stored = value.detach().to(expected[name].dtype).contiguous()
-                if not bool(stored.isfinite().all()):
-                    raise _beyond(name)
-                file.seek(8 + len(text) + offsets[name])
-                file.write(stored.numpy().data)
+def _write_parts(
+    file: BinaryIO, parts: Iterable[FoldedPart], expected: Mapping[str, Tensor], offsets: Mapping[str, int]
+) -> None:
+    """Every tensor at its place; one part is written while the next is computed."""
+    left = set(expected)
 
-        # one part is written while the next is computed
-        with temporary.open("wb") as file, ThreadPoolExecutor(1) as pool:
-            file.write(len(text).to_bytes(8, "little") + text)
-            written: Future[None] | None = None
-            for part in parts:
-                if written:
-                    written.result()
-                written = pool.submit(write, part)
+    def write(part: FoldedPart) -> None:
+        for name, value in part.tensors.items():
+            if name not in left or value.shape != expected[name].shape:
+                raise _not_the_deploy_form(f"{name} {list(value.shape)}")
+            left.remove(name)
+            stored = value.detach().to(expected[name].dtype).contiguous()
+            if not bool(stored.isfinite().all()):
+                raise _beyond(name)
+            file.seek(offsets[name])
+            file.write(stored.numpy().data)
+
+    with ThreadPoolExecutor(1) as pool:
+        written: Future[None] | None = None
+        for part in parts:
             if written:
                 written.result()
-            file.truncate(8 + len(text) + end)
-        if left:
-            raise _not_the_deploy_form(f"no {min(left)}")
-        described(temporary)
-
-    write_with(path, writer)
-    return infos
+            written = pool.submit(write, part)
+        if written:
+            written.result()
+    if left:
+        raise _not_the_deploy_form(f"no {min(left)}")
 
 
 def _not_the_deploy_form(what: str) -> GateFailed:

@@ -23,14 +23,14 @@ import torch
 from PIL import Image
 
 import repaconv
-from repaconv.artefacts import FoldArtefact
-from repaconv.files import canonical_json, read_artefact
+from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
 from repaconv.methods.repavit import METHOD
-from repaconv.pipeline import verification
 from repaconv.runs import Run
-from repaconv.steps import chain
+from repaconv.steps.common import load_onnx
+from repaconv.steps.inputs import choose_inputs
+from repaconv.steps.subject import subject_of
 
 ARGS = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 IMAGES = 256
@@ -52,17 +52,14 @@ def prepare(folder: Path) -> Path:
 
 def yardstick(run: Path, images: Path) -> float:
     """Milliseconds of the forward passes alone, on the batches that verify makes."""
-    taken = Run(run)
-    folded = read_artefact(taken.fold_json, FoldArtefact)
-    net = chain.net_of(taken, folded, None)
-    given = verification.choose_inputs(folded, net.form.config, images=images)
+    subject = subject_of(Run(run))
+    given = choose_inputs(subject.folded, subject.config, images=images)
     batches = list(given.batches())
-    onnx = chain.image_model(run / "model.onnx")
-    runners = [net.training, net.fold, net.stored, onnx]
+    runners = [subject.reference, subject.exact, subject.stored, load_onnx(run / "model.onnx")]
     start = time.perf_counter()
     for batch in batches:
         for runner in runners:
-            runner.run(batch.images)
+            runner.run(batch.feeds(subject.inputs))
     return 1000 * (time.perf_counter() - start)
 
 

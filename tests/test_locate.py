@@ -91,7 +91,7 @@ def test_one_wrong_element_is_found_in_torch(name, layer, weight):
     build, weights, images = net(name)
     right = TorchRunner(build(), weights, double=True)
     wrong = TorchRunner(build(), one_wrong(weights, f"{layer}.{weight}"), double=False)
-    found = locate(TorchTrace(right), TorchTrace(wrong), images, allowed=1e-5)
+    found = locate(TorchTrace(right), TorchTrace(wrong), {"input": images}, allowed=1e-5)
     assert found.module == layer, found.reason
 
 
@@ -139,12 +139,13 @@ def test_one_wrong_element_is_found_in_a_graph(name):
         if (wrong := in_graph(model, layer)) is None:
             continue
         planted += 1
-        by_module = locate(TorchTrace(runner), OnnxTrace(wrong, load_onnx, by_module=True), images, allowed=1e-5)
+        traced = OnnxTrace(wrong, load_onnx, by_module=True)
+        by_module = locate(TorchTrace(runner), traced, {"input": images}, allowed=1e-5)
         assert by_module.module == layer, by_module.reason
         sound, broken = (
             OnnxTrace(each, load_onnx, by_module=False) for each in (simplified, in_graph(simplified, layer))
         )
-        by_value = locate(sound, broken, images, allowed=1e-5)
+        by_value = locate(sound, broken, {"input": images}, allowed=1e-5)
         assert by_value.module == layer, by_value.reason
     assert planted >= len(layers) - 1
 
@@ -152,7 +153,8 @@ def test_one_wrong_element_is_found_in_a_graph(name):
 def test_sound_forms_part_nowhere():
     for name in ("repavit-tiny", "riformer"):
         model, runner = graph(name)
-        found = locate(TorchTrace(runner), OnnxTrace(model, load_onnx, by_module=True), net(name)[2], allowed=1e-5)
+        traced = OnnxTrace(model, load_onnx, by_module=True)
+        found = locate(TorchTrace(runner), traced, {"input": net(name)[2]}, allowed=1e-5)
         assert found.module == ""
         assert len(found.drift) > 10
         assert max(row.max_rel_error for row in found.drift) < 1e-4

@@ -496,12 +496,15 @@ def test_random_images_do_not_depend_on_the_batch():
 
 def test_a_fixed_batch_is_filled_up():
     class Sum:
-        def run(self, images):
-            assert len(images) == 4
-            return images.sum((1, 2, 3))[:, None]
+        inputs = ()
 
-    images = np.random.default_rng(0).standard_normal((6, 3, 2, 2)).astype(np.float32)
-    assert np.allclose(FixedBatch(Sum(), 4).run(images)[:, 0], images.sum((1, 2, 3)))
+        def run(self, feeds):
+            assert {len(array) for array in feeds.values()} == {4}
+            return {"sum": feeds["a"].sum((1, 2, 3)) + feeds["b"]}
+
+    random = np.random.default_rng(0)
+    feeds = {"a": random.standard_normal((6, 3, 2, 2)).astype(np.float32), "b": random.standard_normal(6)}
+    assert np.allclose(FixedBatch(Sum(), 4).run(feeds)["sum"], feeds["a"].sum((1, 2, 3)) + feeds["b"])
 
 
 # --- the chain ----------------------------------------------------------------------------------------
@@ -509,23 +512,21 @@ def test_a_fixed_batch_is_filled_up():
 
 def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
     from repaconv import registry
-    from repaconv.artefacts import FoldArtefact
-    from repaconv.files import read_artefact
     from repaconv.runs import Run
-    from repaconv.steps.chain import net_of
+    from repaconv.steps.subject import subject_of
 
     torch.save({"state_dict": registry.load(registry.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
     rc.fold(tmp_path / "tiny.pth", num_heads=3)
-    folded = read_artefact(rc_run() / "fold.json", FoldArtefact)
-    images = random_inputs((3, *folded.image_size), count=11, seed=5).images
-    net = net_of(Run(rc_run()), folded, None)
-    np.savez(tmp_path / "x.npz", input=images, output=net.training.run(images))
+    subject = subject_of(Run(rc_run()))
+    assert subject.decides
+    feeds = {"input": random_inputs((3, *subject.folded.image_size), count=11, seed=5).images}
+    np.savez(tmp_path / "x.npz", **feeds, output=subject.reference.run(feeds)["logits"])
     done = rc.verify(inputs=tmp_path / "x.npz")
     assert [(link.name, link.verdict, link.metrics.images) for link in done.links] == [
         ("recorded", "passed", 11), ("fold", "passed", 11), ("stored", "passed", 11)
     ]  # fmt: skip
-    net.fold.run(images)
-    assert net.fold.undecided.shape == (11,)
+    subject.exact.run(feeds)
+    assert subject.exact.undecided.shape == (11,)
 
 
 def test_every_link_whose_ends_exist_is_reported_even_if_one_fails(tiny, repaconv):
@@ -653,5 +654,5 @@ def test_polygraphys_runners_are_runners(tiny):
 def test_runners_say_nothing_of_nets_that_decide_nothing():
     net = torch.nn.Linear(2, 2)
     runner = TorchRunner(net, net.state_dict(), double=True)
-    runner.run(np.zeros((1, 2), dtype=np.float32))
+    runner.run({"input": np.zeros((1, 2), dtype=np.float32)})
     assert runner.undecided is None

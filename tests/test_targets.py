@@ -79,7 +79,7 @@ def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):
 def test_every_method_exports_for_every_target(name):
     build, weights, images = net(name)
     runner = TorchRunner(build(), weights, double=False)
-    expected = runner.run(images)
+    expected = runner.run({"input": images})["output"]
     written = {}
     for opset, lacks, forbids in KINDS:
         base = max(opset, OLDEST_EXPORTED)

@@ -16,6 +16,7 @@ from repaconv.orders.stages import BuildOrder
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, image_model, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
+from repaconv.steps.subject import subject_of
 from repaconv.steps.timings import Timings
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class _Plan(NamedTuple):
 
     order: BuildOrder
     asked: tuple[str, ...]
+    run: runs.Run
     folded: FoldArtefact
     exported: ExportArtefact
     source: Path
@@ -93,6 +95,7 @@ def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
     return _Plan(
         order=order,
         asked=(*([str(model)] if model else []), *order.words()),
+        run=taken,
         folded=folded,
         exported=exported,
         source=runs.graph_of(taken, exported),
@@ -202,20 +205,19 @@ def _compared(plan: _Plan, progress: Progress) -> Link:
     from repaconv.proof.data import random_pixels
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import FixedBatch, Images, decides
+    from repaconv.proof.runners import Images
 
     progress("engine against its model", 0, 0)
     folded, exported, precision = plan.folded, plan.exported, plan.order.precision
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
-    config = backbone.from_json(folded.config)
-    logits, choosing = folded.output == "logits", decides(backbone.deploy(config))
-    allowed = tolerance("engine", precision=precision, logits=logits, decides=choosing, usual=folded.tolerances)
+    subject = subject_of(plan.run)
+    logits = "logits" in subject.outputs
+    allowed = tolerance("engine", precision=precision, logits=logits, decides=subject.decides, usual=folded.tolerances)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" else int(exported.batch)
-    given = random_pixels((config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
+    given = random_pixels((subject.config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
     spec = SessionSpec(threads=plan.device.bench.threads, precision=precision)
-    after = FixedBatch(Images(plan.engine.open(plan.file, spec)), batch)
-    before = FixedBatch(image_model(plan.source), batch)
+    after = Images(plan.engine.open(plan.file, spec), batch)
+    before = image_model(plan.source, batch=batch)
     meter = Meter(allowed, logits=logits)
     for piece in given.batches(AT_ONCE):
         images: Any = piece.pixels if exported.preprocessing else piece.images

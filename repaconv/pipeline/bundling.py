@@ -15,7 +15,6 @@ from repaconv.errors import UsageProblem
 from repaconv.files import (
     canonical_json,
     payload_of,
-    read_artefact,
     sha256_of,
     sha256_of_bytes,
     write_with,
@@ -23,10 +22,10 @@ from repaconv.files import (
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BundleOrder
 from repaconv.replacing import put, require_ours
-from repaconv.steps.chain import Net, net_of
 from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs, filled
+from repaconv.steps.subject import Subject, subject_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +56,7 @@ def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Pr
     write_with(plan.path, lambda temporary: _pack(temporary, content, plan.source, plan.exported))
     artefact = _artefact(plan, calls, sha256_of_bytes(content["bundle.json"]))
     put(plan.slot, artefact)
-    return with_files(artefact, [plan.source, plan.net.source], [plan.path, plan.slot])
+    return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
 
 
 bundle = by_name(bundle_by, BundleOrder)
@@ -73,7 +72,8 @@ class _Plan(NamedTuple):
     exported: ExportArtefact
     overridden: tuple[str, ...]
     source: Path
-    net: Net
+    subject: Subject
+    checkpoint: Path
     given: Inputs
     batch: int
     allowed: Tolerance
@@ -86,7 +86,8 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
     """Everything that may be refused, before anything is written."""
     device = _board(order.target)
     taken, model = runs.run_and_model(Path(run) if run else None)
-    folded = read_artefact(taken.fold_json, FoldArtefact)
+    subject = subject_of(taken, order.checkpoint)
+    folded = subject.folded
     exported, path, variant = export_for(taken, folded, order.target, order.precision, model=model, batch=order.batch)
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
     source = runs.graph_of(taken, exported)
@@ -94,10 +95,10 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
     out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
     require_ours(slot, "bundle", out)
     batch = _batch(order, exported, device)
-    net = net_of(taken, folded, order.checkpoint)
+    checkpoint = subject.source  # one that is gone is told of before its images are
     given = choose_inputs(
         folded,
-        net.form.config,
+        subject.config,
         inputs=order.inputs,
         images=order.images,
         count=order.count,
@@ -113,10 +114,11 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
         exported=exported,
         overridden=overridden,
         source=source,
-        net=net,
+        subject=subject,
+        checkpoint=checkpoint,
         given=given,
         batch=batch,
-        allowed=_tolerance(folded, net, order.precision),
+        allowed=_tolerance(subject, order.precision),
         name=variant.full,
         path=out,
         slot=slot,
@@ -148,16 +150,15 @@ def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
     return batch
 
 
-def _tolerance(folded: FoldArtefact, net: Net, precision: str) -> Tolerance:
+def _tolerance(subject: Subject, precision: str) -> Tolerance:
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import decides
 
     return tolerance(
         "engine",
         precision=precision,
-        logits=folded.output == "logits",
-        decides=decides(net.fold.module),
-        usual=folded.tolerances,
+        logits="logits" in subject.outputs,
+        decides=subject.decides,
+        usual=subject.folded.tolerances,
     )
 
 
@@ -177,8 +178,9 @@ def _recorded(plan: _Plan, progress: Progress) -> list[_Recorded]:
         progress("expected outputs", number, -(-plan.given.shape[0] // plan.batch))
         images = filled(piece.images, plan.batch)
         seen = filled(piece.pixels, plan.batch) if piece.pixels is not None and plan.exported.preprocessing else images
+        right = plan.subject.reference.run({plan.subject.inputs[0].name: images})[plan.subject.outputs[0]]
         raw = seen.astype(seen.dtype.newbyteorder("<")).tobytes()
-        found.append(_Recorded(raw, plan.net.training.run(images), seen.shape, len(piece.images)))
+        found.append(_Recorded(raw, right, seen.shape, len(piece.images)))
     return found
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from repaconv.artefacts import Link, Metrics, Tolerance, Verdict
+from repaconv.engines.contract import Array, Feeds
 from repaconv.proof.parity import measure
-
-Array = NDArray[Any]
-Feeds = Mapping[str, Array]
+from repaconv.proof.runners import Runner
 
 # An output whose numbers change by less than so many tolerances over all probes would hide what a fault changes.
 MOVES = 10
@@ -30,23 +28,16 @@ SLACK = 4
 FLOOR = float(np.finfo(np.float32).eps)
 
 
-class Side(Protocol):
-    """One end: inputs by name to outputs by name."""
-
-    def run(self, feeds: Feeds) -> dict[str, Any]:
-        """All outputs for these inputs."""
-
-
 def compare(
-    reference: Side,
-    candidate: Side,
+    reference: Runner,
+    candidate: Runner,
     probes: Iterable[Feeds],
     tolerance: Tolerance,
     *,
     name: str = "onnx",
     ends: tuple[str, str] = ("reference", "candidate"),
     note: str = "",
-    rounded: Sequence[Side] = (),
+    rounded: Sequence[Runner] = (),
     fixed: Collection[str] = (),
     undecided: float = UNDECIDED,
 ) -> tuple[Link, ...]:
@@ -70,7 +61,7 @@ def compare(
     for feeds in probes:
         expected = reference.run(feeds)
         try:
-            got = candidate.run(feeds)
+            got: Mapping[str, Any] = candidate.run(feeds)
         except Exception as error:  # the runtime's own, of many classes
             got = dict.fromkeys(expected, error)
         others = _Others(rounded, feeds)
@@ -85,9 +76,9 @@ def compare(
 class _Others:
     """What the other roundings give, run once, when it is asked for."""
 
-    def __init__(self, sides: Sequence[Side], feeds: Feeds) -> None:
+    def __init__(self, sides: Sequence[Runner], feeds: Feeds) -> None:
         self.sides, self.feeds = sides, feeds
-        self.found: list[dict[str, Any]] | None = None
+        self.found: list[Mapping[str, Any]] | None = None
 
     def of(self, output: str) -> list[Array]:
         if self.found is None:

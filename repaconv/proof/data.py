@@ -6,7 +6,7 @@ Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no la
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Preprocessing
+from repaconv.engines.contract import Feeds, Port
 from repaconv.errors import Refused
 from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
 
@@ -41,6 +42,16 @@ class Batch:
     recorded: NDArray[np.floating] | None = None
     labels: NDArray[np.int64] | None = None
     pixels: NDArray[np.uint8] | None = None
+
+    def feeds(self, inputs: Sequence[Port]) -> Feeds:
+        """As a model of these inputs takes them: pixels where those are bytes."""
+        found: dict[str, NDArray[Any]] = {}
+        for port in inputs:
+            found[port.name] = self.images
+            if port.dtype == "uint8":
+                assert self.pixels is not None
+                found[port.name] = self.pixels
+        return found
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Drift, Link, Location
+from repaconv.engines.contract import Feeds
 from repaconv.proof.traces import Place, TorchTrace, Trace
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from repaconv.proof.runners import TorchRunner
 
-Images = NDArray[np.float32]
 Array = NDArray[np.floating]
 
 PLACES_AT_ONCE = 64
@@ -33,15 +33,15 @@ JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
 
 
 def drift(
-    reference: Trace, candidate: Trace, images: Images, only: Container[Place] | None = None
+    reference: Trace, candidate: Trace, feeds: Feeds, only: Container[Place] | None = None
 ) -> list[tuple[Place, Drift]]:
     """The difference at all places that both have, in the reference's order."""
-    there = set(candidate.places(images))
-    common = [place for place in reference.places(images) if place in there and (only is None or place in only)]
+    there = set(candidate.places(feeds))
+    common = [place for place in reference.places(feeds) if place in there and (only is None or place in only)]
     found: list[tuple[Place, Drift]] = []
     for start in range(0, len(common), PLACES_AT_ONCE):
         piece = common[start : start + PLACES_AT_ONCE]
-        before, after = reference.values(piece, images), candidate.values(piece, images)
+        before, after = reference.values(piece, feeds), candidate.values(piece, feeds)
         for place in piece:
             if place in before and place in after and before[place].size == after[place].size > 0:
                 found.append((place, _difference(place, after[place].ravel(), before[place].ravel())))
@@ -82,7 +82,7 @@ def first_jump(curve: Sequence[Drift], *, decides: bool = False) -> int | None:
 def locate(
     reference: Trace,
     candidate: Trace,
-    images: Images,
+    feeds: Feeds,
     *,
     allowed: float | None,
     decides: bool = False,
@@ -92,11 +92,11 @@ def locate(
     Args:
         reference: The end that is right.
         candidate: The end that is not.
-        images: [n, C, H, W], one or a few.
+        feeds: Inputs [n, ...] by name, one image or a few.
         allowed: The link's tolerance if it is exact, else None.
         decides: Whether the net decides something discrete: in a lossy link only what is not finite is broken then.
     """
-    found = drift(reference, candidate, images)
+    found = drift(reference, candidate, feeds)
     curve = tuple(row for _, row in found)
     if not found:
         return Location(module="", reason="the two ends have no values in common on the way", drift=curve)
@@ -153,7 +153,7 @@ def _has(module: nn.Module, name: str) -> bool:
     return any(name == known for known, _ in module.named_modules())
 
 
-def locate_between_seams(training: TorchRunner, deploy: TorchRunner, images: Images, *, allowed: float) -> Location:
+def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feeds, *, allowed: float) -> Location:
     """Name what lies between the last seam at which training form and deploy form agree and the first at which not.
 
     Within a block the two forms compute different things, so only their `seams` can be compared.
@@ -161,18 +161,18 @@ def locate_between_seams(training: TorchRunner, deploy: TorchRunner, images: Ima
     Args:
         training: Float64.
         deploy: Float64.
-        images: [n, C, H, W].
+        feeds: Inputs [n, ...] by name.
         allowed: The link's tolerance.
     """
     places = seams(training.module, deploy.module)
     names = dict.fromkeys(place.name for place in places)
-    found = drift(TorchTrace(training, names), TorchTrace(deploy, names), images, set(places))
+    found = drift(TorchTrace(training, names), TorchTrace(deploy, names), feeds, set(places))
     curve = tuple(row for _, row in found)
     index = first_apart(curve, allowed)
     if index is None:
         return Location(module="", reason="the two forms agree wherever they can be compared", drift=curve)
     before, after = (found[index - 1][0] if index else None), found[index][0]
-    order = [place.name for place in TorchTrace(training).places(images) if place.side == "out"]
+    order = [place.name for place in TorchTrace(training).places(feeds) if place.side == "out"]
     suspects = _between(before, after, order)
     since = f"the {before} agrees" if before else "the input is the same"
     reason = f"off by {curve[index].max_rel_error:.1e} at the {after}, while {since}"

@@ -1,30 +1,30 @@
-"""What can be run, and sessions of engines as what takes images: images in, the first output out."""
+"""What can be run, by name: a torch module, an engine's session, and either as what takes images alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.engines.contract import Session
+from repaconv.engines.contract import Array, Feeds, Session
 from repaconv.errors import Refused
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Array = NDArray[np.floating]
+    from repaconv.proof.traces import Trace
 
 # Similarities of tokens are cosines; float32 shifts them by up to some 1e-6 after a dozen blocks.
 UNDECIDED = 1e-5
 
 
 class Runner(Protocol):
-    """One end of a link."""
+    """What can be run: every input by its name to every output by its name. A `Session` is one."""
 
-    def run(self, images: NDArray[Any]) -> Array:
-        """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""
+    def run(self, feeds: Feeds) -> Mapping[str, Any]:
+        """All outputs for these inputs."""
 
 
 class TorchRunner:
@@ -34,7 +34,15 @@ class TorchRunner:
     its inputs, the smallest lead [n] by which it decided.
     """
 
-    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        tensors: Mapping[str, Tensor],
+        *,
+        double: bool | None,
+        inputs: Sequence[str] = ("input",),
+        outputs: Sequence[str] = ("output",),
+    ) -> None:
         """Load the weights strictly.
 
         Args:
@@ -42,6 +50,8 @@ class TorchRunner:
             tensors: Its whole state dict.
             double: In float64, else in float32; None leaves the module as it is, and ``dtype`` is that of its first
                 floating tensor.
+            inputs: Names of its arguments, in their order.
+            outputs: Names of what it returns, in their order.
         """
         import torch
 
@@ -55,18 +65,23 @@ class TorchRunner:
             }
             module.load_state_dict(weights, strict=True, assign=True)
             self.module = module.to(self.dtype)
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._decided: list[Tensor] = []
         for part in module.modules():
             if hasattr(part, "decision_margin"):
                 part.register_forward_pre_hook(self._watch)
 
-    def run(self, images: NDArray[np.float32]) -> Array:
-        """Images [n, C, H, W] to the output [n, ...] in the precision asked for."""
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Inputs to outputs, floating ones in the precision asked for."""
         import torch
 
         self._decided.clear()
+        given = [torch.from_numpy(np.ascontiguousarray(array)) for array in named(self.inputs, feeds).values()]
+        cast = [tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in given]
         with torch.inference_mode():
-            return array_of(self.module(torch.from_numpy(images).to(self.dtype)))
+            found = self.module(*cast)
+        several = found if isinstance(found, (tuple, list)) else (found,)
+        return {name: array_of(tensor) for name, tensor in zip(self.outputs, several, strict=True)}
 
     @property
     def undecided(self) -> NDArray[np.bool_] | None:
@@ -75,6 +90,12 @@ class TorchRunner:
             return None
         margins = np.min([margin.double().numpy() for margin in self._decided], axis=0)
         return np.asarray(margins < UNDECIDED)
+
+    def trace(self) -> Trace:
+        """The inputs and outputs of its parts."""
+        from repaconv.proof.traces import TorchTrace
+
+        return TorchTrace(self)
 
     def _watch(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._decided.append(part.decision_margin(*inputs))  # type: ignore[operator]
@@ -93,6 +114,41 @@ def decides(module: nn.Module) -> bool:
     return any(hasattr(part, "decision_margin") for part in module.modules())
 
 
+def named(names: Sequence[str], feeds: Feeds) -> dict[str, Array]:
+    """The same inputs under an end's own names, in its order: by name, or in theirs where the names are others.
+
+    Raises:
+        ValueError: If they are not as many.
+    """
+    own = [feeds[name] for name in names] if set(names) == set(feeds) else feeds.values()
+    return dict(zip(names, own, strict=True))
+
+
+class FixedBatch:
+    """A session whose graph takes so many images at once, no more, no fewer: the last batch is filled up with zeros."""
+
+    def __init__(self, session: Session, batch: int | None) -> None:
+        """``batch`` None lets all through."""
+        self._session, self._batch = session, batch
+        self.inputs = session.inputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Inputs [n, ...] to outputs [n, ...]."""
+        if self._batch is None:
+            return self._session.run(feeds)
+        count = len(next(iter(feeds.values())))
+        calls = [
+            self._session.run({name: self._piece(array, start) for name, array in feeds.items()})
+            for start in range(0, count, self._batch)
+        ]
+        return {name: np.concatenate([call[name] for call in calls])[:count] for name in calls[0]}
+
+    def _piece(self, array: Array, start: int) -> Array:
+        piece = array[start : start + self._batch] if self._batch else array
+        missing = (self._batch or 0) - len(piece)
+        return np.concatenate([piece, np.zeros_like(piece[:1]).repeat(missing, 0)]) if missing else piece
+
+
 class Images:
     """A session of an image model: its one input, and the first of its outputs.
 
@@ -102,8 +158,8 @@ class Images:
         input_shape: As [B, C, H, W]; a name, or None, stands for what is free.
     """
 
-    def __init__(self, session: Session) -> None:
-        """Look at what it takes.
+    def __init__(self, session: Session, batch: int | None = None) -> None:
+        """Look at what it takes; ``batch`` is how many images its graph takes at once, where that is fixed.
 
         Raises:
             Refused: If it has more inputs than one.
@@ -115,6 +171,7 @@ class Images:
                 code="engine.inputs",
             )
         self.session, self.options = session, session.options
+        self._whole = FixedBatch(session, batch)
         self._given, self._wanted = session.inputs[0].name, session.outputs[0].name
         shape = session.inputs[0].shape
         self.takes_pixels = session.inputs[0].dtype == "uint8"
@@ -122,26 +179,7 @@ class Images:
 
     def run(self, images: NDArray[Any]) -> Array:
         """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""
-        output: Array = self.session.run({self._given: images})[self._wanted]
-        return output
-
-
-class FixedBatch:
-    """A runner whose graph takes so many images at once, no more, no fewer: the last batch is filled up with zeros."""
-
-    def __init__(self, runner: Runner, batch: int | None) -> None:
-        """``batch`` None lets all through."""
-        self._runner, self._batch = runner, batch
-
-    def run(self, images: NDArray[Any]) -> Array:
-        """Images [n, C, H, W], or pixels where it takes those, to the output [n, ...]."""
-        if self._batch is None:
-            return self._runner.run(images)
-        missing = -len(images) % self._batch
-        whole = np.concatenate([images, np.zeros_like(images[:1]).repeat(missing, 0)]) if missing else images
-        ends = range(0, len(whole), self._batch)
-        outputs = [self._runner.run(whole[start : start + self._batch]) for start in ends]
-        return np.concatenate(outputs)[: len(images)]
+        return self._whole.run({self._given: images})[self._wanted]
 
 
 def run_module(
@@ -149,4 +187,5 @@ def run_module(
 ) -> Array:
     """All images through a module in eval mode, in pieces that fit in memory."""
     runner = TorchRunner(module.eval(), tensors, double=double)
-    return np.concatenate([runner.run(images[start : start + at_once]) for start in range(0, len(images), at_once)])
+    pieces = (images[start : start + at_once] for start in range(0, len(images), at_once))
+    return np.concatenate([runner.run({"input": piece})["output"] for piece in pieces])

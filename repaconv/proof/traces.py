@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.engines.contract import Feeds, Session
+from repaconv.proof.runners import named
+
 if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-    from repaconv.engines.contract import Session
     from repaconv.proof.runners import TorchRunner
 
 Array = NDArray[np.floating]
-Images = NDArray[np.float32]
 
 
 class Place(NamedTuple):
@@ -37,11 +38,11 @@ class Place(NamedTuple):
 class Trace(Protocol):
     """Values on the way."""
 
-    def places(self, images: Images) -> list[Place]:
+    def places(self, feeds: Feeds) -> list[Place]:
         """All places, in the order in which their values are computed."""
 
-    def values(self, places: Iterable[Place], images: Images) -> dict[Place, Array]:
-        """Images [n, C, H, W] -> the values at these places."""
+    def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
+        """Inputs [n, ...] by name -> the values at these places."""
 
     def module_of(self, place: Place) -> str:
         """The module to name for a place."""
@@ -61,7 +62,7 @@ class TorchTrace:
         wanted = [name for name, part in parts.items() if not list(part.children())] if names is None else list(names)
         self._parts = {name: parts[name] for name in wanted}
 
-    def places(self, images: Images) -> list[Place]:
+    def places(self, feeds: Feeds) -> list[Place]:
         """See `Trace`; a part that is called twice counts at its last call."""
         seen: dict[Place, None] = {}
 
@@ -70,10 +71,10 @@ class TorchTrace:
             seen[place] = None
 
         with self._watched(self._parts, note):
-            self._runner.run(images)
+            self._runner.run(feeds)
         return list(seen)
 
-    def values(self, places: Iterable[Place], images: Images) -> dict[Place, Array]:
+    def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
         """See `Trace`."""
         wanted, found = set(places), {}
 
@@ -82,7 +83,7 @@ class TorchTrace:
                 found[place] = value.detach().double().numpy()
 
         with self._watched({place.name: self._parts[place.name] for place in wanted}, keep):
-            self._runner.run(images)
+            self._runner.run(feeds)
         return found
 
     def module_of(self, place: Place) -> str:
@@ -130,11 +131,11 @@ class OnnxTrace:
         self._model, self._load = model, load
         self._at = _by_module(model) if by_module else _by_name(model)
 
-    def places(self, images: Images) -> list[Place]:
+    def places(self, feeds: Feeds) -> list[Place]:
         """See `Trace`."""
         return list(self._at)
 
-    def values(self, places: Iterable[Place], images: Images) -> dict[Place, Array]:
+    def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
         """See `Trace`; the graph is run with these values as outputs, unless the runtime refuses one."""
         import onnx
 
@@ -146,7 +147,7 @@ class OnnxTrace:
             if name not in shown:
                 model.graph.output.append(onnx.ValueInfoProto(name=name))
         session = self._load(model.SerializeToString())
-        found = session.run({session.inputs[0].name: images})
+        found = session.run(named([port.name for port in session.inputs], feeds))
         return {
             place: np.asarray(found[name], dtype=np.float64)
             for place, name in wanted.items()

@@ -86,6 +86,6 @@ def _parting(form: Reading, size: ImageSize, tolerance: float) -> str:
         training = TorchRunner(form.module(), form.tensors, double=True)
         deploy = TorchRunner(backbone.deploy(form.config), folded, double=True)
         images = random_inputs((form.config.in_channels, *size), count=1, seed=0).images
-        return locate_between_seams(training, deploy, images, allowed=tolerance).module
+        return locate_between_seams(training, deploy, {"input": images}, allowed=tolerance).module
     except (RuntimeError, ValueError, KeyError):  # a fold that is wrong may be so in its shapes, too
         return ""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefacts import FoldArtefact, Link
-from repaconv.files import read_artefact
+from repaconv.artefacts import Link
 from repaconv.onnxfile import said_by
 from repaconv.proof.policy import coarser
 from repaconv.steps.engines import built_as, engine_of, open_engine
+from repaconv.steps.subject import subject_of
 
 if TYPE_CHECKING:
     from repaconv.proof.runners import Images
@@ -101,10 +101,7 @@ def agreement(
 
 def _allowed(run: runs.Run | None) -> dict[str, Any]:
     """What of a run's network bears on tolerances."""
-    from repaconv.proof.runners import decides
-
     if run is None:
         return {}
-    folded = read_artefact(run.fold_json, FoldArtefact)
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
-    return {"usual": folded.tolerances, "decides": decides(backbone.deploy(backbone.from_json(folded.config)))}
+    subject = subject_of(run)
+    return {"usual": subject.folded.tolerances, "decides": subject.decides}

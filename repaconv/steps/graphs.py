@@ -112,7 +112,7 @@ class _Judge(NamedTuple):
         """By what torch computes, which comes with it."""
         expected, undecided = [], []
         for probe in probes:
-            expected.append(runner.run(probe))
+            expected.append(runner.run({"input": probe})["output"])
             undecided.append(runner.undecided)
         return cls(probes, undecided, tolerances, logits), expected
 
@@ -149,7 +149,7 @@ class _Judge(NamedTuple):
         torch = isinstance(right, TorchRunner)
         reference = TorchTrace(right) if torch else OnnxTrace(right, load_onnx, by_module=False)
         candidate = OnnxTrace(wrong, load_onnx, by_module=torch)
-        where = locate(reference, candidate, self.probes[0], allowed=link.tolerance.rtol)
+        where = locate(reference, candidate, {"input": self.probes[0]}, allowed=link.tolerance.rtol)
         return link.model_copy(update={"location": where})
 
 

@@ -58,7 +58,7 @@ def typed_lower(
     from repaconv.proof.locate import broken, locate
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import FixedBatch, decides
+    from repaconv.proof.runners import decides
     from repaconv.proof.traces import OnnxTrace
 
     progress(f"to {precision}", 0, 0)
@@ -69,7 +69,7 @@ def typed_lower(
     choosing = decides(backbone.deploy(backbone.from_json(folded.config)))
     meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
     runs_here = runnable(typed, precision)
-    before, after = (FixedBatch(image_model(form.SerializeToString()), given.batch) for form in (model, runs_here))
+    before, after = (image_model(form.SerializeToString(), batch=given.batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
     for piece in given.judges():
         meter.add(after.run(piece), before.run(piece))
@@ -77,7 +77,7 @@ def typed_lower(
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
     first = calibrating[0] if calibrating else filled(next(given.judges()), given.batch)
-    link = broken(link, locate(right, wrong, first, allowed=None, decides=choosing))
+    link = broken(link, locate(right, wrong, {"input": first}, allowed=None, decides=choosing))
     return Typed(typed, (link,), kept)
 
 

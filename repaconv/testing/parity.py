@@ -90,7 +90,8 @@ def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array,
     from repaconv.proof.locate import locate
 
     by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
-    where = locate(reference.trace(by_module=by_module), candidate.trace(by_module=by_module), x, allowed=allowed)
+    traces = (end.trace(by_module=by_module) for end in (reference, candidate))
+    where = locate(*traces, {"input": x}, allowed=allowed)
     return f"parts at {where.module or 'no module that can be named'}: {where.reason}"
 
 

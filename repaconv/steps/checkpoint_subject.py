@@ -1,0 +1,117 @@
+"""A checkpoint of a method as what a run is of: it is read again when it is needed, exactly as `fold` did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry, runs
+from repaconv.artefacts import FoldArtefact, Location
+from repaconv.engines.contract import Feeds, Port
+from repaconv.proof.runners import TorchRunner, decides
+from repaconv.steps.common import read_again, require_size, stored_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from repaconv.trained.contract import Reading
+
+
+@dataclass(frozen=True)
+class CheckpointSubject:
+    """See `repaconv.steps.subject.Subject`.
+
+    Whatever asks for the checkpoint raises `Refused` if it, or the stored weights, are gone or changed.
+    """
+
+    run: runs.Run
+    folded: FoldArtefact
+    checkpoint: str | Path | None = None
+
+    @cached_property
+    def config(self) -> Any:
+        """Of the deploy form."""
+        return self._backbone.from_json(self.folded.config)
+
+    @property
+    def source(self) -> Path:
+        """The checkpoint."""
+        return self._read[1]
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Images [B, C, H, W]."""
+        return (Port("input", ("batch", self.config.in_channels, "height", "width"), "float32"),)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Logits or features."""
+        return (self.folded.output,)
+
+    @cached_property
+    def decides(self) -> bool:
+        """By what the deploy form says of itself."""
+        return decides(self._backbone.deploy(self.config))
+
+    @cached_property
+    def reference(self) -> TorchRunner:
+        """The training form in float64."""
+        return self._form(self.reading.module(), self.reading.tensors, double=True)
+
+    @cached_property
+    def exact(self) -> TorchRunner:
+        """The deploy form, folded again, in float64."""
+        tensors = {name: value for part in self.reading.parts() for name, value in part.tensors.items()}
+        return self._form(self._backbone.deploy(self.config), tensors, double=True)
+
+    @cached_property
+    def stored(self) -> TorchRunner:
+        """The deploy form with the run's weights, in float32."""
+        return self._form(self._backbone.deploy(self.config), stored_weights(self.run, self.folded), double=False)
+
+    @property
+    def reading(self) -> Reading:
+        """The checkpoint understood."""
+        return self._read[0]
+
+    def single(self) -> TorchRunner:
+        """The training form in float32."""
+        return self._form(self.reading.module(), self.reading.tensors, double=False)
+
+    def require_size(self, height: int, width: int) -> None:
+        """See `repaconv.steps.common.require_size`."""
+        require_size(self._backbone, self.config, height, width)
+
+    def parting(self, feeds: Feeds, allowed: float) -> Location:
+        """Within a block the two forms compute different things: they are compared at its seams."""
+        from repaconv.proof.locate import locate_between_seams
+
+        return locate_between_seams(self.reference, self.exact, feeds, allowed=allowed)
+
+    def users_names(self, module: str) -> str:
+        """Names of the deploy form to those in the file, which a wrapper or a trainer may have changed."""
+        return ", ".join(self._users_name(name) for name in module.split(", ")) if module else ""
+
+    def _users_name(self, module: str) -> str:
+        rest = module
+        while rest:
+            for official, stored in self.reading.names.items():
+                if official.startswith(f"{rest}."):
+                    tail = official[len(rest) :]
+                    return stored.removesuffix(tail) + module[len(rest) :] if stored.endswith(tail) else module
+            rest = rest.rpartition(".")[0]
+        return module
+
+    def _form(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool) -> TorchRunner:
+        return TorchRunner(module, tensors, double=double, outputs=self.outputs)
+
+    @cached_property
+    def _read(self) -> tuple[Reading, Path]:
+        return read_again(self.folded, self.checkpoint)
+
+    @cached_property
+    def _backbone(self) -> Any:
+        return registry.load(registry.BACKBONES, self.folded.backbone)

@@ -1,0 +1,106 @@
+"""What a run is of: a network in its forms, whatever it came from. `subject_of` alone knows from where.
+
+A checkpoint of a method is `repaconv.steps.checkpoint_subject`; another origin is one more file beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from repaconv import runs
+from repaconv.artefacts import FoldArtefact, Location
+from repaconv.files import read_artefact
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.engines.contract import Feeds, Port
+    from repaconv.proof.traces import Trace
+
+
+class Form(Protocol):
+    """A form of the network: it runs every input by name to every output by name, and can be followed on the way."""
+
+    @property
+    def undecided(self) -> NDArray[np.bool_] | None:
+        """In which images [n] of the last run float32 may decide otherwise; None if the net decides nothing."""
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """All outputs for these inputs."""
+
+    def trace(self) -> Trace:
+        """Its values on the way."""
+
+
+class Subject(Protocol):
+    """A run's network. Its forms are made when they are first asked for, and kept."""
+
+    @property
+    def run(self) -> runs.Run:
+        """Its folder."""
+
+    @property
+    def folded(self) -> FoldArtefact:
+        """What `fold` wrote of it."""
+
+    @property
+    def config(self) -> Any:
+        """Of the folded network, with ``in_channels`` and ``classes``."""
+
+    @property
+    def source(self) -> Path:
+        """The file that it was read from."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """What every form takes."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what every form gives."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether something in it decides what is discrete, as which tokens merge."""
+
+    @property
+    def reference(self) -> Form:
+        """The network as it was given, in float64: what all else is held against."""
+
+    @property
+    def exact(self) -> Form:
+        """Folded anew, in float64."""
+
+    @property
+    def stored(self) -> Form:
+        """Folded, as the run has it, in float32."""
+
+    def single(self) -> Form:
+        """The reference in float32: what rounding alone does to it."""
+
+    def require_size(self, height: int, width: int) -> None:
+        """Refuse images that it cannot take.
+
+        Raises:
+            UsageProblem: Naming the size.
+        """
+
+    def parting(self, feeds: Feeds, allowed: float) -> Location:
+        """Where ``reference`` and ``exact`` part, of which the parts compute different things."""
+
+    def users_names(self, module: str) -> str:
+        """A module of the folded network, or several with commas, by the names in the user's own file."""
+
+
+def subject_of(run: runs.Run, checkpoint: str | Path | None = None) -> Subject:
+    """What a run is of.
+
+    Args:
+        run: The run.
+        checkpoint: Where its checkpoint is now, if it has moved.
+    """
+    from repaconv.steps.checkpoint_subject import CheckpointSubject
+
+    return CheckpointSubject(run, read_artefact(run.fold_json, FoldArtefact), checkpoint)

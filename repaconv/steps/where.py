@@ -1,0 +1,76 @@
+"""Where a link fails: each kind of candidate is followed to the module that computes something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry, runs
+from repaconv.artefacts import ExportArtefact, Location, Tolerance
+from repaconv.steps.common import load_onnx
+from repaconv.steps.exports import float32_beside
+from repaconv.steps.graphs import runnable
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Feeds
+    from repaconv.steps.subject import Subject
+
+RECORDED = Location(
+    module="",
+    reason="only the output was recorded; check what the file does not tell: "
+    "--set eps, num_heads, norm and the weights that were taken",
+)
+ENGINE = Location(module="", reason="an engine shows no values on the way; the links before it say where to look")
+
+
+def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: Feeds, allowed: Tolerance) -> Location:
+    """The folded network against its graph; a typed graph against the float32 one where that is there."""
+    import onnx
+
+    from repaconv.proof.locate import locate
+    from repaconv.proof.traces import OnnxTrace
+
+    if exported.data is not None:
+        return Location(module="", reason="a graph above 2 GiB is not followed")
+    candidate = _bare(onnx.load(path), exported)
+    if allowed.kind == "lossy":
+        return _beside_float32(subject, exported, candidate, feeds)
+    moved = [name for name in exported.rewrites if not registry.load(registry.REWRITES, name).keeps]
+    if moved:
+        return Location(module="", reason=f"not followed: {', '.join(moved)} changes values on the way")
+    traced = OnnxTrace(candidate, load_onnx, by_module=True)
+    return locate(subject.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
+
+
+def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, feeds: Feeds) -> Location:
+    import onnx
+
+    from repaconv.proof.locate import locate
+    from repaconv.proof.traces import OnnxTrace
+
+    beside = float32_beside(subject.run, subject.folded, exported)
+    if beside is None:
+        return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
+    single = beside.artefact
+    if set(single.rewrites) != set(exported.rewrites):
+        return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
+    fixed = {exported.batch, single.batch} - {"dynamic"}
+    size = next(iter(feeds.values())).shape[2:]
+    if len(fixed) > 1 or single.image_size not in ("dynamic", size):
+        return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
+    reference = _bare(onnx.load(runs.graph_of(subject.run, single)), single)
+    before, after = (OnnxTrace(graph, load_onnx, by_module=False) for graph in (reference, candidate))
+    return locate(before, after, _filled(feeds, fixed), allowed=None, decides=subject.decides)
+
+
+def _bare(model: Any, exported: ExportArtefact) -> Any:
+    """The network's own graph, as it can be run here."""
+    from repaconv.exporters.preprocessing import without_preprocessing
+
+    return runnable(without_preprocessing(model) if exported.preprocessing else model, exported.precision)
+
+
+def _filled(feeds: Feeds, batches: set[Any]) -> Feeds:
+    """One image as often as a graph of a fixed batch wants it."""
+    count = max([1, *(int(batch) for batch in batches - {"dynamic"})])
+    return {name: array.repeat(count, 0) for name, array in feeds.items()}

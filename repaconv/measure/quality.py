@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,42 +37,10 @@ def quality(
         *trusted* if nothing speaks against it; *inconclusive* if a difference of 5% may not have been seen, or what was
         seen may be another's doing; *noisy* in between.
     """
-    spoiling: list[str] = []
-    disturbing: list[str] = []
-    rounds = min(len(values) for values in samples_ms.values())
-    if rounds < FEWEST:
-        spoiling.append(f"too few samples: {rounds} rounds, {FEWEST} at least")
-    if compared is not None and rounds >= FEWEST and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
-        spoiling.append(
-            f"the ratio is known to {(compared.high - compared.low) / 2 / compared.median:.1%} only: more rounds"
-        )
-    for share, limit, where in (
-        (watched.others, OTHERS, "the machine's"),
-        (watched.others_here, OTHERS_HERE, "these cores'"),
-    ):
-        if share is not None and share > limit:
-            reasons = spoiling if share > MUCH else disturbing
-            reasons.append(f"other load: {share:.0%} of {where} time went to other processes")
-    if watched.stolen is not None and watched.stolen > STOLEN:
-        (spoiling if watched.stolen > MUCH else disturbing).append(
-            f"the hypervisor took {watched.stolen:.0%} of the time"
-        )
-    if watched.throttled:
-        spoiling.append(f"throttled: the processor slowed down for heat {watched.throttled} times")
-    if abs(watched.speed - 1) > SPEED:
-        disturbing.append(f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end")
-    for name in sorted(set(watched.before) & set(watched.after)):
-        was, now = watched.before[name], watched.after[name]
-        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK:
-            disturbing.append(f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz")
-    if not stable:
-        disturbing.append("the warm-up did not come to rest")
-    for name, values in samples_ms.items():
-        if rounds >= FEWEST and abs(change := _change(values)) > DRIFT:
-            disturbing.append(f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first")
-        beyond = float((values > OUTLYING * np.median(values)).mean())
-        if beyond > OUTLIERS:
-            disturbing.append(f"{name} has outliers: {beyond:.0%} of its samples")
+    spoiling = [*_too_little(samples_ms, compared), *_machine(watched, spoils=True)]
+    disturbing = [*_machine(watched, spoils=False), *_clocks(watched)]
+    disturbing += [] if stable else ["the warm-up did not come to rest"]
+    disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values)]
     return Quality(
         verdict="inconclusive" if spoiling else "noisy" if disturbing else "trusted",
         reasons=(*spoiling, *disturbing),
@@ -84,6 +52,47 @@ def quality(
         before=watched.before,
         after=watched.after,
     )
+
+
+def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio | None) -> Iterator[str]:
+    """What is not known well enough."""
+    rounds = min(len(values) for values in samples_ms.values())
+    if rounds < FEWEST:
+        yield f"too few samples: {rounds} rounds, {FEWEST} at least"
+    elif compared is not None and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
+        yield f"the ratio is known to {(compared.high - compared.low) / 2 / compared.median:.1%} only: more rounds"
+
+
+def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:
+    """What else went on: so much that it spoils everything, or less."""
+    for share, limit, told in (
+        (watched.others, OTHERS, "other load: {:.0%} of the machine's time went to other processes"),
+        (watched.others_here, OTHERS_HERE, "other load: {:.0%} of these cores' time went to other processes"),
+        (watched.stolen, STOLEN, "the hypervisor took {:.0%} of the time"),
+    ):
+        if share is not None and share > limit and (share > MUCH) == spoils:
+            yield told.format(share)
+    if spoils and watched.throttled:
+        yield f"throttled: the processor slowed down for heat {watched.throttled} times"
+
+
+def _clocks(watched: Watched) -> Iterator[str]:
+    """Whether the cores changed their speed."""
+    if abs(watched.speed - 1) > SPEED:
+        yield f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end"
+    for name in sorted(set(watched.before) & set(watched.after)):
+        was, now = watched.before[name], watched.after[name]
+        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK:
+            yield f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz"
+
+
+def _uneven(name: str, values: NDArray[np.float64]) -> Iterator[str]:
+    """What the samples of one subject show."""
+    if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT:
+        yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
+    beyond = float((values > OUTLYING * np.median(values)).mean())
+    if beyond > OUTLIERS:
+        yield f"{name} has outliers: {beyond:.0%} of its samples"
 
 
 def _change(values: NDArray[np.float64]) -> float:

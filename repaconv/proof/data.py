@@ -127,31 +127,9 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
         Refused: If the file is no .npz of numbers, holds no normalised images with so many channels, an output that is
             not one for each of them, or labels that are not of these classes (-1 is unknown).
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:  # TypeError: a lone .npy
-        raise Refused(
-            f"{path} is not a readable .npz: {error}.",
-            hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",
-            code="inputs.unreadable",
-        ) from error
-    images = [name for name, array in arrays.items() if array.ndim == 4]
-    name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
-    wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
-    if wrong or channels not in (None, arrays[name].shape[1]):
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-        raise Refused(
-            f"{path} holds no images for this network ({shapes or 'nothing'}).",
-            hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
-            code="inputs.shape",
-        )
+    arrays = _arrays(path)
+    name = _images_in(path, arrays, channels)
     given = arrays[name]
-    _require(
-        given.dtype.kind == "f",
-        f"{path}: {name} holds {given.dtype}, not normalised images.",
-        "Give them as the network takes them, in floats: less the mean, over std.",
-    )
     outputs = [key for key in RECORDED if key in arrays]
     for key in outputs:
         of_each = arrays[key].shape[:1] == given.shape[:1] and arrays[key].dtype.kind == "f"
@@ -177,6 +155,38 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
         recorded,
         "" if labels is None else f"labels of {path.name}",
     )
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:  # TypeError: a lone .npy
+        raise Refused(
+            f"{path} is not a readable .npz: {error}.",
+            hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",
+            code="inputs.unreadable",
+        ) from error
+
+
+def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None) -> str:
+    """The name of the array that holds images for the network."""
+    images = [name for name, array in arrays.items() if array.ndim == 4]
+    name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
+    wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
+    if wrong or channels not in (None, arrays[name].shape[1]):
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise Refused(
+            f"{path} holds no images for this network ({shapes or 'nothing'}).",
+            hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
+            code="inputs.shape",
+        )
+    _require(
+        arrays[name].dtype.kind == "f",
+        f"{path}: {name} holds {arrays[name].dtype}, not normalised images.",
+        "Give them as the network takes them, in floats: less the mean, over std.",
+    )
+    return name
 
 
 def _require(fits: bool, what: str, hint: str) -> None:

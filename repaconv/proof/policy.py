@@ -105,10 +105,15 @@ def tolerance(
             hint="Leave --rtol and --atol out for it.",
             code="tolerance.lossy",
         )
-    cosine, noise = LOSSY[rule]
+    return _lossy(rule, logits=logits, decides=decides)
+
+
+def _lossy(precision: str, *, logits: bool, decides: bool) -> Tolerance:
+    cosine, noise = LOSSY[precision]
+    least = DECIDING_COSINE if decides else cosine
     return Tolerance(
         kind="lossy",
-        cosine=(least := DECIDING_COSINE if decides else cosine),
+        cosine=least,
         norm_error=norm_error(least),
         flips=FLIPS if logits else None,
         flips_within_noise=FLIPS_WITHIN_NOISE if logits else None,

@@ -141,11 +141,11 @@ def load_onnx(model: Path | bytes, folder: Path | None = None) -> Session:
     return engine.open(model, SessionSpec(threads=cores or 1, weights=folder))
 
 
-def image_model(model: Path | bytes, *, batch: int | None = None) -> Images:
+def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:
     """The same as what takes images; ``batch`` is how many its graph takes at once, where that is fixed."""
     from repaconv.proof.runners import Images
 
-    return Images(load_onnx(model), batch)
+    return Images(load_onnx(model, folder), batch)
 
 
 def require_size(backbone: Any, config: Any, height: int, width: int) -> None:

@@ -341,16 +341,16 @@ def test_the_gate_takes_benchs_verdict_and_baselines_by_machine(tmp_path, repaco
 
 
 def test_a_training_form_that_computes_something_else_fails_the_gate(tmp_path, monkeypatch):
-    from repaconv.steps import subjects
+    from repaconv.steps import contenders
 
-    right = subjects.training_onnx
+    right = contenders.training_onnx
 
     def wrong(*given):
         made = right(*given)
         onnx.save(wrong_initializer("head", onnx.load(made)), planted := tmp_path / "wrong.onnx")
         return planted
 
-    monkeypatch.setattr(subjects, "training_onnx", wrong)
+    monkeypatch.setattr(contenders, "training_onnx", wrong)
     report = rc.gate([recipe(tmp_path, "[export]\nsimplify = false\n[bench]\nrounds = 10\n")])
     assert report.exit_code == 1
     assert [check.name for check in report.recipes[0].checks if check.verdict == "failed"] == ["agreement"]

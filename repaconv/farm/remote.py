@@ -20,8 +20,8 @@ from repaconv.orders.stages import BenchOrder, ClusterOrder
 from repaconv.pipeline import bundle, collect
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, as_image_size, silent, with_files
+from repaconv.steps.contenders import Contenders, contenders_of
 from repaconv.steps.exports import Export
-from repaconv.steps.subjects import Subjects, subjects_of
 
 # A dropped connection leaves what runs on the board running: it ends by itself.
 LONGEST_S = 3600
@@ -62,13 +62,13 @@ def bench_on(
     return with_files(done, paths, [place])
 
 
-def _sent(run: runs.Run, order: BenchOrder, progress: Progress) -> tuple[Subjects, Export]:
+def _sent(run: runs.Run, order: BenchOrder, progress: Progress) -> tuple[Contenders, Export]:
     """What is measured there.
 
     Raises:
         UsageProblem: If there is no ONNX model, or it is too large to send.
     """
-    known = subjects_of(
+    known = contenders_of(
         run,
         None,
         order.against,

@@ -24,8 +24,8 @@ from repaconv.steps.common import (
     with_files,
 )
 from repaconv.steps.comparing import agreement
+from repaconv.steps.contenders import contenders_of
 from repaconv.steps.side_by_side import Found, Plan, side_by_side
-from repaconv.steps.subjects import subjects_of
 
 if TYPE_CHECKING:
     from repaconv.targets import Target
@@ -87,7 +87,7 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
         )
     lowering = order.precision if order.precision == "bf16" and device.typed_by == "runtime" else None
     asked = as_image_size(order.image_size)
-    known = subjects_of(
+    known = contenders_of(
         run,
         model,
         order.against,

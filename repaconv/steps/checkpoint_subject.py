@@ -12,7 +12,9 @@ from repaconv import registry, runs
 from repaconv.artefacts import FoldArtefact, Location
 from repaconv.engines.contract import Feeds, Port
 from repaconv.proof.runners import TorchRunner, decides
-from repaconv.steps.common import read_again, require_size, stored_weights
+from repaconv.steps.common import TRAINING, Progress, read_again, require_size, stored_weights
+from repaconv.steps.graphs import Graph, proved_graph
+from repaconv.steps.subject import GraphSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,6 +82,26 @@ class CheckpointSubject:
     def single(self) -> TorchRunner:
         """The training form in float32."""
         return self._form(self.reading.module(), self.reading.tensors, double=False)
+
+    def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
+        """The deploy form or the training form, exported by torch."""
+        trained = form == TRAINING
+        return proved_graph(
+            form,
+            self.reading.module() if trained else self._backbone.deploy(self.config),
+            self.reading.tensors if trained else stored_weights(self.run, self.folded),
+            (self.config.in_channels, *spec.size),
+            output=self.folded.output,
+            opset=spec.opset,
+            lacks=spec.lacks,
+            batch=spec.batch,
+            free_size=spec.free_size,
+            tolerances=self.folded.tolerances,
+            rewrites=spec.rewrites,
+            simplifiers=spec.simplifiers,
+            scratch=scratch,
+            progress=progress,
+        )
 
     def require_size(self, height: int, width: int) -> None:
         """See `repaconv.steps.common.require_size`."""

@@ -13,7 +13,7 @@ from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.orders.stages import BenchOrder
 from repaconv.steps.common import Progress
 from repaconv.steps.comparing import COMPARED, Opened, opened
-from repaconv.steps.subjects import Subject, Subjects, any_preprocessing, image_shape, memory_an_image
+from repaconv.steps.contenders import Contender, Contenders, any_preprocessing, image_shape, memory_an_image
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     device: Target
     protocol: Protocol
     run: runs.Run | None
-    known: Subjects
+    known: Contenders
     lowering: str | None
     size: ImageSize | None
     threads: int
@@ -45,11 +45,11 @@ class Plan(NamedTuple):
     place: Path | None
 
     @property
-    def subjects(self) -> list[Subject]:
+    def subjects(self) -> list[Contender]:
         """The one to measure, and what runs beside it."""
         return self.known.subjects
 
-    def opened(self, subject: Subject, dims: Mapping[str, int]) -> Opened:
+    def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
         """One of them, ready to run; of one file beside itself, one alone is lowered."""
         lower = self.lowering if subject is self.subjects[0] else None
         return opened(subject.path, self.device, lower, threads=self.threads, dims=dims)
@@ -118,7 +118,7 @@ def _feeds(piece: Batch, sessions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(
-    subject: Subject, opened: Opened, feeds: Mapping[str, Any], samples: Mapping[str, NDArray[np.float64]]
+    subject: Contender, opened: Opened, feeds: Mapping[str, Any], samples: Mapping[str, NDArray[np.float64]]
 ) -> Profile:
     """The first model's, beside the latency that was measured of it.
 

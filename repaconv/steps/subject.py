@@ -5,11 +5,13 @@ A checkpoint of a method is `repaconv.steps.checkpoint_subject`; another origin 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv import runs
-from repaconv.artefacts import FoldArtefact, Location
+from repaconv.artefacts import FoldArtefact, ImageSize, Location
+from repaconv.exporters.simplify import TOOLS
 from repaconv.files import read_artefact
 
 if TYPE_CHECKING:
@@ -17,7 +19,33 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from repaconv.engines.contract import Feeds, Port
+    from repaconv.graphs.contract import Rewrite
     from repaconv.proof.traces import Trace
+    from repaconv.steps.common import Progress
+    from repaconv.steps.graphs import Graph
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """How an ONNX graph is to be written.
+
+    Attributes:
+        size: (height, width) of its images, or the usual one where that is free.
+        opset: Of the exporter.
+        lacks: Operators that the target has not.
+        batch: Images a call; None leaves it free.
+        free_size: Whether images may have any size.
+        rewrites: Of its form.
+        simplifiers: Tried in this order; none leave it as it is.
+    """
+
+    size: ImageSize
+    opset: int
+    lacks: tuple[str, ...] = ()
+    batch: int | None = None
+    free_size: bool = False
+    rewrites: tuple[Rewrite, ...] = ()
+    simplifiers: tuple[str, ...] = TOOLS
 
 
 class Form(Protocol):
@@ -79,6 +107,16 @@ class Subject(Protocol):
 
     def single(self) -> Form:
         """The reference in float32: what rounding alone does to it."""
+
+    def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
+        """The network as a proved ONNX graph.
+
+        Args:
+            form: `DEPLOY`, as the run has it, or `TRAINING`, as it was given.
+            spec: How it is written.
+            scratch: A folder for large weights.
+            progress: See `Progress`.
+        """
 
     def require_size(self, height: int, width: int) -> None:
         """Refuse images that it cannot take.

@@ -90,8 +90,8 @@ def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array,
     from repaconv.proof.locate import locate
 
     by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
-    traces = (end.trace(by_module=by_module) for end in (reference, candidate))
-    where = locate(*traces, {"input": x}, allowed=allowed)
+    right, wrong = (end.trace(by_module=by_module) for end in (reference, candidate))
+    where = locate(right, wrong, {"input": x}, allowed=allowed)
     return f"parts at {where.module or 'no module that can be named'}: {where.reason}"
 
 

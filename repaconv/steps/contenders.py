@@ -9,15 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import FoldArtefact, ImageSize, Preprocessing, TrainingArtefact, parse_image_size
+from repaconv.artefacts import (
+    ExportArtefact,
+    FoldArtefact,
+    ImageSize,
+    Preprocessing,
+    TrainingArtefact,
+    parse_image_size,
+)
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by, read_again
+from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by
 from repaconv.steps.engines import built_as
 from repaconv.steps.exports import Export, export_for
-from repaconv.steps.graphs import proved_graph, write_graph
+from repaconv.steps.graphs import write_graph
+from repaconv.steps.subject import GraphSpec, Subject, subject_of
 
 if TYPE_CHECKING:
     from repaconv.targets import Target
@@ -26,20 +34,20 @@ PROBED = 8
 """Images in the larger batch by which memory is measured."""
 
 
-class Subject(NamedTuple):
+class Contender(NamedTuple):
     """One thing to measure: what it is called, as nothing beside it is, and its file."""
 
     name: str
     path: Path
 
 
-class Subjects(NamedTuple):
+class Contenders(NamedTuple):
     """All that is known of them; ``export`` and ``preprocessing`` are those of a run.
 
     ``size`` is the run's, or what a bare graph of ours says is usual.
     """
 
-    subjects: list[Subject]
+    subjects: list[Contender]
     overridden: tuple[str, ...]
     logits: bool
     size: ImageSize | None
@@ -48,7 +56,7 @@ class Subjects(NamedTuple):
     export: Export | None = None
 
 
-def subjects_of(
+def contenders_of(
     run: runs.Run | None,
     model: str | Path | None,
     against: str | Path | None,
@@ -59,7 +67,7 @@ def subjects_of(
     precision: str = "fp32",
     batch: int | None = None,
     image_size: ImageSize | None = None,
-) -> Subjects:
+) -> Contenders:
     """What is measured beside what, and which failed proofs were overridden on the way there.
 
     Of a run it is the export for this target (`repaconv.steps.exports.export_for`).
@@ -72,65 +80,40 @@ def subjects_of(
         overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
         size = None if image_size else _usual_size(path)
         note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
-        return Subjects([Subject(path.name, path), *other], overridden, _says_logits(path), size, note, None)
+        return Contenders([Contender(path.name, path), *other], overridden, _says_logits(path), size, note, None)
     folded = read_artefact(run.fold_json, FoldArtefact)
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
     exported = export.artefact
     overridden = runs.require_sound(run, folded, (exported, export.path), unverified=unverified)
-    subjects = [Subject(DEPLOY, runs.graph_of(run, exported))]
+    subjects = [Contender(DEPLOY, runs.graph_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     note = ""
     if not other:
         try:
-            other = [Subject(TRAINING, training_onnx(run, folded, export, progress))]
+            other = [Contender(TRAINING, training_onnx(subject_of(run), export, progress))]
         except Refused as error:
             note = f"measured without the training form: {error.message}"
     logits, preprocessing = folded.output == "logits", folded.preprocessing
-    return Subjects([*subjects, *other], overridden, logits, size, note, preprocessing, export)
+    return Contenders([*subjects, *other], overridden, logits, size, note, preprocessing, export)
 
 
-def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress: Progress) -> Path:
+def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
     """The training form, exported as the deploy form was.
 
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
         UsageProblem: If there is a file of that name that is somebody else's.
     """
+    run, folded = subject.run, subject.folded
     exported, variant = export.artefact, export.variant.training.name
     path = run.training_onnx(variant)
     plain = exported.model_dump(mode="json")
     like = {key: plain[key] for key in ("exporter_opset", "lacks", "batch", "image_size", "made_by")}
+    if _is_known(path, folded, like):
+        return path
     slot = path.with_suffix(".json")
-    if stage_of(slot) == "training" and path.is_file():
-        known = read_artefact(slot, TrainingArtefact)
-        same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
-        if same and known.verdict == "passed" and sha256_of(path) == known.payload.sha256:
-            return path
     require_ours(slot, "training", path, path.with_name(f"{path.name}.data"))
-    form, _ = read_again(folded, None)
-    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=run.folder) as scratch:
-        graph = proved_graph(
-            TRAINING,
-            form.module(),
-            form.tensors,
-            (form.config.in_channels, *size),
-            output=folded.output,
-            opset=exported.exporter_opset or exported.opset,
-            lacks=exported.lacks,
-            batch=None if exported.batch == "dynamic" else int(exported.batch),
-            free_size=exported.image_size == "dynamic",
-            tolerances=folded.tolerances,
-            scratch=Path(scratch),
-            progress=progress,
-        )
-        if not graph.sound:
-            raise Refused(
-                "its exported graph does not compute what it does.",
-                hint="Give another model with --against.",
-                code="bench.training",
-            )
-        data = write_graph(graph.model, path, graph.data)
+    data = _write_training(subject, exported, path, progress)
     made = TrainingArtefact(
         made_by=made_by("torch", "onnx"),
         verdict="passed",
@@ -145,17 +128,47 @@ def training_onnx(run: runs.Run, folded: FoldArtefact, export: Export, progress:
     return path
 
 
+def _is_known(path: Path, folded: FoldArtefact, like: dict[str, Any]) -> bool:
+    """Whether it is there already, of this checkpoint and alike."""
+    slot = path.with_suffix(".json")
+    if stage_of(slot) != "training" or not path.is_file():
+        return False
+    known = read_artefact(slot, TrainingArtefact)
+    same = (known.source_sha256, known.settings, known.like) == (folded.origin.sha256, folded.settings, like)
+    return same and known.verdict == "passed" and sha256_of(path) == known.payload.sha256
+
+
+def _write_training(subject: Subject, exported: ExportArtefact, path: Path, progress: Progress) -> Path | None:
+    """Write the graph; where its weights have a file of their own, that."""
+    spec = GraphSpec(
+        size=subject.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
+        opset=exported.exporter_opset or exported.opset,
+        lacks=exported.lacks,
+        batch=None if exported.batch == "dynamic" else int(exported.batch),
+        free_size=exported.image_size == "dynamic",
+    )
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=subject.run.folder) as scratch:
+        graph = subject.graph(TRAINING, spec, scratch=Path(scratch), progress=progress)
+        if not graph.sound:
+            raise Refused(
+                "its exported graph does not compute what it does.",
+                hint="Give another model with --against.",
+                code="bench.training",
+            )
+        return write_graph(graph.model, path, graph.data)
+
+
 def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
     """What a failed build stops."""
     built = built_as(path)
     return runs.require_passed(built, path.with_suffix(".json"), unverified=unverified) if built else ()
 
 
-def _other(path: Path, first: Path | None) -> Subject:
+def _other(path: Path, first: Path | None) -> Contender:
     """What runs beside the first, under a name of its own: all that is measured is kept by name."""
     taken = {DEPLOY, TRAINING, first.name if first else ""}
     names = (path.name, str(path), f"{path} beside it")
-    return Subject(next(name for name in names if name not in taken), path)
+    return Contender(next(name for name in names if name not in taken), path)
 
 
 def _existing(path: Path) -> Path:
@@ -213,7 +226,7 @@ def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
     return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
 
 
-def memory_an_image(subjects: list[Subject], load: Callable[..., Any], size: ImageSize | None) -> float:
+def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: ImageSize | None) -> float:
     """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included."""
     import numpy as np
 

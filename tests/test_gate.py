@@ -114,7 +114,7 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     def unforeseen(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(gating, "verify", unforeseen)
+    monkeypatch.setattr(gating, "verify_by", unforeseen)
     report = rc.gate(list(of.values()))
     assert report.exit_code == 1
     a, b, c, d = report.recipes

@@ -67,7 +67,10 @@ def test_what_is_no_value_is_refused_with_its_option():
 @pytest.mark.parametrize(
     ("stage", "order"),
     [
+        (rc.verify, stages.VerifyOrder),
         (rc.export, stages.ExportOrder),
+        (rc.build, stages.BuildOrder),
+        (rc.bundle, stages.BundleOrder),
         (rc.bench, stages.BenchOrder),
         (rc.tune, stages.TuneOrder),
         (rc.gate, stages.GateOrder),
@@ -79,5 +82,6 @@ def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):
     for each in knobs(order):
         assert parameters[each.name].default == each.default
         assert f"    {each.name}: {each.knob.help}" in inspect.getdoc(stage)
+    needed = {each.name: "x" for each in knobs(order) if each.default is inspect.Parameter.empty}
     with pytest.raises(TypeError, match="nonsense"):
-        stage("none", nonsense=1)
+        stage("none", nonsense=1, **needed)

@@ -20,9 +20,9 @@ def bundle(
     quiet: Quiet = False,
 ) -> None:
     """Pack the ONNX model, images and their float64 outputs, and a script that needs the board's trtexec alone."""
-    from repaconv.pipeline import bundle as stage
+    from repaconv.pipeline.bundling import bundle_by
 
-    finish("bundle", format, quiet, partial(stage, run, **vars(order)))
+    finish("bundle", format, quiet, partial(bundle_by, order, run))
 
 
 @app.command(epilog="Example: repaconv collect result.tar.gz")

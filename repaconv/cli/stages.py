@@ -84,9 +84,9 @@ def verify(
     quiet: Quiet = False,
 ) -> None:
     """Prove the folded model, and its ONNX model, against the float64 training form. Exit 0 or 1."""
-    from repaconv.pipeline import verify as stage
+    from repaconv.pipeline.verification import verify_by
 
-    finish("verify", format, quiet, partial(stage, run, **vars(order)))
+    finish("verify", format, quiet, partial(verify_by, order, run))
 
 
 @app.command(epilog="Example: repaconv export --onnx")
@@ -116,9 +116,9 @@ def build(
     quiet: Quiet = False,
 ) -> None:
     """Build an engine from the ONNX model, and prove in what precision it computes."""
-    from repaconv.pipeline import build as stage
+    from repaconv.pipeline.building import build_by
 
-    finish("build", format, quiet, partial(stage, run, **vars(order)))
+    finish("build", format, quiet, partial(build_by, order, run))
 
 
 @app.command(epilog="Example: repaconv bench --target x86-64")

@@ -16,8 +16,9 @@ from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.farm.cluster import connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import payload_of, sha256_of, write_bytes
-from repaconv.orders.stages import BenchOrder, ClusterOrder
-from repaconv.pipeline import bundle, collect
+from repaconv.orders.stages import BenchOrder, BundleOrder, ClusterOrder
+from repaconv.pipeline import collect
+from repaconv.pipeline.bundling import bundle_by
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, as_image_size, silent, with_files
 from repaconv.steps.contenders import Contenders, contenders_of
@@ -112,7 +113,7 @@ def bench_by_ssh(
         Refused: If what comes back is damaged, or the build failed there.
     """
     bundled = {name: getattr(order, name) for name in ("target", "precision", "batch", "unverified")}
-    made = bundle(run, **bundled, count=count, progress=progress)
+    made = bundle_by(BundleOrder(**bundled, count=count), run, progress=progress)
     taken, _ = runs.run_and_model(Path(run) if run else None)
     slot = taken.collected_json(made.variant)
     result = taken.engine(made.variant, ".result.tar.gz")

@@ -16,7 +16,7 @@ from repaconv.orders.stages import BenchOrder, ExportOrder, GateOrder
 from repaconv.pipeline.checkpoint_folding import fold_file
 from repaconv.pipeline.exporting import export_by
 from repaconv.pipeline.measuring import bench_by
-from repaconv.pipeline.verification import verify
+from repaconv.pipeline.verification import verify_by
 from repaconv.proof.policy import LOSSY
 from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
 from repaconv.runs import OUT
@@ -191,7 +191,7 @@ class _Gate:
         return done
 
     def _verify(self, recipe: Recipe) -> Artefact:
-        done = verify(self.folder, **vars(self._placed(recipe.verify)), progress=self.progress)
+        done = verify_by(self._placed(recipe.verify), self.folder, progress=self.progress)
         for link in done.links:
             self._link("verify", link)
         if done.verdict == "not verified":

@@ -167,3 +167,17 @@ def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     after, changes = rewritten(model, [READ_TOKENS])
     assert len(changes) == 1
     assert difference(model, after, 3, 16, 16) < 1e-13
+
+
+@pytest.mark.parametrize(("axis", "places"), [(2, [3, 0]), (2, [[1, 2], [0, 3]]), (0, [1, 1])])
+def test_what_is_read_is_followed_through_a_gather_of_another_axis(axis, places):
+    """Its indices are computed: from zeros times x."""
+    weights = TAKE | {"p": np.array(places), "no": np.array(0.0), "all": np.array([0, 1, 2])}
+    rows = [("MatMul", "x w", "y"), ("ReduceSum", "x all", "t", {"keepdims": 0}), ("Mul", "t no", "n")]
+    rows += [("Cast", "n", "m", {"to": 7}), ("Add", "p m", "i"), ("Gather", "y i", "g", {"axis": axis})]
+    rows += [("Slice", "g s e a", "z")]
+    made = [helper.make_node(op, i.split(), o.split(), **(rest[0] if rest else {})) for op, i, o, *rest in rows]
+    model = graph(made, ["z"], weights)
+    after, changes = rewritten(model, [READ_TOKENS])
+    assert [change.rewrite for change in changes] == ["read-tokens"]
+    assert difference(model, after, 6, 4, batches=(2,)) < 1e-13

@@ -12,72 +12,64 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.artefacts import Change
-from repaconv.folds.joins import JOINED, all_of, tokens_of
+from repaconv.folds.joins import JOINED
+from repaconv.graphs.attention import Attention, attentions
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, clean, constant, made_by, only_reader
+from repaconv.graphs.graph import Array, Writer, clean, constant, made_by, only_reader
 from repaconv.graphs.heads import shown_as_heads, shown_as_tokens
 from repaconv.graphs.linears import Linear, linear_of
 from repaconv.graphs.normal import normalise
-from repaconv.graphs.shapes import set_shape, sizes
+from repaconv.graphs.shapes import rank_of, set_shape, sizes
 from repaconv.ranks import side_by_side
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class _Attention(NamedTuple):
-    """Scores and what mixes values by them, between linear layers: queries', keys' and values' of one x."""
+class _Layers(NamedTuple):
+    """Of an attention: the linear layers of one x that write queries, keys and values, and the product behind."""
 
-    scores: ir.Node
-    mixing: ir.Node
-    heads: int
-    tokens: int
     q: Linear
     k: Linear
     v: Linear
     proj: ir.Node
-    weight: Array  # of the projection, [H e, c]
+    weight: Array  # of the product, [H e, c]
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """See `repaconv.graphs.contract.Apply`."""
     normalise(model)
-    for node in tuple(model.graph):
-        if node.op_type == "Softmax" and not node.domain and node.meta.get(JOINED):
-            found = _around(node)
-            if found is not None:
-                yield _written(model, node, found)
+    for found in attentions(model):
+        softmax = made_by(found.mixed.inputs[0], "Softmax")
+        layers = _layers(found) if softmax is not None and softmax.meta.get(JOINED) else None
+        if softmax is not None and layers is not None:
+            yield _written(model, softmax, found, layers)
     clean(model)
 
 
-def _around(softmax: ir.Node) -> _Attention | None:
-    scores, mixing = made_by(softmax.inputs[0], "MatMul"), only_reader(softmax.outputs[0], "MatMul")
-    if scores is None or mixing is None or len(scores.outputs[0].uses()) != 1:
+def _layers(found: Attention) -> _Layers | None:
+    heads = (found.q, found.k, found.v)
+    if found.scale != 1 or found.mask is not None or rank_of(found.out) != 3:
         return None
-    if attribute(softmax, "axis", -1) not in (-1, 3):
-        return None  # what is constant along keys counts then
-    parts = (all_of(scores.inputs[0]), all_of(scores.inputs[1], transposed=True), all_of(mixing.inputs[1]))
-    heads = [part for part in parts if part is not None]
-    if len(heads) < 3 or len({part.count for part in heads}) > 1 or not isinstance(heads[0].rows, int):
+    if not all(one.whole for one in heads) or len({one.count for one in heads}) > 1:
         return None
-    layers = [layer for part in heads if (layer := linear_of(part.source)) is not None]
-    out = tokens_of(mixing.outputs[0])
-    proj = only_reader(out, "MatMul") if out is not None else None
+    layers = [layer for one in heads if (layer := linear_of(one.source)) is not None]
+    proj = only_reader(found.out, "MatMul")
     weight = constant(proj.inputs[1]) if proj is not None else None
-    if len(layers) < 3 or any(layer.x is not layers[0].x for layer in layers) or proj is None:
+    if len(layers) < 3 or any(layer.x is not layers[0].x for layer in layers):
         return None
-    if weight is None or weight.ndim != 2:
+    if proj is None or weight is None or weight.ndim != 2:
         return None
     q, k, v = layers
-    return _Attention(scores, mixing, heads[0].count, heads[0].rows, q, k, v, proj, weight)
+    return _Layers(q, k, v, proj, weight)
 
 
-def _written(model: ir.Model, softmax: ir.Node, found: _Attention) -> Change:
+def _written(model: ir.Model, softmax: ir.Node, found: Attention, layers: _Layers) -> Change:
     """The same in that form; in place."""
-    q, k, v, count = found.q, found.k, found.v, found.heads
-    query, key = _scores(q.weight.T, q.bias, k.weight.T, count, found.tokens)
-    value, projection = _values(v.weight.T, found.weight.T, count, found.tokens)
-    write, x, shape = Writer(model, found.scores), q.x, sizes(q.x)
+    (q, k, v, proj, weight), count, tokens = layers, found.q.count, found.q.tokens
+    query, key = _scores(q.weight.T, q.bias, k.weight.T, count, tokens)
+    value, projection = _values(v.weight.T, weight.T, count, tokens)
+    write, x, shape = Writer(model, found.product), q.x, sizes(q.x)
     parts = [part for part in (query[:, :-1], key, value) if part is not None]
     stacked = np.concatenate(parts)
     bias = np.concatenate([query[:, -1], np.zeros(len(stacked) - len(query))])
@@ -89,30 +81,25 @@ def _written(model: ir.Model, softmax: ir.Node, found: _Attention) -> Change:
         set_shape(fused, (*shape[:2], len(stacked)), x)
     pieces = _slices(write, fused, [len(part) for part in parts])
     first = shown_as_heads(write, pieces.pop(0), count)
-    second = shown_as_heads(write, x, 1, transposed=True) if key is None else None
-    second = second or shown_as_heads(write, pieces.pop(0), count, transposed=True)
+    second = shown_as_heads(write, *((x, 1) if key is None else (pieces.pop(0), count)), transposed=True)
     new = write("MatMul", first, second)
-    set_shape(new, sizes(found.scores.outputs[0]), first)
+    set_shape(new, sizes(found.product.outputs[0]), first)
     softmax.replace_input_with(0, new)
-    third = shown_as_heads(write, x, 1) if value is None else shown_as_heads(write, pieces.pop(0), count)
-    _project(Writer(model, found.mixing), softmax.outputs[0], third, projection, found)
+    third = shown_as_heads(write, *((x, 1) if value is None else (pieces.pop(0), count)))
+
+    after, whole, end = Writer(model, found.mixed), sizes(found.mixed.outputs[0]), proj.outputs[0]
+    assert whole is not None
+    mixed = after("MatMul", softmax.outputs[0], third)
+    set_shape(mixed, (*whole[:3], projection.shape[1] // count), third)
+    done = after("MatMul", shown_as_tokens(after, mixed), after.constant(projection.T))
+    set_shape(done, sizes(end), x)
+    if v.bias is not None:
+        done = after("Add", done, after.constant(v.bias @ weight))
+        set_shape(done, sizes(end), x)
+    after.replace(end, done)
     told = f"scores {'X W X^T' if key is None else f'over heads {len(key) // count} wide'}"
     told = f"{told}; keys' bias gone, values' behind the projection"
     return Change(rewrite=CHOOSE.name, place=softmax.name or "", told=told)
-
-
-def _project(write: Writer, weights: ir.Value, values: ir.Value, projection: Array, found: _Attention) -> None:
-    """Weights times values, and the projection with what the values' bias becomes; in place of the old one."""
-    mixed = write("MatMul", weights, values)
-    whole, end = sizes(found.mixing.outputs[0]), found.proj.outputs[0]
-    assert whole is not None
-    set_shape(mixed, (*whole[:3], projection.shape[1] // found.heads), values)
-    done = write("MatMul", shown_as_tokens(write, mixed), write.constant(projection.T))
-    set_shape(done, sizes(end), values)
-    if found.v.bias is not None:
-        done = write("Add", done, write.constant(found.v.bias @ found.weight))
-        set_shape(done, sizes(end), values)
-    write.replace(end, done)
 
 
 def _slices(write: Writer, value: ir.Value, widths: list[int]) -> list[ir.Value]:

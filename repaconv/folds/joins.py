@@ -64,8 +64,8 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     terms = _terms(softmax.inputs[0], 1.0)
     if terms is None or len(terms) < 2:
         return
-    queries = [all_of(node.inputs[0]) for _, node in terms]
-    keys = [all_of(node.inputs[1], transposed=True) for _, node in terms]
+    queries = [_all_of(node.inputs[0]) for _, node in terms]
+    keys = [_all_of(node.inputs[1], transposed=True) for _, node in terms]
     found = _alike(queries), _alike(keys)
     if found[0] is None or found[1] is None or found[0][0].count != found[1][0].count:
         return
@@ -123,8 +123,8 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     products: list[ir.Node] = [node for node, place in readers if place == 0 and node.op_type == "MatMul"]
     if len(products) < 2 or len(products) != len(readers):
         return
-    values = _alike([all_of(node.inputs[1]) for node in products])
-    ends = [tokens_of(node.outputs[0]) for node in products]
+    values = _alike([_all_of(node.inputs[1]) for node in products])
+    ends = [_tokens_of(node.outputs[0]) for node in products]
     if values is None or any(end is None for end in ends):
         return
     order = {node: place for place, node in enumerate(model.graph)}
@@ -167,13 +167,13 @@ def _made_of(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -
     return False
 
 
-def all_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
+def _all_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
     """The heads that a value shows, if they are all of their tokens, head by head."""
     found = heads_of(value, transposed=transposed)
     return found if found is not None and found.whole and found.factor == 1 else None
 
 
-def tokens_of(value: ir.Value) -> ir.Value | None:
+def _tokens_of(value: ir.Value) -> ir.Value | None:
     """The tokens [B, N, H d] that heads [B, H, N, d] are shown as, if nothing else reads those."""
     end = joined(value)
     return end if end is not None and rank_of(end) == 3 and not end.is_graph_output() else None

@@ -25,7 +25,7 @@ _THROUGH = (*MOVES, *_POOLS)
 """Linear in themselves and without weights: what stands behind them stands behind what is in front of them."""
 
 
-class Linear(NamedTuple):
+class LinearNode(NamedTuple):
     """A node that is linear in one of its inputs, with constants."""
 
     node: ir.Node
@@ -78,15 +78,15 @@ def standing(model: ir.Model) -> Iterator[str]:
         yield f"linear operators stand {why}: {'; '.join(dict.fromkeys(names))}"
 
 
-def linear(node: ir.Node) -> Linear | None:
+def linear(node: ir.Node) -> LinearNode | None:
     """A product, a convolution, a BatchNormalization, or a scale or shift a channel, all with constants."""
     if node.domain or not node.inputs or node.inputs[0] is None:
         return None
     numbers = [constant(value) for value in node.inputs]
     if node.op_type in ("Conv", "ConvTranspose", "Gemm") and numbers[0] is None and numbers[1] is not None:
-        return Linear(node, node.inputs[0], numbers[1], len(numbers) > 2)
+        return LinearNode(node, node.inputs[0], numbers[1], len(numbers) > 2)
     if node.op_type == "BatchNormalization":
-        return Linear(node, node.inputs[0], None, True) if batchnorm(node) is not None else None
+        return LinearNode(node, node.inputs[0], None, True) if batchnorm(node) is not None else None
     if len(numbers) != 2 or (numbers[0] is None) == (numbers[1] is None):
         return None
     place = 0 if numbers[0] is None else 1
@@ -94,21 +94,21 @@ def linear(node: ir.Node) -> Linear | None:
     if x is None or given is None or (node.op_type == "Div" and place):
         return None
     if node.op_type == "MatMul":
-        return Linear(node, x, given, False) if given.ndim == 2 else None
+        return LinearNode(node, x, given, False) if given.ndim == 2 else None
     out = node.outputs[0]
     if node.op_type not in ARITHMETIC or sizes(x) != sizes(out) or given.dtype.kind != "f":
         return None
     vector = any(per_channel(given, out, axis) is not None for axis in (LAST, IMAGE))
-    return Linear(node, x, None, node.op_type in ("Add", "Sub")) if vector else None
+    return LinearNode(node, x, None, node.op_type in ("Add", "Sub")) if vector else None
 
 
-def _is_bias(one: Linear) -> bool:
+def _is_bias(one: LinearNode) -> bool:
     """A shift behind a product that nothing else reads is its bias."""
     before = one.data.producer()
     return one.node.op_type == "Add" and before is not None and before.op_type == "MatMul" and len(one.data.uses()) == 1
 
 
-def _layer(value: ir.Value | None) -> Linear | None:
+def _layer(value: ir.Value | None) -> LinearNode | None:
     """The linear operator that makes a value; of a product with its bias, the product."""
     node = value.producer() if value is not None else None
     one = linear(node) if node is not None else None
@@ -119,7 +119,7 @@ def _layer(value: ir.Value | None) -> Linear | None:
     return inner._replace(shifts=True) if inner is not None else one
 
 
-def _before(value: ir.Value) -> Iterator[tuple[Linear, list[ir.Value]]]:
+def _before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
     """The linear operators in front of a value, with what lies between: views, choices, means, sums."""
     todo, seen = [(value, [value])], {value}
     while todo:
@@ -152,11 +152,11 @@ def _terms(node: ir.Node, top: ir.Node) -> Iterator[ir.Value]:
             yield value
 
 
-def _beside(node: ir.Node) -> Iterator[tuple[list[Linear], ir.Value]]:
-    """Linear operators of one value that are summed or joined here; one alone stands beside that value itself."""
+def _beside(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
+    """LinearNode operators of one value that are summed or joined here; one alone stands beside that value itself."""
     terms = list(_terms(node, node))
     layers = [_layer(value) for value in terms]
-    groups: dict[ir.Value, list[Linear]] = {}
+    groups: dict[ir.Value, list[LinearNode]] = {}
     for one in layers:
         if one is not None:
             groups.setdefault(one.data, []).append(one)
@@ -165,7 +165,7 @@ def _beside(node: ir.Node) -> Iterator[tuple[list[Linear], ir.Value]]:
             yield group, source
 
 
-def _why_behind(before: Linear, one: Linear, path: list[ir.Value]) -> str:
+def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> str:
     if any(value.is_graph_output() for value in path):
         return "what is between them is an output of the graph"
     others = sorted(
@@ -188,7 +188,7 @@ def _why_behind(before: Linear, one: Linear, path: list[ir.Value]) -> str:
     return "no rule of the fold reaches them"
 
 
-def _dearer(before: Linear, one: Linear) -> bool:
+def _dearer(before: LinearNode, one: LinearNode) -> bool:
     shapes = [sizes(value) for value in (before.data, one.data, one.node.outputs[0])]
     axis = 1 if one.node.op_type == "Conv" else -1
     widths = [shape[axis] if shape else 0 for shape in shapes]
@@ -196,7 +196,7 @@ def _dearer(before: Linear, one: Linear) -> bool:
     return a * c > a * b + b * c
 
 
-def _why_beside(group: list[Linear], source: ir.Value, node: ir.Node) -> str:
+def _why_beside(group: list[LinearNode], source: ir.Value, node: ir.Node) -> str:
     if any(one.node.outputs[0].is_graph_output() or len(one.node.outputs[0].uses()) > 1 for one in group):
         return "one of them is read by others as well"
     if any(one.kernel for one in group):

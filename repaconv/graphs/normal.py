@@ -12,7 +12,7 @@ from repaconv.graphs.chains import view_of
 from repaconv.graphs.graph import Writer, attribute, clean, constant
 from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
 from repaconv.graphs.settling import settle
-from repaconv.graphs.shapes import is_free, set_shape, sizes
+from repaconv.graphs.shapes import set_shape, sizes, target_of
 from repaconv.graphs.views import View
 
 if TYPE_CHECKING:
@@ -74,9 +74,10 @@ def _unflattened(model: ir.Model, node: ir.Node) -> None:
     attributes = {name: entry.value for name, entry in node.attributes.items()}
     done = write(node.op_type, *inputs, **(attributes | {"axis": -1} if "axis" in attributes else attributes))
     set_shape(done, (*apart.shape[:-1], shape[-1]), new)
-    if sum(map(is_free, shape)) > 1:
+    target = target_of((), shape)
+    if target is None:
         return
-    flat = write("Reshape", done, write.constant([size if isinstance(size, int) else -1 for size in shape]))
+    flat = write("Reshape", done, write.constant(target))
     set_shape(flat, shape, new)
     write.replace(node.outputs[0], flat)
 

@@ -13,7 +13,7 @@ from repaconv.graphs.graph import Writer, constant
 from repaconv.graphs.inference import follow
 from repaconv.graphs.integers import Integers
 from repaconv.graphs.operators import QUANTISING, RANDOM
-from repaconv.graphs.shapes import is_free, sizes
+from repaconv.graphs.shapes import sizes, target_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,36 +31,9 @@ def settle(model: ir.Model) -> None:
         follow(known, node, model.graph.opset_imports.get("", 18))
         _settle_constant(model, node, known)
     for node in tuple(model.graph):
-        _settle_reshape(model, node)
+        if not node.domain and node.op_type in _RULES:
+            _RULES[node.op_type](model, node)
     RemoveUnusedNodesPass()(model)
-
-
-def _settle_reshape(model: ir.Model, node: ir.Node) -> None:
-    import onnx_ir as ir
-
-    if node.op_type == "Expand" and not node.domain and sizes(node.inputs[0]) == sizes(node.outputs[0]) is not None:
-        if node.inputs[0] is not None and not node.outputs[0].is_graph_output():
-            node.outputs[0].replace_all_uses_with(node.inputs[0])
-        return
-    if node.op_type == "Gather" and not node.domain:
-        _settle_gather(model, node)
-        return
-    said = constant(node.inputs[-1]) if node.op_type == "Reshape" else None
-    if node.op_type not in ("Reshape", "Flatten") or node.domain or (said is not None and said.all()):
-        return
-    shape = sizes(node.outputs[0])
-    if shape is None or sum(is_free(size) for size in shape) > 1 or 0 in shape:
-        return
-    write = Writer(model, node)
-    target = write.constant([size if isinstance(size, int) else -1 for size in shape])
-    if node.op_type == "Flatten":
-        new = write("Reshape", node.inputs[0], target)
-        new.shape = node.outputs[0].shape
-        write.replace(node.outputs[0], new)
-        return
-    node.replace_input_with(1, target)
-    node.attributes.pop("allowzero", None)
-    node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
 
 
 def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
@@ -116,7 +89,33 @@ def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
     return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
 
 
-def _settle_gather(model: ir.Model, node: ir.Node) -> None:
+def _expand(_model: ir.Model, node: ir.Node) -> None:
+    """An Expand to the shape that is there does nothing."""
+    x, out = node.inputs[0], node.outputs[0]
+    if x is not None and sizes(x) == sizes(out) is not None and not out.is_graph_output():
+        out.replace_all_uses_with(x)
+
+
+def _reshape(model: ir.Model, node: ir.Node) -> None:
+    """The shape of a Reshape, or of a Flatten as one, as a constant without zeros."""
+    import onnx_ir as ir
+
+    said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
+    shape = sizes(node.outputs[0])
+    target = target_of((), shape) if shape is not None and 0 not in shape else None
+    if target is None or (said is not None and said.all()):
+        return
+    write = Writer(model, node)
+    if node.op_type == "Flatten":
+        new = write("Reshape", node.inputs[0], write.constant(target))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+        return
+    node.replace_input_with(1, write.constant(target))
+    node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+
+
+def _gather(model: ir.Model, node: ir.Node) -> None:
     """A Gather of everything in order is a Reshape."""
     indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
     whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
@@ -125,3 +124,6 @@ def _settle_gather(model: ir.Model, node: ir.Node) -> None:
         new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
         new.shape = node.outputs[0].shape
         write.replace(node.outputs[0], new)
+
+
+_RULES = {"Expand": _expand, "Gather": _gather, "Reshape": _reshape, "Flatten": _reshape}

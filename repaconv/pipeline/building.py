@@ -14,7 +14,7 @@ from repaconv.files import payload_of, read_artefact, write_bytes, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BuildOrder
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import Progress, image_model, load_target, made_by, silent, with_files
+from repaconv.steps.common import Progress, load_onnx, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
 from repaconv.steps.subject import subject_of
 from repaconv.steps.timings import Timings
@@ -49,7 +49,7 @@ def build_by(order: BuildOrder, run: str | Path | None = None, *, progress: Prog
     progress(f"build for {plan.device.name}", 0, 0)
     built = plan.engine.build(_as_ordered(plan, progress))
     wrote = _write(plan, built)
-    links = (_compared(plan, progress),) if built.runs_here else ()
+    links = _compared(plan, progress) if built.runs_here else ()
     artefact = _artefact(plan, built, links, wrote[1:])
     put(plan.slot, artefact)
     return with_files(artefact, [plan.source], [*wrote, plan.slot])
@@ -200,12 +200,12 @@ def _write(plan: _Plan, built: Built) -> list[Path]:
     return [plan.file, *([plan.log] if built.log else [])]
 
 
-def _compared(plan: _Plan, progress: Progress) -> Link:
+def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     """The engine against the ONNX model that it was built from, on random images."""
     from repaconv.proof.data import random_pixels
-    from repaconv.proof.parity import Meter
+    from repaconv.proof.outputs import compared
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import Images
+    from repaconv.proof.runners import FixedBatch
 
     progress("engine against its model", 0, 0)
     folded, exported, precision = plan.folded, plan.exported, plan.order.precision
@@ -216,14 +216,11 @@ def _compared(plan: _Plan, progress: Progress) -> Link:
     batch = None if exported.batch == "dynamic" else int(exported.batch)
     given = random_pixels((subject.config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
     spec = SessionSpec(threads=plan.device.bench.threads, precision=precision)
-    after = Images(plan.engine.open(plan.file, spec), batch)
-    before = image_model(plan.source, batch=batch)
-    meter = Meter(allowed, logits=logits)
-    for piece in given.batches(AT_ONCE):
-        images: Any = piece.pixels if exported.preprocessing else piece.images
-        meter.add(after.run(images), before.run(images))
+    after = FixedBatch(plan.engine.open(plan.file, spec), batch)
+    before = FixedBatch(load_onnx(plan.source), batch)
+    batches = (piece.feeds(before.inputs) for piece in given.batches(AT_ONCE))
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
-    return meter.link("engine", f"{name} under ONNX Runtime", plan.file.name)
+    return compared(before, after, batches, plan.file.name, allowed).links("engine", f"{name} under ONNX Runtime")
 
 
 def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import BuildArtefact, Link, Metrics, VerifyArtefact
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import VerifyOrder
@@ -22,7 +22,7 @@ from repaconv.steps.subject import Subject, subject_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
-    from repaconv.proof.data import Batch, Inputs
+    from repaconv.proof.data import Inputs
 
 
 def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
@@ -100,7 +100,7 @@ def _require_used(asked: set[str], chain: Chain) -> None:
     Raises:
         UsageProblem: Naming it.
     """
-    exact = {step.name for step in chain.steps if step.allowed.kind == "exact"}
+    exact = {step.name for step in chain.steps if step.compared.allowed.kind == "exact"}
     if unused := sorted(asked - exact - {link.name for link in chain.idle}):
         raise UsageProblem(
             f"a tolerance of {', '.join(unused)} would do nothing: there is no such link here that is exact.",
@@ -120,40 +120,18 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
         feeds = batch.feeds(subject.inputs)
         reference = subject.reference.run(feeds)
         for step in plan.chain.steps:
-            _add(step, step.run(batch), reference, batch, subject)
+            # both ends of the fold are in float64, where rounding decides nothing
+            decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
+            undecided = None if decided else subject.exact.undecided
+            step.compared.add(step.run(batch), reference, labels=batch.labels, undecided=undecided)
         if not done:
             single = subject.single().run(feeds)
             for output, right in reference.items():
-                name = "training form in float32 against float64" + _of(output, reference)
+                name = "training form in float32 against float64" + (f", output {output}" if len(reference) > 1 else "")
                 scale[name] = measure(single[output], right, logits=output == "logits")
         done += len(batch.images)
     progress("verify", done, given.shape[0])
     return scale
-
-
-def _add(step: Step, found: Mapping[str, Any], reference: Mapping[str, Any], batch: Batch, subject: Subject) -> None:
-    """One batch of a candidate's outputs to its meters."""
-    from repaconv.proof.parity import Meter
-    from repaconv.proof.runners import named
-
-    if len(found) != len(reference):
-        raise _other_outputs(step, f"{len(found)} outputs", str(len(reference)))
-    # both ends of the fold are in float64, where rounding decides nothing
-    undecided = subject.exact.undecided if step.allowed.kind == "exact" and step.name != "fold" else None
-    for output, value in named(list(reference), found).items():
-        right = reference[output]
-        if value.shape != right.shape:
-            raise _other_outputs(step, f"shape {list(value.shape)}", str(list(right.shape)))
-        meter = step.meters.setdefault(output, Meter(step.allowed, logits=output == "logits"))
-        meter.add(value, right, labels=batch.labels, undecided=undecided)
-
-
-def _other_outputs(step: Step, has: str, wanted: str) -> Refused:
-    return Refused(
-        f"the {step.candidate} has {has}, the network gives {wanted}.",
-        hint="Take the input, the output and the engine of this very checkpoint.",
-        code="inputs.shape",
-    )
 
 
 def _links(plan: _Plan) -> list[Link]:
@@ -175,10 +153,9 @@ def _judged(step: Step, plan: _Plan) -> Iterator[Link]:
     """A link for every output, followed to where it fails."""
     from repaconv.proof.locate import broken
 
-    for output, meter in step.meters.items():
-        link = meter.link(step.name, REFERENCE, step.candidate + _of(output, step.meters), step.note)
+    lossy, links = step.compared.allowed.kind == "lossy", step.compared.links(step.name, REFERENCE, step.note)
+    for link, meter in zip(links, step.compared.meters.values(), strict=True):
         link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256})
-        lossy = step.allowed.kind == "lossy"
         if link.verdict == "failed" or lossy or (plan.order.drift and step.name != "recorded"):
             worst = plan.given.piece(meter.worst, meter.worst + 1)
             where = step.locate(worst.feeds(plan.subject.inputs))
@@ -187,11 +164,6 @@ def _judged(step: Step, plan: _Plan) -> Iterator[Link]:
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
         yield link
-
-
-def _of(output: str, every: Mapping[str, Any]) -> str:
-    """Which output is meant, where there are several."""
-    return f", output {output}" if len(every) > 1 else ""
 
 
 def _as_built(link: Link, built: BuildArtefact | None) -> Link:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,7 @@ from repaconv import runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, Link, Location, Tolerance
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import sha256_of
+from repaconv.proof.outputs import Comparison
 from repaconv.steps.common import TRAINING, load_onnx
 from repaconv.steps.engines import open_engine
 from repaconv.steps.exports import Export
@@ -20,7 +21,6 @@ from repaconv.steps.where import ENGINE, RECORDED, within_graph
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
     from repaconv.proof.data import Batch, Inputs
-    from repaconv.proof.parity import Meter
     from repaconv.steps.subject import Subject
 
 REFERENCE = f"{TRAINING}, float64"
@@ -28,28 +28,27 @@ ONNX_LABEL = "ONNX under ONNX Runtime"
 NORMALISED = "and these images are normalised already"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step:
     """One link to be run.
 
     Attributes:
         name: Of the link.
-        candidate: What is held against the reference.
-        run: Its outputs of a batch, by name.
-        allowed: How far it may be off.
+        compared: What the candidate is called, what is allowed, and what was measured so far.
+        run: The candidate's outputs of a batch, by name.
         locate: Where it fails, of one image.
-        meters: What was measured so far, by output.
+        note: About the candidate.
+        variant: Of the export that it is of, if it is of one.
+        sha256: Of its file.
     """
 
     name: str
-    candidate: str
+    compared: Comparison
     run: Callable[[Batch], Mapping[str, Any]]
-    allowed: Tolerance
     locate: Callable[[Feeds], Location]
     note: str = ""
     variant: str = ""
     sha256: str = ""
-    meters: dict[str, Meter] = field(default_factory=dict)
 
 
 class Chain(NamedTuple):
@@ -119,24 +118,22 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     steps = [
         Step(
             "fold",
-            "folded, float64",
+            Comparison("folded, float64", tight),
             lambda batch: subject.exact.run(batch.feeds(subject.inputs)),
-            tight,
             lambda feeds: subject.parting(feeds, tight.rtol or 0.0),
         ),
         Step(
             "stored",
-            "folded as stored, float32",
+            Comparison("folded as stored, float32", stored),
             lambda batch: subject.stored.run(batch.feeds(subject.inputs)),
-            stored,
             stored_apart,
         ),
     ]
     if given.recorded:
         official = f"official output ({given.recorded})"
         output = subject.outputs[0]
-        recorded = rules.allowed("recorded")
-        steps.append(Step("recorded", official, lambda batch: {output: batch.recorded}, recorded, lambda _: RECORDED))
+        recorded = Comparison(official, rules.allowed("recorded"))
+        steps.append(Step("recorded", recorded, lambda batch: {output: batch.recorded}, lambda _: RECORDED))
     return Chain(tuple(steps))
 
 
@@ -180,15 +177,13 @@ def _graph_steps(
     def followed(feeds: Feeds) -> Location:
         return within_graph(subject, exported, path, feeds, allowed)
 
-    steps = [Step(name, label, _running(core, batch), allowed, followed, note)]
+    steps = [Step(name, Comparison(label, allowed), _running(core, batch), followed, note)]
     if exported.preprocessing:
         # a lossy link that names a module says that it is broken there
         scope = SCOPE if name == "onnx" else ""
         where = Location(module=scope, reason=f"the graph behind it is judged by the link {name}")
-        seen = rules.allowed("preprocessing", exported.precision)
-        steps.append(
-            Step("preprocessing", f"{label}, from pixels", _running(whole, batch), seen, lambda _: where, note)
-        )
+        seen = Comparison(f"{label}, from pixels", rules.allowed("preprocessing", exported.precision))
+        steps.append(Step("preprocessing", seen, _running(whole, batch), lambda _: where, note))
     return steps
 
 
@@ -215,11 +210,9 @@ def _of_engine(engine: Path, built: BuildArtefact | None, given: Inputs, rules: 
             hint="Give --images, or neither --images nor --inputs.",
             code="inputs.pixels",
         )
-    allowed = rules.allowed("engine", built.precision if built else "fp32")
+    compared = Comparison(engine.name, rules.allowed("engine", built.precision if built else "fp32"))
     run = _running(model.session, _fixed(shape[0] if shape else None))
-    return Chain(
-        (Step("engine", engine.name, run, allowed, lambda _: ENGINE, sha256=sha256_of(engine)),), (), (engine,)
-    )
+    return Chain((Step("engine", compared, run, lambda _: ENGINE, sha256=sha256_of(engine)),), (), (engine,))
 
 
 def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[str, Any]]:

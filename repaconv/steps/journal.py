@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv.artefacts import Ratio
 from repaconv.files import canonical_json, write_text
 from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import Progress, image_model
+from repaconv.steps.common import Progress, load_onnx
 
 if TYPE_CHECKING:
     from repaconv.forms.search import Form
@@ -90,16 +90,19 @@ class Journal:
 
     def _same(self, path: Path, reference: Path) -> bool:
         """Whether a form computes what the default one does, on three images; a wrong one is not worth measuring."""
-        from repaconv.proof.parity import judge
+        from repaconv.proof.outputs import Comparison
         from repaconv.proof.policy import tolerance
 
         if path not in self.judged:
-            session = image_model(path)
-            images = _images((3, *(size if isinstance(size, int) else 64 for size in session.input_shape[1:])), 0)
+            session = load_onnx(path)
+            given = session.inputs[0]
+            images = _images((3, *(size if isinstance(size, int) else 64 for size in given.shape[1:])), 0)
+            feeds = {given.name: images}
             if self.expected is None:
-                self.expected = image_model(reference).run(images)
-            ends = ("default form", self.expected), ("form", session.run(images))
-            self.judged[path] = judge("form", *ends, logits=True, tolerance=tolerance("form")).verdict == "passed"
+                self.expected = load_onnx(reference).run(feeds)
+            found = Comparison("form", tolerance("form"))
+            found.add(session.run(feeds), self.expected)
+            self.judged[path] = all(link.verdict == "passed" for link in found.links("form", "default form"))
         return self.judged[path]
 
     def _key(self, path: Path, rounds: int) -> str:

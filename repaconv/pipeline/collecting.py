@@ -91,10 +91,11 @@ def _artefact(
     """What trtexec wrote, read and judged."""
     from repaconv.engines import trtexec
     from repaconv.measure.statistics import latency
+    from repaconv.proof.verdicts import verdict_of
 
     version = trtexec.version_of(_log(found, "build.log")) or str(told.get("version"))
     expected, shape = _expected(bundle, made)
-    link = _judged(found, made, expected, f"{made.target}, TensorRT {version}", taken)
+    links = _judged(found, made, expected, f"{made.target}, TensorRT {version}", taken)
     samples = trtexec.compute_ms(_as_json(found, "times.json"))
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
     rows = trtexec.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
@@ -103,14 +104,14 @@ def _artefact(
     same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
     return CollectArtefact(
         made_by=made_by(),
-        verdict="failed" if typed == "failed" or not same else link.verdict,
+        verdict="failed" if typed == "failed" or not same else verdict_of(links),
         unverified=made.unverified,
         variant=made.variant,
         target=made.target,
         runtime=f"tensorrt {version}",
         precision=made.precision,
         batch=shape[0],
-        links=(link,),
+        links=links,
         precision_proof=typed,
         layer_types=types,
         fused_attentions=trtexec.fused_attentions(layers),
@@ -196,12 +197,12 @@ def _expected(bundle: Path, made: BundleArtefact) -> tuple[NDArray[np.float32], 
 
 def _judged(
     found: dict[str, bytes], made: BundleArtefact, expected: NDArray[np.float32], candidate: str, taken: runs.Run
-) -> Link:
+) -> tuple[Link, ...]:
     """The engine's outputs against the float64 training form's, by the policy of its precision."""
     import numpy as np
 
     from repaconv.engines import trtexec
-    from repaconv.proof.parity import Meter
+    from repaconv.proof.outputs import Comparison
 
     folded = read_artefact(taken.fold_json, FoldArtefact)
     calls = sorted((name for name in found if name.startswith("output_")), key=lambda name: int(name[7:-5]))
@@ -214,9 +215,9 @@ def _judged(
     whole = np.concatenate(outputs)[: made.images] if outputs else np.zeros((0, 0))
     if whole.shape != expected.shape:
         raise _damaged(f"its outputs are {list(whole.shape)}, the network gives {list(expected.shape)}")
-    meter = Meter(made.tolerance, logits=folded.output == "logits")
-    meter.add(whole, expected)
-    return meter.link("engine", REFERENCE, candidate)
+    compared = Comparison(candidate, made.tolerance)
+    compared.add({folded.output: whole}, {folded.output: expected})
+    return compared.links("engine", REFERENCE)
 
 
 def _typed(made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: runs.Run) -> tuple[Verdict, str]:

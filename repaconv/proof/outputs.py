@@ -72,7 +72,7 @@ class Comparison:
 def compared(
     reference: Runner, candidate: Runner, batches: Iterable[Feeds], called: str, allowed: Tolerance
 ) -> Comparison:
-    """Both run on all batches; each takes them under its own names (`repaconv.proof.runners.named`)."""
+    """Both run on all batches, whose names are those of their inputs."""
     found = Comparison(called, allowed)
     for feeds in batches:
         found.add(candidate.run(feeds), reference.run(feeds))

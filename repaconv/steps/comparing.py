@@ -83,7 +83,7 @@ def agreement(
     Returns:
         The link, judged against the one that is less lossy; None if their outputs do not compare.
     """
-    from repaconv.proof.parity import Meter
+    from repaconv.proof.outputs import Comparison
     from repaconv.proof.policy import tolerance
 
     subject, other = models
@@ -93,10 +93,11 @@ def agreement(
     link = "agreement" if low == "fp32" else low
     backwards = low == models[other].precision != models[subject].precision
     reference, candidate = (subject, other) if backwards else (other, subject)
-    meter = Meter(tolerance(link, logits=logits, **_allowed(run)), logits=logits)
+    name = "logits" if logits else "output"
+    compared = Comparison(candidate, tolerance(link, logits=logits, **_allowed(run)))
     for each in outputs:
-        meter.add(each[candidate], each[reference])
-    return meter.link("agreement", reference, candidate)
+        compared.add({name: each[candidate]}, {name: each[reference]})
+    return compared.links("agreement", reference)[0]
 
 
 def _allowed(run: runs.Run | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry
 from repaconv.artefacts import FoldArtefact, Link
 from repaconv.errors import UsageProblem
-from repaconv.steps.common import Progress, image_model, load_onnx
+from repaconv.steps.common import Progress, load_onnx
 from repaconv.steps.graphs import BF16_NOTE, runnable
 from repaconv.steps.inputs import Split, filled
 
@@ -56,9 +56,9 @@ def typed_lower(
 ) -> Typed:
     """The graph in that precision, judged by the float32 one on images that did not calibrate it."""
     from repaconv.proof.locate import broken, locate
-    from repaconv.proof.parity import Meter
+    from repaconv.proof.outputs import compared
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import decides
+    from repaconv.proof.runners import FixedBatch, decides
     from repaconv.proof.traces import OnnxTrace
 
     progress(f"to {precision}", 0, 0)
@@ -67,18 +67,17 @@ def typed_lower(
     logits = folded.output == "logits"
     backbone = registry.load(registry.BACKBONES, folded.backbone)
     choosing = decides(backbone.deploy(backbone.from_json(folded.config)))
-    meter = Meter(tolerance(precision, logits=logits, decides=choosing), logits=logits)
+    allowed = tolerance(precision, logits=logits, decides=choosing)
     runs_here = runnable(typed, precision)
-    before, after = (image_model(form.SerializeToString(), batch=given.batch) for form in (model, runs_here))
+    before, after = (FixedBatch(load_onnx(form.SerializeToString()), given.batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
-    for piece in given.judges():
-        meter.add(after.run(piece), before.run(piece))
-    link = meter.link(precision, "ONNX, float32", f"ONNX, {precision}", BF16_NOTE if precision == "bf16" else "")
+    found = compared(before, after, ({"input": piece} for piece in given.judges()), f"ONNX, {precision}", allowed)
+    links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
     first = calibrating[0] if calibrating else filled(next(given.judges()), given.batch)
-    link = broken(link, locate(right, wrong, {"input": first}, allowed=None, decides=choosing))
-    return Typed(typed, (link,), kept)
+    where = locate(right, wrong, {"input": first}, allowed=None, decides=choosing)
+    return Typed(typed, tuple(broken(link, where) for link in links), kept)
 
 
 def in_precision(

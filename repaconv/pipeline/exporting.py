@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
@@ -23,16 +23,15 @@ from repaconv.steps.common import (
     at_least_one,
     load_target,
     made_by,
-    require_size,
     silent,
-    stored_weights,
     with_files,
 )
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import Written, chosen_form, shapes_sha256
-from repaconv.steps.graphs import Graph, proved_graph, write_graph
+from repaconv.steps.graphs import Graph, write_graph
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, require_same_size
 from repaconv.steps.precisions import Typed, require_computed, typed_lower
+from repaconv.steps.subject import GraphSpec, Subject, subject_of
 from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:
@@ -91,8 +90,7 @@ class _Plan(NamedTuple):
     folded: FoldArtefact
     overridden: tuple[str, ...]
     device: Target
-    backbone: Any
-    config: Any
+    subject: Subject
     size: ImageSize
     free_size: bool
     opset: int
@@ -115,10 +113,9 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     overridden = runs.require_sound(taken, folded, unverified=order.unverified)
     device = load_target(order.target)
     require_computed(device, order.precision)
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
-    config = backbone.from_json(folded.config)
+    subject = subject_of(taken)
     size = as_image_size(order.image_size) or folded.image_size
-    require_size(backbone, config, *size)
+    subject.require_size(*size)
     free_size = folded.any_image_size and order.image_size is None
     newest = device.newest_opset or device.opset
     opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
@@ -142,15 +139,14 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
         folded=folded,
         overridden=overridden,
         device=device,
-        backbone=backbone,
-        config=config,
+        subject=subject,
         size=size,
         free_size=free_size,
         opset=opset,
         newest=newest,
         form=written.name,
         rewrites=form.rewrites,
-        given=_images(order, folded, backbone, config, size, free_size),
+        given=_images(order, subject, size, free_size),
         variant=variant,
         path=path,
         slot=slot,
@@ -176,15 +172,21 @@ def _require_known(order: ExportOrder) -> None:
     at_least_one("batch", order.batch, 1)
 
 
-def _images(
-    order: ExportOrder, folded: FoldArtefact, backbone: Any, config: Any, size: ImageSize, free_size: bool
-) -> Split | None:
+def _images(order: ExportOrder, subject: Subject, size: ImageSize, free_size: bool) -> Split | None:
     """By which a lower precision is calibrated and judged."""
     if order.precision == "fp32":
         return None
     count = 2 * CALIBRATION_IMAGES
-    given = choose_inputs(folded, config, inputs=order.inputs, images=order.images, count=count, seed=1, size=size)
-    require_size(backbone, config, *given.shape[2:])
+    given = choose_inputs(
+        subject.folded,
+        subject.config,
+        inputs=order.inputs,
+        images=order.images,
+        count=count,
+        seed=1,
+        size=size,
+    )
+    subject.require_size(*given.shape[2:])
     if not free_size:
         require_same_size(given, size)
     return Split.of(given, batch=order.batch, ranges=order.precision != "bf16")
@@ -193,22 +195,16 @@ def _images(
 def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
     """The float32 graph in its form."""
     tools = TOOLS if plan.order.simplifier == "auto" else (plan.order.simplifier,)
-    return proved_graph(
-        DEPLOY,
-        plan.backbone.deploy(plan.config),
-        stored_weights(plan.run, plan.folded),
-        (plan.config.in_channels, *plan.size),
-        output=plan.folded.output,
+    spec = GraphSpec(
+        size=plan.size,
         opset=plan.opset,
         lacks=plan.device.lacks,
         batch=plan.order.batch,
         free_size=plan.free_size,
-        tolerances=plan.folded.tolerances,
         rewrites=plan.rewrites,
         simplifiers=tools if plan.order.simplify else (),
-        scratch=scratch,
-        progress=progress,
     )
+    return plan.subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
 
 
 def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:

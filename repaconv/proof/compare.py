@@ -1,6 +1,7 @@
-"""Two ends held against each other: every output by its name, in number, shape, type and value.
+"""Two ends held against each other on a few probes: every output by its name, in number, shape, type and value.
 
-The one way to say that something computes the same. What cannot be compared is *not verified*, by name; what was the
+For graphs of any origin, where every number is held to those beside it; links over many images, each judged by its own
+scale, are `repaconv.proof.outputs`. What cannot be compared is *not verified*, by name; what was the
 same number on every probe proves nothing; and where a difference is more than the tolerance, what rounding alone does
 to the reference says whether it is one.
 """

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv import registry, runs
+from repaconv import runs
 from repaconv.artefacts import FoldArtefact
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
-from repaconv.steps.common import DEPLOY, Progress, stored_weights
-from repaconv.steps.graphs import proved_graph
+from repaconv.steps.common import DEPLOY, Progress
+from repaconv.steps.subject import GraphSpec, subject_of
 
 if TYPE_CHECKING:
     import onnx
@@ -53,23 +53,15 @@ class Candidates:
         from repaconv.graphs.graph import rewritten
 
         known = chosen(names, device.newest_opset or device.opset).rewrites
-        backbone = registry.load(registry.BACKBONES, folded.backbone)
-        config = backbone.from_json(folded.config)
-        graph = proved_graph(
-            DEPLOY,
-            backbone.deploy(config),
-            stored_weights(run, folded),
-            (config.in_channels, *folded.image_size),
-            output=folded.output,
+        subject = subject_of(run)
+        spec = GraphSpec(
+            size=folded.image_size,
             opset=device.opset,
             lacks=device.lacks,
-            batch=None,
             free_size=folded.any_image_size,
-            tolerances=folded.tolerances,
             simplifiers=(),
-            scratch=scratch,
-            progress=progress,
         )
+        graph = subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
         if graph.data is not None or not graph.sound:
             raise Refused(
                 "the weights take more than 2 GiB." if graph.data else "the exported graph does not compute the fold.",
@@ -80,7 +72,7 @@ class Candidates:
         progress("what applies", 0, 0)
         rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
         default = tuple(name for name in rewrites if name in device.form(folded.method))
-        return cls(graph.model, rewrites, default, config.in_channels, scratch)
+        return cls(graph.model, rewrites, default, subject.config.in_channels, scratch)
 
     def model(self, form: Form) -> onnx.ModelProto:
         """The graph in a form."""

@@ -19,6 +19,7 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.proof.accuracy import Counts, mcnemar
 from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
 from repaconv.proof.images import prepared, read_image
+from repaconv.proof.outputs import Comparison
 from repaconv.proof.parity import Meter, judge, measure
 from repaconv.proof.policy import EXACT, LOSSY, exact_rtols, tolerance
 from repaconv.proof.runners import FixedBatch, Images, TorchRunner
@@ -505,6 +506,22 @@ def test_a_fixed_batch_is_filled_up():
     random = np.random.default_rng(0)
     feeds = {"a": random.standard_normal((6, 3, 2, 2)).astype(np.float32), "b": random.standard_normal(6)}
     assert np.allclose(FixedBatch(Sum(), 4).run(feeds)["sum"], feeds["a"].sum((1, 2, 3)) + feeds["b"])
+
+
+def test_every_output_is_compared_by_its_name():
+    random = np.random.default_rng(0)
+    right = {"logits": random.standard_normal((6, 5)), "features": random.standard_normal((6, 7, 2))}
+    swapped = dict(reversed(right.items()))
+    compared = Comparison("graph", tolerance("onnx"))
+    compared.add({**swapped, "features": right["features"] + 1e-3}, right)
+    found = compared.links("onnx", "net")
+    assert [(link.candidate, link.verdict, link.metrics.top1_agreement) for link in found] == [
+        ("graph, output logits", "passed", 1.0), ("graph, output features", "failed", None)
+    ]  # fmt: skip
+    with pytest.raises(Refused, match="the graph has 1 outputs, the network gives 2"):
+        compared.add({"logits": right["logits"]}, right)
+    with pytest.raises(Refused, match=r"the graph has shape \[6, 4\], the network gives \[6, 5\]"):
+        compared.add({**right, "logits": right["logits"][:, :4]}, right)
 
 
 # --- the chain ----------------------------------------------------------------------------------------

@@ -28,12 +28,12 @@ from repaconv.artefacts import FoldArtefact
 from repaconv.exporters.precision import QUANTIZED
 from repaconv.files import canonical_json
 from repaconv.methods.nondeep.published import example_meta
-from repaconv.pipeline.exporting import in_precision
 from repaconv.proof.data import Inputs, npz_inputs, random_inputs
 from repaconv.proof.parity import Meter
 from repaconv.proof.policy import POLICY, tolerance
 from repaconv.steps.common import image_model
 from repaconv.steps.graphs import runnable
+from repaconv.steps.precisions import in_precision
 
 TRAINED = Path(__file__).resolve().parent / "train" / "models"
 HEADS = {"num_heads": "3"}

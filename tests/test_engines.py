@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper
 
+import repaconv as rc
 from repaconv import registry
 from repaconv.engines.contract import Port, SessionSpec
 from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.proof.runners import Images
+from repaconv.runs import find_run
+from repaconv.steps.common import DEPLOY
+from repaconv.steps.subject import subject_of
 
 ENGINES = ("onnxruntime", "openvino")
 
@@ -73,3 +80,69 @@ def test_what_only_builds_opens_nothing(graph):
     assert "run" not in engine.can
     with pytest.raises(EnvironmentProblem, match="RTX cards alone"):
         engine.open(graph, SessionSpec())
+
+
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("folded")
+    torch.save(registry.load(registry.METHODS, "repavit").example("tiny", 3), folder / "tiny.pth")
+    rc.fold(folder / "tiny.pth", settings={"num_heads": "3"}, out=folder / "run")
+    return folder / "run"
+
+
+def test_torch_runs_a_runs_networks_and_no_file(folded):
+    engine = registry.load(registry.ENGINES, "torch")
+    network = subject_of(find_run(folded)).network(DEPLOY)
+    session = engine.open(network, SessionSpec())
+    assert [(port.name, port.shape) for port in session.inputs] == [("input", ("batch", 3, "height", "width"))]
+    images = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+    found = session.run({"input": images})["logits"]
+    rc.export(folded)
+    graph = registry.load(registry.ENGINES, "onnxruntime").open(folded / "model.onnx", SessionSpec())
+    assert np.abs(found - graph.run({"input": images})["logits"]).max() < 1e-5 * np.abs(found).max()
+    low = engine.open(network, SessionSpec(precision="bf16")).run({"input": images})["logits"]
+    assert low.dtype == np.float32
+    assert 1e-4 < np.abs(low - found).max() / np.abs(found).max() < 0.1
+    with pytest.raises(EnvironmentProblem, match="computes no int8"):
+        engine.open(network, SessionSpec(precision="int8"))
+    with pytest.raises(Refused, match=r"torch runs a run's networks"):
+        engine.open(folded / "model.safetensors", SessionSpec())
+
+
+def test_bench_measures_torch_beside_itself_and_beside_a_graph(folded):
+    done = rc.bench(folded, target="cpu-torch", rounds=2)
+    assert [(each.name, each.model) for each in done.latencies] == [
+        ("deploy form", "model.safetensors"),
+        ("training form", "tiny.pth"),
+    ]
+    assert all(each.engine.startswith("torch ") for each in done.latencies)
+    assert done.agreement is not None
+    assert done.agreement.verdict == "passed"
+    assert (folded / "bench" / "cpu-torch.json").is_file()
+    rc.export(folded)
+    beside = rc.bench(folded, target="cpu-torch", precision="bf16", against=folded / "model.onnx", rounds=2)
+    assert [(each.engine.partition(" ")[0], each.precision) for each in beside.latencies] == [
+        ("torch", "bf16"),
+        ("onnxruntime", "fp32"),
+    ]
+    assert beside.agreement is not None
+    assert beside.agreement.name == "agreement"
+    with pytest.raises(EnvironmentProblem, match="nothing to build"):
+        rc.build(folded, target="cpu-torch")
+
+
+def test_torch_compiled_says_what_it_lacks(folded, monkeypatch):
+    network = subject_of(find_run(folded)).network(DEPLOY)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EnvironmentProblem, match=r"needs a C\+\+ compiler"):
+        registry.load(registry.ENGINES, "torch-compiled").open(network, SessionSpec())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+def test_torch_compiled_computes_what_torch_does(folded):
+    images = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
+    engines = (registry.load(registry.ENGINES, name) for name in ("torch", "torch-compiled"))
+    network = subject_of(find_run(folded)).network(DEPLOY)
+    wanted, found = (each.open(network, SessionSpec()).run({"input": images}) for each in engines)
+    assert np.abs(found["logits"] - wanted["logits"]).max() < 1e-5 * np.abs(wanted["logits"]).max()

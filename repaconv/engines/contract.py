@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
 from repaconv.errors import EnvironmentProblem
 
+if TYPE_CHECKING:
+    from torch import nn
+
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 """Every input by its name."""
-Deployable = Path | bytes
-"""What an engine opens: a graph or what the engine built of one, in a file or read already."""
-Ability = Literal["run", "profile", "placement"]
+Ability = Literal["run", "networks", "profile", "placement"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Least, usual and largest shape of an input."""
@@ -38,6 +39,18 @@ class Port(NamedTuple):
     name: str
     shape: tuple[int | str | None, ...]
     dtype: str
+
+
+class Network(NamedTuple):
+    """A torch module in memory, and what it takes and gives, in the order of its arguments and results."""
+
+    module: nn.Module
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+Deployable = Path | bytes
+"""What an engine opens: a graph or what the engine built of one, in a file or read already."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,8 @@ class Engine(Protocol):
         name: In targets and in the registry.
         suffix: Of what it builds.
         opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
-        can: What its sessions do; one that lacks ``run`` only builds, for devices elsewhere.
+        can: What its sessions do; one that lacks ``run`` only builds, for devices elsewhere. One with ``networks``
+            opens a `Network` where others open graphs.
         takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
     """
 
@@ -219,6 +233,15 @@ def require_device(engine: str, spec: SessionSpec, *kinds: str) -> None:
             hint=f"It runs on {', '.join(kinds)}.",
             code="runtime.device",
         )
+
+
+def nothing_to_build(engine: str) -> EnvironmentProblem:
+    """What is raised by an engine that runs networks as they are."""
+    return EnvironmentProblem(
+        f"{engine} runs a run's networks as they are: there is nothing to build.",
+        hint="repaconv bench --target cpu-torch measures them.",
+        code="build.nothing",
+    )
 
 
 def cannot(engine: str, ability: Ability) -> EnvironmentProblem:

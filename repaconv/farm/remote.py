@@ -43,8 +43,8 @@ def bench_on(
     variant = export.variant.full
     place = taken.bench_json(variant)
     require_ours(place, "bench")
-    paths = [path for _, path in known.subjects]
-    models = tuple(Model(name=name, sha256=sha256_of(path)) for name, path in known.subjects)
+    paths = [each.path for each in known.subjects]
+    models = tuple(Model(name=each.name, sha256=sha256_of(each.path)) for each in known.subjects)
     contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
     how = replace(order, image_size=as_image_size(order.image_size) or known.size)
     job = Job.of(resolved(order.target), models, how)
@@ -80,7 +80,12 @@ def _sent(run: runs.Run, order: BenchOrder, progress: Progress) -> tuple[Contend
         batch=order.batch,
         image_size=as_image_size(order.image_size),
     )
-    assert known.export is not None
+    if known.export is None:
+        raise UsageProblem(
+            f"{order.target} runs a run's networks in memory, which are not sent to workers.",
+            hint="Measure it on that machine itself, or give a target that runs graphs.",
+            code="farm.no-graph",
+        )
     if known.export.artefact.data is not None:
         raise UsageProblem(
             "a net above 2 GiB is not sent to workers.", hint="Run bench on that machine itself.", code="farm.too-large"

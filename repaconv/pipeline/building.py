@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
-from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label
+from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label, nothing_to_build
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, read_artefact, write_bytes, write_text
 from repaconv.orders.knobs import by_name
@@ -82,6 +82,8 @@ def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
     """Everything that may be refused before the runtime is asked."""
     device = load_target(order.target)
     engine: Engine = registry.load(registry.ENGINES, device.runtime)
+    if "networks" in engine.can:
+        raise nothing_to_build(engine.name)
     _require_taken(engine, workspace=order.workspace_mib, timing_cache=order.timing_cache, replay=order.replay)
     version = _version_for(device, engine)
     taken, model = runs.run_and_model(Path(run) if run else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv import runs
+from repaconv import registry, runs
 from repaconv.artefacts import BenchArtefact, Link
 from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
@@ -85,7 +85,7 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
             hint="--precision chooses among the ONNX models of a run.",
             code="usage.idle",
         )
-    lowering = order.precision if order.precision == "bf16" and device.typed_by == "runtime" else None
+    lowering = order.precision if order.precision != "fp32" and _lowers(device, order.precision) else None
     asked = as_image_size(order.image_size)
     known = contenders_of(
         run,
@@ -98,8 +98,8 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
         batch=order.batch,
         image_size=asked,
     )
-    export = known.export
-    variant = export.variant.model_copy(update={"precision": order.precision}).full if export else ""
+    lowered = known.variant.model_copy(update={"precision": order.precision}) if known.variant else None
+    variant = lowered.full if lowered else ""
     place = Path(order.out) if order.out else run.bench_json(variant) if run else None
     if place:
         require_ours(place, "bench", *([_bars(place)] if order.profile else []))
@@ -118,6 +118,12 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
         variant=variant,
         place=place,
     )
+
+
+def _lowers(device: Target, precision: str) -> bool:
+    """Whether the runtime is to compute a float32 model in that precision, and not a graph that is typed so."""
+    modules = "networks" in registry.load(registry.ENGINES, device.runtime).can
+    return modules or (precision == "bf16" and device.typed_by == "runtime")
 
 
 def _artefact(plan: Plan, found: Found) -> BenchArtefact:
@@ -149,14 +155,14 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         protocol=plan.protocol.told(found.batch),
         latencies=tuple(
             latency(
-                name,
-                path.name,
-                sha256_of(path),
-                samples[name],
-                engine=models[name].engine,
-                precision=models[name].precision,
+                each.name,
+                each.path.name,
+                sha256_of(each.path),
+                samples[each.name],
+                engine=models[each.name].engine,
+                precision=models[each.name].precision,
             )
-            for name, path in plan.subjects
+            for each in plan.subjects
         ),
         ratio=compared,
         quality=quality(samples, found.measured.watched, compared=compared, stable=found.measured.stable),

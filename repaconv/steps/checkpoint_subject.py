@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
 from repaconv.artefacts import FoldArtefact, Location
-from repaconv.engines.contract import Feeds, Port
+from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.proof.runners import TorchRunner, decides
 from repaconv.steps.common import TRAINING, Progress, read_again, require_size, stored_weights
 from repaconv.steps.graphs import Graph, proved_graph
@@ -83,13 +83,18 @@ class CheckpointSubject:
         """The training form in float32."""
         return self._form(self.reading.module(), self.reading.tensors, double=False)
 
+    def network(self, form: str) -> Network:
+        """The module with its weights."""
+        module, tensors = self._weighted(form)
+        weights = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
+        module.load_state_dict(weights, strict=True, assign=True)
+        return Network(module, self.inputs, tuple(Port(name, ("batch", None), "float32") for name in self.outputs))
+
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
         """The deploy form or the training form, exported by torch."""
-        trained = form == TRAINING
         return proved_graph(
             form,
-            self.reading.module() if trained else self._backbone.deploy(self.config),
-            self.reading.tensors if trained else stored_weights(self.run, self.folded),
+            *self._weighted(form),
             (self.config.in_channels, *spec.size),
             output=self.folded.output,
             opset=spec.opset,
@@ -126,6 +131,12 @@ class CheckpointSubject:
                     return stored.removesuffix(tail) + module[len(rest) :] if stored.endswith(tail) else module
             rest = rest.rpartition(".")[0]
         return module
+
+    def _weighted(self, form: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
+        """A form's module, its weights not yet set, and they."""
+        if form == TRAINING:
+            return self.reading.module(), self.reading.tensors
+        return self._backbone.deploy(self.config), stored_weights(self.run, self.folded)
 
     def _form(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool) -> TorchRunner:
         return TorchRunner(module, tensors, double=double, outputs=self.outputs)

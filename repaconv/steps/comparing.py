@@ -14,6 +14,7 @@ from repaconv.steps.engines import built_as, engine_of, open_engine
 from repaconv.steps.subject import subject_of
 
 if TYPE_CHECKING:
+    from repaconv.engines.contract import Network
     from repaconv.proof.runners import Images
     from repaconv.targets import Target
 
@@ -34,12 +35,12 @@ class Opened(NamedTuple):
 
 
 def opened(
-    path: Path, device: Target, precision: str | None = None, *, threads: int, dims: Mapping[str, int]
+    model: Path | Network, device: Target, precision: str | None = None, *, threads: int, dims: Mapping[str, int]
 ) -> Opened:
-    """Load a model: a graph by the target's runtime, an engine by its own.
+    """Load a model: a graph or a network by the target's runtime, an engine by its own.
 
     Args:
-        path: An .onnx file or an engine.
+        model: An .onnx file, an engine, or a network in memory.
         device: The target.
         precision: That the target's runtime is to compute a float32 graph in; what the file says when None.
         threads: Of one inference.
@@ -52,14 +53,16 @@ def opened(
     from repaconv.engines.contract import SessionSpec
     from repaconv.proof.runners import Images
 
-    built = built_as(path)
-    says = built.precision if built else precision_of(path)
-    if built is not None or path.suffix != ".onnx":
-        engine, session = engine_of(path, built), open_engine(path, built, threads=threads, sizes=dims)
+    engine = registry.load(registry.ENGINES, device.runtime)
+    spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims)
+    if not isinstance(model, Path):
+        return Opened(Images(engine.open(model, spec)), f"{engine.name} {engine.version()}", spec.precision, False)
+    built = built_as(model)
+    says = built.precision if built else precision_of(model)
+    if built is not None or model.suffix != ".onnx" or "networks" in engine.can:
+        engine, session = engine_of(model, built), open_engine(model, built, threads=threads, sizes=dims)
     else:
-        engine = registry.load(registry.ENGINES, device.runtime)
-        spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims)
-        session = Images(engine.open(path, spec))
+        session = Images(engine.open(model, spec))
     profiles = built is None and "profile" in engine.can
     return Opened(session, f"{engine.name} {engine.version()}", precision or says, profiles)
 

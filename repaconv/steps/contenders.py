@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv import runs
+from repaconv import registry, runs
 from repaconv.artefacts import (
     ExportArtefact,
     FoldArtefact,
@@ -21,13 +21,15 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import DEPLOY, TRAINING, Progress, made_by
+from repaconv.steps.common import DEPLOY, TRAINING, Progress, load_target, made_by
 from repaconv.steps.engines import built_as
 from repaconv.steps.exports import Export, export_for
 from repaconv.steps.graphs import write_graph
 from repaconv.steps.subject import GraphSpec, Subject, subject_of
+from repaconv.variants import Variant
 
 if TYPE_CHECKING:
+    from repaconv.engines.contract import Network
     from repaconv.targets import Target
 
 PROBED = 8
@@ -35,14 +37,15 @@ PROBED = 8
 
 
 class Contender(NamedTuple):
-    """One thing to measure: what it is called, as nothing beside it is, and its file."""
+    """One thing to measure: what it is called, as nothing beside it is, its file, and its module where that runs."""
 
     name: str
     path: Path
+    network: Network | None = None
 
 
 class Contenders(NamedTuple):
-    """All that is known of them; ``export`` and ``preprocessing`` are those of a run.
+    """All that is known of them; ``variant``, ``export`` and ``preprocessing`` are those of a run.
 
     ``size`` is the run's, or what a bare graph of ours says is usual.
     """
@@ -53,6 +56,7 @@ class Contenders(NamedTuple):
     size: ImageSize | None
     note: str
     preprocessing: Preprocessing | None
+    variant: Variant | None = None
     export: Export | None = None
 
 
@@ -81,6 +85,8 @@ def contenders_of(
         size = None if image_size else _usual_size(path)
         note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
         return Contenders([Contender(path.name, path), *other], overridden, _says_logits(path), size, note, None)
+    if "networks" in registry.load(registry.ENGINES, load_target(target).runtime).can:
+        return _networks(subject_of(run), other, load_target(target), unverified=unverified)
     folded = read_artefact(run.fold_json, FoldArtefact)
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
     exported = export.artefact
@@ -94,7 +100,23 @@ def contenders_of(
         except Refused as error:
             note = f"measured without the training form: {error.message}"
     logits, preprocessing = folded.output == "logits", folded.preprocessing
-    return Contenders([*subjects, *other], overridden, logits, size, note, preprocessing, export)
+    return Contenders([*subjects, *other], overridden, logits, size, note, preprocessing, export.variant, export)
+
+
+def _networks(subject: Subject, other: list[Contender], device: Target, *, unverified: bool) -> Contenders:
+    """The run's modules themselves, for a runtime that takes them."""
+    run, folded = subject.run, subject.folded
+    overridden = runs.require_sound(run, folded, unverified=unverified)
+    first = Contender(DEPLOY, run.model, subject.network(DEPLOY))
+    note = ""
+    if not other:
+        try:
+            other = [Contender(TRAINING, subject.source, subject.network(TRAINING))]
+        except Refused as error:
+            note = f"measured without the training form: {error.message}"
+    variant = Variant(target=device.name)
+    logits = folded.output == "logits"
+    return Contenders([first, *other], overridden, logits, folded.image_size, note, folded.preprocessing, variant)
 
 
 def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:

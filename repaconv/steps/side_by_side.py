@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
         """One of them, ready to run; of one file beside itself, one alone is lowered."""
         lower = self.lowering if subject is self.subjects[0] else None
-        return opened(subject.path, self.device, lower, threads=self.threads, dims=dims)
+        return opened(subject.network or subject.path, self.device, lower, threads=self.threads, dims=dims)
 
     def batch(self) -> int:
         """Images a call; of a protocol that fills the memory, measured here."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from repaconv.engines.contract import Feeds, Port
+    from repaconv.engines.contract import Feeds, Network, Port
     from repaconv.graphs.contract import Rewrite
     from repaconv.proof.traces import Trace
     from repaconv.steps.common import Progress
@@ -107,6 +107,9 @@ class Subject(Protocol):
 
     def single(self) -> Form:
         """The reference in float32: what rounding alone does to it."""
+
+    def network(self, form: str) -> Network:
+        """`DEPLOY`, as the run has it, or `TRAINING`, as it was given: a module in float32, for torch as a runtime."""
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
         """The network as a proved ONNX graph.

@@ -25,6 +25,7 @@ class BenchDefaults(Record):
 class Variant(Record):
     """What is another on the same device with another system; what is left out is the target's."""
 
+    runtime: str | None = None
     runtime_version: str | None = None
     board_python: str | None = None
     opset: int | None = None

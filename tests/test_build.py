@@ -109,6 +109,15 @@ def test_build_of_a_run(tiny, repaconv):
 
 
 @RTX
+def test_a_graph_for_any_size_becomes_an_engine_for_the_usual_one(tiny, repaconv):
+    rc.fold(tiny)
+    assert rc.export(target="rtx-40").image_size == "dynamic"
+    code, out, _ = repaconv("build", "--target", "rtx-40")
+    assert code == 0
+    assert "for images of 32 x 32, the usual: for others, export with --image-size" in " ".join(out.split())
+
+
+@RTX
 def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaconv, monkeypatch):
     from repaconv.exporters import precision
 
@@ -127,8 +136,6 @@ def test_what_cannot_be_built_is_told(tiny, repaconv):
     with pytest.raises(UsageProblem, match="no fp32 ONNX model for rtx-40 yet"):
         rc.build(target="rtx-40")
     rc.export(target="rtx-40")
-    with pytest.raises(UsageProblem, match="images of any size"):
-        rc.build(target="rtx-40")
     with pytest.raises(EnvironmentProblem, match=r"built there, by its tensorrt 8\.2\.1"):
         rc.build(target="jetson-nano")
     assert repaconv("build", "--target", "orin-nano")[0] == 3

@@ -163,7 +163,7 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
         model=plan.source,
         precision=order.precision,
         capabilities=(device.compute_capability,),
-        shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.exported, device),
+        shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.folded, device),
         islands=plan.exported.islands,
         here=device.architecture == platform.machine(),
         threads=device.bench.threads,
@@ -174,22 +174,19 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
     )
 
 
-def _shapes(model: onnx.ModelProto, exported: ExportArtefact, device: Target) -> dict[str, tuple[Any, Any, Any]]:
-    """Least, usual and largest shape of an input with free dimensions."""
+def _shapes(model: onnx.ModelProto, folded: FoldArtefact, device: Target) -> dict[str, tuple[Any, Any, Any]]:
+    """Least, usual and largest shape of an input with free dimensions: a range of batches, images of the usual size.
+
+    An engine that takes images of any size is slower at each of them; another size is another export.
+    """
     found = {}
+    size = dict(zip(("height", "width"), folded.image_size, strict=True))
     for entry in model.graph.input:
         dims = [(d.dim_param, d.dim_value) for d in entry.type.tensor_type.shape.dim]
         if not any(name for name, _ in dims) or not device.compute_capability:
             continue
-        if exported.image_size == "dynamic":
-            raise UsageProblem(
-                "the graph takes images of any size, an engine is built for one.",
-                hint="repaconv export --onnx --image-size N, then build.",
-                code="build.shape",
-            )
-        usual = device.bench.batch
-        least, largest = 1, max(usual, LARGEST_BATCH)
-        shapes = [[batch if name else value for name, value in dims] for batch in (least, usual, largest)]
+        batches = (1, device.bench.batch, max(device.bench.batch, LARGEST_BATCH))
+        shapes = [[size.get(name, batch) if name else value for name, value in dims] for batch in batches]
         found[entry.name] = (shapes[0], shapes[1], shapes[2])
     return found
 
@@ -244,11 +241,19 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
         layer_types=dict(built.types),
         options=dict(built.options),
         timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
-        note=note + ("" if built.runs_here else ", and was not verified here"),
+        note=note + ("" if built.runs_here else ", and was not verified here") + _for_images(plan),
         links=links,
         onnx_sha256=plan.exported.payload.sha256,
         payload=payload_of(plan.file, plan.file.parent),
     )
+
+
+def _for_images(plan: _Plan) -> str:
+    """Of what size they must be, where the graph takes any and the engine does not."""
+    if plan.exported.image_size != "dynamic" or not plan.device.compute_capability:
+        return ""
+    height, width = plan.folded.image_size
+    return f"; for images of {height} x {width}, the usual: for others, export with --image-size"
 
 
 def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from repaconv.methods.nondeep import identify, paper, published, reading
+from repaconv.methods.nondeep import identify, published, reading
 from repaconv.trained.contract import Method
 
 METHOD = Method(
@@ -17,4 +17,3 @@ METHOD = Method(
     identify=identify.identify,
     official_rewrites=("scores-as-matrix",),
 )
-paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

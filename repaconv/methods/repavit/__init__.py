@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from repaconv.methods.repavit import paper, published, reading
+from repaconv.methods.repavit import published, reading
 from repaconv.trained.contract import Method
 
 METHOD = Method(
@@ -15,4 +15,3 @@ METHOD = Method(
     published=published.published,
     example=published.example,
 )
-paper.METHOD = METHOD  # type: ignore[attr-defined]  # for installations from before the entry point was the folder

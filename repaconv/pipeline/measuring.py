@@ -76,6 +76,8 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
     bounded("max_regression", order.max_regression, LARGEST_REGRESSION)
     device = device or load_target(order.target)
     named = paper(order.protocol)
+    threads = at_least_one("threads", order.threads, named.threads or device.bench.threads)
+    rounds = at_least_one("rounds", order.rounds, named.rounds or device.bench.rounds)
     at_least_one("batch", order.batch, 1)
     bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
@@ -103,7 +105,6 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
     place = Path(order.out) if order.out else run.bench_json(variant) if run else None
     if place:
         require_ours(place, "bench", *([_bars(place)] if order.profile else []))
-    usual = device.bench
     return Plan(
         order=order,
         device=device,
@@ -112,9 +113,9 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
         known=known,
         lowering=lowering,
         size=asked or known.size,
-        threads=at_least_one("threads", order.threads, named.threads or usual.threads),
-        rounds=at_least_one("rounds", order.rounds, named.rounds or usual.rounds),
-        warmup_rounds=usual.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds,
+        threads=threads,
+        rounds=rounds,
+        warmup_rounds=device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds,
         variant=variant,
         place=place,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,42 +11,19 @@ from pathlib import Path
 import repaconv
 
 HOUSE = Path(repaconv.__file__).parent
-LEVELS = {
-    "errors": 0,
-    "artefacts": 0,
-    "registry": 0,
-    "files": 0,
-    "replacing": 0,
-    "variants": 0,
-    "affine": 1,
-    "convolution": 1,
-    "ranks": 1,
-    "checkpoint": 1,
-    "runs": 1,
-    "toml": 1,
-    "onnxfile": 1,
-    "orders": 2,
-    "recipe": 3,
-    "backbones": 2,
-    "graphs": 2,
-    "engines": 2,
-    "trained": 3,
-    "proof": 3,
-    "exporters": 3,
-    "targets": 3,
-    "forms": 3,
-    "folds": 3,
-    "measure": 3,
-    "pages": 3,
-    "skeletons": 4,
-    "methods": 5,
-    "live": 6,
-    "steps": 7,
-    "pipeline": 8,
-    "testing": 9,
-    "farm": 9,
-    "cli": 10,
-}
+PLAN = Path(__file__).parents[1] / "CONTRIBUTING.md"
+
+
+def levels() -> dict[str, int]:
+    """Rooms by level, as CONTRIBUTING's table has them; what it names within a room is none."""
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", PLAN.read_text(), re.MULTILINE)
+    named = [(name.rstrip("/"), int(level)) for level, text in rows for name in re.findall(r"`([\w/]+)`", text)]
+    return {name: level for name, level in named if name in rooms()}
+
+
+def rooms() -> set[str]:
+    folders = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
+    return folders | {path.stem for path in HOUSE.glob("*.py") if path.stem[:2] != "__"}
 
 
 def imports(path: Path) -> set[str]:
@@ -64,13 +42,32 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def test_every_room_stands_in_the_plan_and_says_what_it_is():
+    assert rooms() == set(levels())
+    for path in HOUSE.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())) or path.name == "__init__.py", path
+    for name in rooms():
+        if (HOUSE / name).is_dir():
+            assert ast.get_docstring(ast.parse((HOUSE / name / "__init__.py").read_text())), name
+
+
+def test_files_and_functions_are_short_enough_to_be_read():
+    for path in HOUSE.rglob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 50, f"{path}: {node.name}"
+
+
 def test_a_room_imports_only_from_below():
+    level = levels()
     files = [path for path in HOUSE.rglob("*.py") if path.parent != HOUSE or path.stem[:2] != "__"]
     assert len(files) > 30
     for path in files:
         room = path.relative_to(HOUSE).parts[0].removesuffix(".py")
         for other in imports(path) - {room}:
-            below = LEVELS[other] < LEVELS[room] or LEVELS[other] == LEVELS[room] == 0
+            below = level[other] < level[room] or level[other] == level[room] == 0
             assert below, f"{path}: {room} imports {other}"
 
 

@@ -261,10 +261,10 @@ def test_a_rounded_product_has_a_tolerance_of_its_own_and_no_other_block_has(mon
             done.tensors["attn.proj.bias"].mul_(1 + 2e-8)
         return done
 
-    monkeypatch.setattr(dwconv, "fold_mixer", off)
-    with pytest.raises(GateFailed, match=r"blocks\.1"):
-        rc.fold("c.pth", settings={"full_conv": "refactor"}, force=True)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:  # an undo would leave the test's own folder, too
+        patch.setattr(dwconv, "fold_mixer", off)
+        with pytest.raises(GateFailed, match=r"blocks\.1"):
+            rc.fold("c.pth", settings={"full_conv": "refactor"}, force=True)
     # between a product and none: kept by itself, not called a defect; refused where it is insisted on
     weights["blocks.0.attn.conv.weight"] += 3e-7 * rand(12, 12, 3, 3)
     assert kinds_of(rc.fold(save(weights, arch()), force=True)) == ["full-convolution", "depthwise"]

@@ -20,6 +20,13 @@ from repaconv.methods.riformer import METHOD
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "checkpoints"
 OFFICIAL = sorted((SHARED / "riformer").glob("*.pth"))
+
+
+def one_quick(paths):
+    """The first of several alike in `make test`, the others in `make test-slow`; each exports a network of its own."""
+    return [pytest.param(path, marks=[pytest.mark.slow] if n else [], id=path.stem) for n, path in enumerate(paths)]
+
+
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
 
 torch.onnx.export = exported_once.once(torch.onnx.export)

@@ -41,6 +41,10 @@ SOUND = [
 ]
 
 
+MORE = ("tiny-swin", "tiny-poolformer", "tiny-mobileone")
+"""Sound nets that `make test-slow` adds."""
+
+
 def recipe(folder: Path, text: str = "", *, name="r", method="repavit", arch="tiny", seed=1, settings=None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     weights = registry.load(registry.METHODS, method).example(arch, seed)
@@ -129,7 +133,10 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     xmlschema.XMLSchema(SCHEMA).validate(reports.junit(report))
 
 
-@pytest.mark.parametrize(("method", "arch", "settings"), SOUND, ids=[f"{m}-{a}" for m, a, _ in SOUND])
+@pytest.mark.parametrize(
+    ("method", "arch", "settings"),
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[1] in MORE else [], id=f"{row[0]}-{row[1]}") for row in SOUND],
+)
 def test_sound_models_raise_no_alarm(method, arch, settings, tmp_path):
     report = rc.gate([recipe(tmp_path, method=method, arch=arch, settings=settings)])
     assert report.exit_code == 0, [
@@ -138,7 +145,8 @@ def test_sound_models_raise_no_alarm(method, arch, settings, tmp_path):
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="official checkpoints are absent")
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one a method", "all"])
+@pytest.mark.slow  # each method's own tests take its official checkpoints as far as a graph
+@pytest.mark.parametrize("whole", [False, True], ids=["one a method", "all"])
 def test_the_whole_chain_on_official_checkpoints(whole, tmp_path):
     known = {"num_heads": {"pyra": 4, "repavit_plain_idle050": 4, "repavit_plain_idle075": 3}, "pool_size": 7}
     recipes, seen = [], set()

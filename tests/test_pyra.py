@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED
+from conftest import SHARED, one_quick
 from oracle import gelu
 
 import repaconv as rc
@@ -218,7 +218,7 @@ def test_schedules():
             rc.fold("c.pth", settings={**SETTINGS, "schedule": text})
 
 
-@pytest.mark.parametrize("path", sorted((SHARED / "pyra").glob("*.pth")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_quick(sorted((SHARED / "pyra").glob("*.pth"))))
 def test_official_checkpoints(path):
     folded = rc.fold(path, settings={"num_heads": "4"})
     assert folded.applied == ("pyra", "lora")

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from conftest import OFFICIAL, TINY
+from conftest import OFFICIAL, TINY, one_quick
 
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
@@ -223,7 +223,7 @@ def test_the_papers_sizes():
         assert billions - 0.1 <= cost.macs / 1e9 <= billions + 0.05
 
 
-@pytest.mark.parametrize("path", OFFICIAL, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_quick(OFFICIAL))
 def test_official_checkpoints(path):
     folded = rc.fold(path)
     exported = rc.export()

@@ -28,7 +28,9 @@ from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD
-from repaconv.pipeline import lowering, tuning
+from repaconv.orders.stages import TuneOrder
+from repaconv.pipeline import tuning
+from repaconv.steps import lowering
 from repaconv.steps.common import load_target
 from repaconv.steps.graphs import proved_graph
 
@@ -318,13 +320,11 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     monkeypatch.setattr(lowering, "in_precision", nothing)
     monkeypatch.setattr(lowering, "_outputs", lambda m, pieces: (judged.extend(pieces), outputs(m, pieces))[1])
     rows = lowering.lowered(
+        TuneOrder(max_disagreement=0.5, inputs="x.npz"),
         folded,
         lambda *_: model,
         ["int8"],
         device,
-        allowed=0.5,
-        inputs="x.npz",
-        images=None,
         measure=lambda *_: {},
         scratch=tmp_path,
         progress=lambda *_: None,

@@ -19,7 +19,6 @@ from repaconv.files import (
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline.folding import fold
-from repaconv.pipeline.lowering import enough_images, lowered
 from repaconv.replacing import put, require_ours
 from repaconv.steps.answers import brought_by, judged_by, place_of, runtime_of
 from repaconv.steps.candidates import Candidates
@@ -33,6 +32,7 @@ from repaconv.steps.common import (
 )
 from repaconv.steps.forms import TUNED, remembered, shapes_sha256
 from repaconv.steps.journal import Journal, Measurer, measured_here
+from repaconv.steps.lowering import enough_images, lowered
 
 if TYPE_CHECKING:
     from repaconv.targets import Target

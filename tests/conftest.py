@@ -27,6 +27,16 @@ def one_quick(paths):
     return [pytest.param(path, marks=[pytest.mark.slow] if n else [], id=path.stem) for n, path in enumerate(paths)]
 
 
+def one_net_a_method(names):
+    """The first net of each method in `make test`, its others in `make test-slow`: ``repavit-tiny-swin`` for one."""
+    seen, found = set(), []
+    for name in names:
+        method = name.partition("-")[0]
+        found.append(pytest.param(name, marks=[pytest.mark.slow] if method in seen else [], id=name))
+        seen.add(method)
+    return found
+
+
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
 
 torch.onnx.export = exported_once.once(torch.onnx.export)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import one_net_a_method
 from onnx import TensorProto, helper
 from test_locate import graph, net
 
@@ -50,7 +51,7 @@ def order(model, **settings):
 
 
 @RTX
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", one_net_a_method(NETS))
 def test_every_method_builds_in_both_precisions(name):
     model, _ = graph(name)
     assert net(name)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from conftest import one_net_a_method
 from faults import META, SETTINGS, far_off
 from onnx import TensorProto, helper
 from test_build import RTX, order
@@ -71,7 +72,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
 
 
 @RTX
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", one_net_a_method(NETS))
 def test_engines_of_every_method_are_what_was_asked_for(name):
     from repaconv.engines.trt_rtx import ENGINE
 

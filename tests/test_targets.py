@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import one_net_a_method
 from onnx import TensorProto, helper, numpy_helper
 from test_locate import net
 
@@ -76,7 +77,7 @@ def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):
         load_target("orin-nano@jp99")
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", one_net_a_method(NETS))
 def test_every_method_exports_for_every_target(name):
     build, weights, images = net(name)
     runner = TorchRunner(build(), weights, double=False)

@@ -219,7 +219,7 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
         )
     symmetric = "zero-points" in plan.device.forbids
     precision = plan.order.precision
-    return typed_lower(graph.model, precision, plan.given, plan.folded, symmetric=symmetric, progress=progress)
+    return typed_lower(graph.model, precision, plan.given, plan.subject, symmetric=symmetric, progress=progress)
 
 
 def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:

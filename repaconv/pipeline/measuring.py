@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv import registry, runs
+from repaconv import runs
 from repaconv.artefacts import BenchArtefact, Link
 from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
@@ -25,6 +25,7 @@ from repaconv.steps.common import (
 )
 from repaconv.steps.comparing import agreement
 from repaconv.steps.contenders import contenders_of
+from repaconv.steps.engines import takes_networks
 from repaconv.steps.side_by_side import Found, Plan, side_by_side
 
 if TYPE_CHECKING:
@@ -123,8 +124,7 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
 
 def _lowers(device: Target, precision: str) -> bool:
     """Whether the runtime is to compute a float32 model in that precision, and not a graph that is typed so."""
-    modules = "networks" in registry.load(registry.ENGINES, device.runtime).can
-    return modules or (precision == "bf16" and device.typed_by == "runtime")
+    return takes_networks(device) or (precision == "bf16" and device.typed_by == "runtime")
 
 
 def _artefact(plan: Plan, found: Found) -> BenchArtefact:

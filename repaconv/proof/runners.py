@@ -12,6 +12,7 @@ from repaconv.engines.contract import Array, Feeds, Session
 from repaconv.errors import Refused
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from repaconv.proof.traces import Trace
@@ -25,6 +26,13 @@ class Runner(Protocol):
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """All outputs for these inputs."""
+
+
+def weighted(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> nn.Module:
+    """The module with these weights, strictly, in that type; it may have been built on any device, meta included."""
+    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+    module.load_state_dict(weights, strict=True, assign=True)
+    return module.to(dtype)
 
 
 class TorchRunner:
@@ -60,11 +68,7 @@ class TorchRunner:
             self.dtype, self.module = next(floats, torch.float32), module
         else:
             self.dtype = torch.float64 if double else torch.float32
-            weights = {
-                name: value.to(self.dtype) if value.is_floating_point() else value for name, value in tensors.items()
-            }
-            module.load_state_dict(weights, strict=True, assign=True)
-            self.module = module.to(self.dtype)
+            self.module = weighted(module, tensors, self.dtype)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._decided: list[Tensor] = []
         for part in module.modules():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import registry, runs
 from repaconv.artefacts import FoldArtefact, Location
 from repaconv.engines.contract import Feeds, Network, Port
-from repaconv.proof.runners import TorchRunner, decides
+from repaconv.proof.runners import TorchRunner, decides, weighted
 from repaconv.steps.common import TRAINING, Progress, read_again, require_size, stored_weights
 from repaconv.steps.graphs import Graph, proved_graph
 from repaconv.steps.subject import GraphSpec
@@ -85,16 +85,16 @@ class CheckpointSubject:
 
     def network(self, form: str) -> Network:
         """The module with its weights."""
-        module, tensors = self._weighted(form)
-        weights = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
-        module.load_state_dict(weights, strict=True, assign=True)
+        import torch
+
+        module = weighted(*self._parted(form), torch.float32)
         return Network(module, self.inputs, tuple(Port(name, ("batch", None), "float32") for name in self.outputs))
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
         """The deploy form or the training form, exported by torch."""
         return proved_graph(
             form,
-            *self._weighted(form),
+            *self._parted(form),
             (self.config.in_channels, *spec.size),
             output=self.folded.output,
             opset=spec.opset,
@@ -132,7 +132,7 @@ class CheckpointSubject:
             rest = rest.rpartition(".")[0]
         return module
 
-    def _weighted(self, form: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    def _parted(self, form: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
         """A form's module, its weights not yet set, and they."""
         if form == TRAINING:
             return self.reading.module(), self.reading.tensors

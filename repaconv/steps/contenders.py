@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv import registry, runs
+from repaconv import runs
 from repaconv.artefacts import (
     ExportArtefact,
     FoldArtefact,
@@ -22,7 +22,7 @@ from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import DEPLOY, TRAINING, Progress, load_target, made_by
-from repaconv.steps.engines import built_as
+from repaconv.steps.engines import built_as, takes_networks
 from repaconv.steps.exports import Export, export_for
 from repaconv.steps.graphs import write_graph
 from repaconv.steps.subject import GraphSpec, Subject, subject_of
@@ -85,20 +85,15 @@ def contenders_of(
         size = None if image_size else _usual_size(path)
         note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
         return Contenders([Contender(path.name, path), *other], overridden, _says_logits(path), size, note, None)
-    if "networks" in registry.load(registry.ENGINES, load_target(target).runtime).can:
-        return _networks(subject_of(run), other, load_target(target), unverified=unverified)
+    if takes_networks(device := load_target(target)):
+        return _networks(subject_of(run), other, device, unverified=unverified)
     folded = read_artefact(run.fold_json, FoldArtefact)
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
     exported = export.artefact
     overridden = runs.require_sound(run, folded, (exported, export.path), unverified=unverified)
     subjects = [Contender(DEPLOY, runs.graph_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    note = ""
-    if not other:
-        try:
-            other = [Contender(TRAINING, training_onnx(subject_of(run), export, progress))]
-        except Refused as error:
-            note = f"measured without the training form: {error.message}"
+    other, note = _beside(other, lambda: Contender(TRAINING, training_onnx(subject_of(run), export, progress)))
     logits, preprocessing = folded.output == "logits", folded.preprocessing
     return Contenders([*subjects, *other], overridden, logits, size, note, preprocessing, export.variant, export)
 
@@ -108,15 +103,20 @@ def _networks(subject: Subject, other: list[Contender], device: Target, *, unver
     run, folded = subject.run, subject.folded
     overridden = runs.require_sound(run, folded, unverified=unverified)
     first = Contender(DEPLOY, run.model, subject.network(DEPLOY))
-    note = ""
-    if not other:
-        try:
-            other = [Contender(TRAINING, subject.source, subject.network(TRAINING))]
-        except Refused as error:
-            note = f"measured without the training form: {error.message}"
+    other, note = _beside(other, lambda: Contender(TRAINING, subject.source, subject.network(TRAINING)))
     variant = Variant(target=device.name)
     logits = folded.output == "logits"
     return Contenders([first, *other], overridden, logits, folded.image_size, note, folded.preprocessing, variant)
+
+
+def _beside(other: list[Contender], training: Callable[[], Contender]) -> tuple[list[Contender], str]:
+    """What was asked for beside the deploy form, else the training form; or why there is none."""
+    if other:
+        return other, ""
+    try:
+        return [training()], ""
+    except Refused as error:
+        return [], f"measured without the training form: {error.message}"
 
 
 def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:

@@ -16,9 +16,15 @@ from repaconv.files import read_artefact, stage_of
 if TYPE_CHECKING:
     from repaconv.engines.contract import Engine
     from repaconv.proof.runners import Images
+    from repaconv.targets import Target
 
 USUAL = "tensorrt"
 """Whose an engine is that nobody else opens: a serialised one may be called anything."""
+
+
+def takes_networks(device: Target) -> bool:
+    """Whether a target's runtime opens a run's modules, where others open graphs."""
+    return "networks" in registry.load(registry.ENGINES, device.runtime).can
 
 
 def built_as(engine: Path) -> BuildArtefact | None:

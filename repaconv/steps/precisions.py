@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv import registry
-from repaconv.artefacts import FoldArtefact, Link
+from repaconv.artefacts import Link
 from repaconv.errors import UsageProblem
 from repaconv.steps.common import Progress, load_onnx
 from repaconv.steps.graphs import BF16_NOTE, runnable
@@ -14,6 +13,7 @@ from repaconv.steps.inputs import Split, filled
 if TYPE_CHECKING:
     import onnx as onnx_package
 
+    from repaconv.steps.subject import Subject
     from repaconv.targets import Target
 
 
@@ -49,7 +49,7 @@ def typed_lower(
     model: onnx_package.ModelProto,
     precision: str,
     given: Split,
-    folded: FoldArtefact,
+    subject: Subject,
     *,
     symmetric: bool,
     progress: Progress,
@@ -58,16 +58,13 @@ def typed_lower(
     from repaconv.proof.locate import broken, locate
     from repaconv.proof.outputs import compared
     from repaconv.proof.policy import tolerance
-    from repaconv.proof.runners import FixedBatch, decides
+    from repaconv.proof.runners import FixedBatch
     from repaconv.proof.traces import OnnxTrace
 
     progress(f"to {precision}", 0, 0)
     calibrating = given.calibrating()
     typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric)
-    logits = folded.output == "logits"
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
-    choosing = decides(backbone.deploy(backbone.from_json(folded.config)))
-    allowed = tolerance(precision, logits=logits, decides=choosing)
+    allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here = runnable(typed, precision)
     before, after = (FixedBatch(load_onnx(form.SerializeToString()), given.batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
@@ -76,7 +73,7 @@ def typed_lower(
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
     first = calibrating[0] if calibrating else filled(next(given.judges()), given.batch)
-    where = locate(right, wrong, {"input": first}, allowed=None, decides=choosing)
+    where = locate(right, wrong, {"input": first}, allowed=None, decides=subject.decides)
     return Typed(typed, tuple(broken(link, where) for link in links), kept)
 
 

@@ -330,10 +330,12 @@ def image_net(rows, **weights) -> str:
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        (  # MobileOne's
-            [("Conv", "x depth", "a", {"group": 4, "pads": [1] * 4}), ("BatchNormalization", "x nw nb nm nv", "c"),
+        (
+            [("AveragePool", "x", "a", {"kernel_shape": [5, 5], "pads": [2] * 4}),
+             ("BatchNormalization", "x nw nb nm nv", "c"),
              ("Conv", "x five", "b", {"group": 4, "pads": [2] * 4}), ("Add", "a b", "d"), ("Add", "d c", "y")],
-            "beside another, since convolutions larger than 1x1 are not added up or joined: a beside b beside c",
+            "beside another, since an average that does not count its padding is no convolution at the border: "
+            "Conv_3 beside a",
         ),
         (
             [("BatchNormalization", "x nw nb nm nv", "a"), ("Conv", "a wide", "y", {"pads": [1] * 4})],

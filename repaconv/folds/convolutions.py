@@ -1,8 +1,8 @@
-"""convolution: a scale and a shift a channel behind a convolution of any kernel go into it.
+"""convolution: a scale and a shift a channel behind a convolution of any kernel go into it, and so do those beside it.
 
     s (w * x + b) + t = (s w) * x + (s b + t)
 
-Before a convolution only a scale could go in: a shift is not there at a padded border.
+Before a convolution only a scale could go in: a shift is not there at a padded border. What is summed is in `parallel`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
+from repaconv.folds.parallel import joined
 from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, constant, made_by
+from repaconv.graphs.graph import Array, Writer, clean, constant, made_by
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.shapes import set_shape, sizes
 
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 def apply(model: ir.Model) -> Iterator[Change]:
     """See `repaconv.graphs.contract.Apply`."""
     normalise(model)
+    again = True
+    while again:
+        made = [*_behind(model), *joined(model, CONVOLUTION.name)]
+        clean(model)
+        yield from made
+        again = bool(made)
+
+
+def _behind(model: ir.Model) -> Iterator[Change]:
     for node in tuple(model.graph):
         if not node.domain and node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub"):
             yield from _absorb(model, node)

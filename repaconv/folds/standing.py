@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.graphs import activations
 from repaconv.graphs.channels import IMAGE, LAST, batchnorm, per_channel
-from repaconv.graphs.graph import attribute, constant
+from repaconv.graphs.graph import attribute, constant, made_by
 from repaconv.graphs.operators import ARITHMETIC, MOVES
 from repaconv.graphs.shapes import sizes
 
@@ -155,7 +155,7 @@ def _terms(node: ir.Node, top: ir.Node) -> Iterator[ir.Value]:
 def _beside(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
     """LinearNode operators of one value that are summed or joined here; one alone stands beside that value itself."""
     terms = list(_terms(node, node))
-    layers = [_layer(value) for value in terms]
+    layers = [_layer(value) or _average(value) for value in terms]
     groups: dict[ir.Value, list[LinearNode]] = {}
     for one in layers:
         if one is not None:
@@ -163,6 +163,11 @@ def _beside(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
     for source, group in groups.items():
         if len(group) > 1 or (source in terms and node.op_type != "Concat"):
             yield group, source
+
+
+def _average(value: ir.Value) -> LinearNode | None:
+    node = made_by(value, "AveragePool")
+    return LinearNode(node, node.inputs[0], None, False) if node is not None and node.inputs[0] is not None else None
 
 
 def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> str:
@@ -199,10 +204,10 @@ def _dearer(before: LinearNode, one: LinearNode) -> bool:
 def _why_beside(group: list[LinearNode], source: ir.Value, node: ir.Node) -> str:
     if any(one.node.outputs[0].is_graph_output() or len(one.node.outputs[0].uses()) > 1 for one in group):
         return "one of them is read by others as well"
-    if any(one.kernel for one in group):
-        return "convolutions larger than 1x1 are not added up or joined"
-    if any(one.apart for one in group):
-        return "convolutions of groups of channels are not added up or joined"
+    if any(one.node.op_type == "AveragePool" for one in group):
+        return "an average that does not count its padding is no convolution at the border"
+    if node.op_type == "Concat" and any(one.kernel or one.apart for one in group):
+        return "convolutions larger than 1x1, or of groups of channels, are not joined"
     if node.op_type == "Concat":
         return "joined they would cost as much"
     return "one for all would cost more" if len(group) > 1 else f"{source.name} is read by others as well"

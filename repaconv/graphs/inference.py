@@ -199,9 +199,37 @@ def _of_shape(known: Integers, node: ir.Node) -> list[Size] | None:
     return found if isinstance(found, list) else None
 
 
+def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
+    """Of a convolution or a pool over an image of free size, where its windows are said by numbers."""
+    before, kernel = sizes(node.inputs[0]), attribute(node, "kernel_shape", None)
+    weight = sizes(node.inputs[1]) if node.op_type == "Conv" else None
+    kernel = kernel if kernel is not None or weight is None else as_numbers(weight[2:])
+    fixed = before is None or not any(map(is_free, before[2:])) or len(node.outputs) > 1
+    if fixed or before is None or kernel is None or attribute(node, "ceil_mode", 0):
+        return None
+    axes = len(kernel)
+    auto, pads = attribute(node, "auto_pad", "NOTSET"), attribute(node, "pads", [0] * 2 * axes)
+    if auto not in ("NOTSET", "VALID") or len(before) != axes + 2:
+        return None
+    steps, strides = (attribute(node, name, [1] * axes) for name in ("dilations", "strides"))
+    ends = [pads[i] + pads[i + axes] - steps[i] * (kernel[i] - 1) for i in range(axes)]
+    places = [_places(*one) for one in zip(before[2:], ends, strides, strict=True)]
+    return [before[0], before[1] if weight is None else weight[0], *places]
+
+
+def _places(size: Size, end: int, stride: int) -> Size:
+    """How many windows fit where the last may start ``end`` behind the last place; what is equal is called so."""
+    if isinstance(size, int):
+        return (size - 1 + end) // stride + 1
+    if stride == 1:
+        return Free((f"({size}{end:+})",)) if end else size
+    return Free((f"(({size}{end - 1:+})//{stride}+1)",))
+
+
 _SHAPES: dict[str, Callable[[Integers, ir.Node], list[Size] | None]] = {
     "Reshape": _reshape,
     "Expand": _expand,
     "Range": _range,
     "ConstantOfShape": _of_shape,
+    **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _windowed),
 }

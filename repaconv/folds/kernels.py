@@ -1,0 +1,170 @@
+"""Kernels: what is a convolution of one value, over images that are zero outside; composed and added in float64.
+
+A tap stands at an offset from the place that it is read for, so kernels of any size and padding have one border: zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import gcd, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.folds.maps import Vector
+from repaconv.graphs.channels import batchnorm
+from repaconv.graphs.graph import Array, attribute, constant
+from repaconv.graphs.shapes import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """out[i] = bias + sum_t weight[t] x[stride i + t], x being zero outside the image.
+
+    Attributes:
+        weight: float64, [out, in / groups, *taps].
+        bias: [out], or None.
+        groups: Of channels, as ONNX has them.
+        strides: By axis.
+        taps: By axis: the offsets.
+        reach: By axis: how far behind the image's last place the last one lies that a tap at offset 0 may read. Which
+            outputs there are hangs on the stride and on this alone.
+        learnt: Numbers of a graph that went into it.
+    """
+
+    weight: Array
+    bias: Vector | None
+    groups: int
+    strides: tuple[int, ...]
+    taps: tuple[range, ...]
+    reach: tuple[int, ...]
+    learnt: int
+
+    def then(self, scale: Vector, shift: Vector | None) -> Kernel:
+        """With a scale and a shift a channel behind it."""
+        bias = None if self.bias is None else self.bias * scale
+        if shift is not None:
+            bias = shift if bias is None else bias + shift
+        return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
+
+    @property
+    def attributes(self) -> dict[str, int | list[int]]:
+        """Of the Conv that it is."""
+        after = [taps[-1] + end for taps, end in zip(self.taps, self.reach, strict=True)]
+        return {
+            "kernel_shape": list(self.weight.shape[2:]),
+            "strides": list(self.strides),
+            "dilations": [taps.step for taps in self.taps],
+            "group": self.groups,
+            "pads": [*(-taps[0] for taps in self.taps), *after],
+        }
+
+
+def eye(width: int, rank: int) -> Kernel:
+    """The identity over ``width`` channels of a value of ``rank`` axes."""
+    ones = (1,) * (rank - 2)
+    return Kernel(np.ones((width, 1, *ones)), None, width, ones, (range(1),) * (rank - 2), (0,) * (rank - 2), 0)
+
+
+def kernel_of(node: ir.Node) -> Kernel | None:
+    """The kernel that a Conv or an AveragePool is of its first input; None where it is none at the border, too."""
+    shape, out = sizes(node.inputs[0]), sizes(node.outputs[0])
+    padded = any(attribute(node, "pads", (0,)))
+    auto = attribute(node, "auto_pad", "NOTSET")
+    if node.domain or shape is None or out is None or len(shape) != len(out) or auto not in ("NOTSET", "VALID"):
+        return None
+    if node.op_type == "Conv":
+        return _convolution(node, len(shape) - 2)
+    counted = attribute(node, "count_include_pad", 0) or not padded
+    width = shape[1]
+    if node.op_type != "AveragePool" or not counted or attribute(node, "ceil_mode", 0) or not isinstance(width, int):
+        return None
+    size = tuple(attribute(node, "kernel_shape", ()))
+    return _placed(node, np.full((width, 1, *size), 1 / prod(size)), None, width, 0)
+
+
+def _convolution(node: ir.Node, axes: int) -> Kernel | None:
+    weight, given = constant(node.inputs[1]), node.inputs[2] if len(node.inputs) > 2 else None
+    bias = constant(given)
+    if weight is None or weight.ndim != axes + 2 or (given is not None and bias is None):
+        return None
+    return _placed(node, weight, bias, int(attribute(node, "group", 1)), weight.size)
+
+
+def _placed(node: ir.Node, weight: Array, bias: Vector | None, groups: int, learnt: int) -> Kernel:
+    axes = weight.ndim - 2
+    strides, steps = (tuple(attribute(node, name, (1,) * axes)) for name in ("strides", "dilations"))
+    pads = tuple(attribute(node, "pads", (0,) * (2 * axes)))
+    lengths = zip(pads, steps, weight.shape[2:], strict=False)
+    taps = tuple(range(-pad, step * (length - 1) - pad + 1, step) for pad, step, length in lengths)
+    reach = tuple(pad - tap[-1] for pad, tap in zip(pads[axes:], taps, strict=True))
+    return Kernel(weight, bias, groups, strides, taps, reach, learnt)
+
+
+def scale_of(node: ir.Node) -> Kernel | None:
+    """The kernel that a BatchNormalization is of its first input."""
+    shape, both = sizes(node.inputs[0]), batchnorm(node) if node.op_type == "BatchNormalization" else None
+    if both is None or shape is None or any(value.uses() for value in node.outputs[1:]):
+        return None
+    return replace(eye(len(both[0]), len(shape)).then(*both), learnt=len(both[0]))
+
+
+def fits(a: Kernel, b: Kernel, *, fixed: bool) -> bool:
+    """Whether both give the same places and channels.
+
+    Args:
+        a: One.
+        b: The other.
+        fixed: Whether all sizes are known, and those of both outputs the same.
+    """
+    widths = {(len(one.weight), one.weight.shape[1] * one.groups) for one in (a, b)}
+    return len(widths) == 1 and a.strides == b.strides and (fixed or a.reach == b.reach)
+
+
+def size_of(kernels: Sequence[Kernel]) -> int:
+    """How many numbers the weight of their sum has."""
+    groups, taps = _joint(kernels)
+    out, into = kernels[0].weight.shape[0], kernels[0].weight.shape[1] * kernels[0].groups
+    return int(out * (into // groups) * prod(map(len, taps)))
+
+
+def _joint(kernels: Sequence[Kernel]) -> tuple[int, tuple[range, ...]]:
+    """The groups and taps of their sum."""
+    return gcd(*(one.groups for one in kernels)), tuple(map(_spanned, zip(*(one.taps for one in kernels), strict=True)))
+
+
+def _spanned(taps: tuple[range, ...]) -> range:
+    """The coarsest grid that has all of them."""
+    first, last = min(one[0] for one in taps), max(one[-1] for one in taps)
+    step = gcd(*(tap - first for one in taps for tap in one))
+    return range(first, last + 1, step or 1)
+
+
+def summed(kernels: Sequence[Kernel]) -> Kernel:
+    """Run in parallel and summed, as one; they fit together."""
+    groups, taps = _joint(kernels)
+    first = kernels[0]
+    inside = first.weight.shape[1] * first.groups // groups
+    weight = np.zeros((len(first.weight), inside, *map(len, taps)))
+    for one in kernels:
+        apart = one.groups // groups  # its groups beside each other in one of the sum's
+        view = weight.reshape(groups, apart, -1, apart, inside // apart, *map(len, taps))
+        fine = one.weight.reshape(groups, apart, -1, *one.weight.shape[1:])
+        places = (slice(None), slice(None), *(_places(mine, all_) for mine, all_ in zip(one.taps, taps, strict=True)))
+        for group, place in product(range(groups), range(apart)):
+            view[group, place, :, place][places] += fine[group, place]
+    shifts = [one.bias for one in kernels if one.bias is not None]
+    bias = np.sum(shifts, axis=0) if shifts else None
+    learnt = sum(one.learnt for one in kernels)
+    return Kernel(weight, bias, groups, first.strides, taps, first.reach, learnt)
+
+
+def _places(taps: range, of: range) -> slice:
+    first, step = (taps[0] - of[0]) // of.step, taps.step // of.step if len(taps) > 1 else 1
+    return slice(first, first + step * (len(taps) - 1) + 1, step)

@@ -439,13 +439,83 @@ def test_branches_of_control_flow_are_left_alone(small):
     assert "If" in done.left[0]
 
 
-def test_a_graph_of_an_old_opset_is_left_alone():
-    weights = {"w": normal(4, 4).astype(np.float32), "v": normal(4, 4).astype(np.float32)}
-    rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
-    onnx.save(graph(rows, weights, {"x": (2, 4)}, opset=12, kind=TensorProto.FLOAT), "old.onnx")
+def old_net(*last: tuple[str, str, str]) -> onnx.ModelProto:
+    """Convolution, BatchNormalization and Softmax over two axes, as opset 9 and version 3 of the format have them."""
+    weights = {"w": normal(4, 4, 3, 3), "g": normal(4), "b": normal(4), "m": normal(4), "v": normal(4) ** 2 + 1}
+    first = [("Conv", "x w", "1", {"pads": [1] * 4}), ("BatchNormalization", "1 g b m v", "2")]
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    model = graph(
+        [*first, *(last or [("Softmax", "2", "y")])], weights, {"x": (2, 4, 5, 5)}, opset=9, kind=TensorProto.FLOAT
+    )
+    model.graph.input.extend(helper.make_tensor_value_info(name, 1, array.shape) for name, array in weights.items())
+    model.ir_version = 3
+    return model
+
+
+def test_a_graph_of_an_old_opset_is_raised_and_that_step_proved():
+    onnx.save(old_net(), "old.onnx")
     done = rc.fold("old.onnx")
-    assert done.payload is None
-    assert "opset 12" in done.left[0]
+    assert [(link.candidate, link.verdict) for link in done.links] == [
+        ("ONNX at opset 13", "passed"),
+        ("ONNX folded", "passed"),
+    ]
+    assert (done.opset, done.left) == (9, ())
+    after = onnx.load("old.folded.onnx")
+    assert [node.op_type for node in after.graph.node][:1] == ["Conv"]
+    assert "BatchNormalization" not in done.operators
+    assert [value.name for value in after.graph.input] == ["x"]
+
+
+def test_weights_are_inputs_no_more_but_what_a_caller_may_leave_out_is(small):
+    model = old_net(("Mul", "2 s", "3"), ("Softmax", "3", "y"))
+    model.graph.initializer.append(numpy_helper.from_array(np.full((1, 4, 1, 1), 2, np.float32), "s"))
+    model.graph.input.append(helper.make_tensor_value_info("s", 1, (1, 4, 1, 1)))
+    model.ir_version = 4
+    onnx.save(model, "old.onnx")
+    assert rc.fold("old.onnx").operators["Mul"] == 1
+    assert [value.name for value in onnx.load("old.folded.onnx").graph.input] == ["x", "s"]
+
+
+def test_an_old_graph_that_the_converter_gets_wrong_or_does_not_take_is_left_alone(monkeypatch):
+    onnx.save(old_net(), "old.onnx")
+    right = onnx.version_converter.convert_version
+
+    def wrong(model, opset):
+        found = right(model, opset)
+        found.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones(4, np.float32), "g"))
+        return found
+
+    def fails(model, opset):
+        raise RuntimeError("No Adapter for Softmax\nfurther down")
+
+    for converter, why in ((wrong, "computes something else"), (fails, "(No Adapter for Softmax); export it anew")):
+        monkeypatch.setattr(onnx.version_converter, "convert_version", converter)
+        done = rc.fold("old.onnx")
+        assert done.payload is None
+        assert "opset 9" in done.left[0]
+        assert why in done.left[0]
+
+
+def test_what_lies_around_a_foreign_operator_folds():
+    onnx.save(foreign(), "foreign.onnx")
+    done = rc.fold("foreign.onnx")
+    assert done.operators == {"Conv": 2, "Gelu": 1}
+    assert "com.microsoft" in done.left[0]
+
+
+def foreign() -> onnx.ModelProto:
+    """Convolution and norm before and behind an operator of a runtime's own, of whose output no type is known."""
+    norms = {f"{name}{i}": normal(4) ** 2 + 1 for name in "gbmv" for i in (1, 2)}
+    weights = {"w1": normal(4, 4, 3, 3), "w2": normal(4, 4, 3, 3), **norms}
+    rows = [("Conv", "x w1", "1"), ("BatchNormalization", "1 g1 b1 m1 v1", "2"), ("Gelu", "2", "3"),
+            ("Conv", "3 w2", "4"), ("BatchNormalization", "4 g2 b2 m2 v2", "y")]  # fmt: skip
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    model = graph(rows, weights, {"x": (2, 4, 8, 8)}, opset=17, kind=TensorProto.FLOAT)
+    model.graph.node[2].domain = "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, (2, 4, 8, 8)))
+    del model.graph.value_info[:]
+    return model
 
 
 def test_several_inputs_and_outputs_keep_their_names():

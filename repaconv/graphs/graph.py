@@ -132,7 +132,8 @@ class Writer:
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self.graph, self.before = model.graph, before
         self.scope = (before.name or "").rpartition("/")[0]
-        self.dtype = before.outputs[0].dtype
+        typed = (value.dtype for value in (before.outputs[0], *before.inputs) if value is not None)
+        self.dtype = next((kind for kind in typed if kind is not None), None)
 
     def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """One node's first output."""
@@ -141,7 +142,8 @@ class Writer:
         node = ir.node(operator, inputs, attributes)
         node.name = f"{self.scope}/{operator}_{_fresh(self.graph)}".lstrip("/")
         node.outputs[0].name = f"{node.name}.out"
-        node.outputs[0].dtype = self.dtype
+        if self.dtype is not None:
+            node.outputs[0].dtype = self.dtype
         self.graph.insert_before(self.before, node)
         return node.outputs[0]
 

@@ -91,7 +91,7 @@ def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | No
 
     if shape is not None:
         value.shape = ir.Shape([size if isinstance(size, int) else ir.SymbolicDim(str(size)) for size in shape])
-    if like is not None:
+    if like is not None and like.dtype is not None:
         value.dtype = like.dtype
 
 

@@ -10,17 +10,16 @@ from repaconv.artefacts import Change, Link, OnnxFoldArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES, operators_of
 from repaconv.files import payload_of, read_artefact, sha256_of, write_bytes
+from repaconv.graphs.opsets import OLDEST
 from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, made_by, silent, with_files
 from repaconv.steps.fold_proof import not_equal, proved
+from repaconv.steps.opsets import to_oldest
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-
-OLDEST = 13
-"""Opset that the rewrites read and write."""
 
 CONTROL = ("If", "Loop", "Scan")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
@@ -51,9 +50,13 @@ def fold_onnx(
     target = _target(source, Path(out) if out else None)
     _require_free(target, sha256_of(source), force=force)
     progress("fold", 0, 0)
-    folded, changes = _folded(source, model)
-    links = _proved(source, model, folded, progress) if changes else ()
-    artefact = _artefact(source, model, folded, changes, links)
+    raised = to_oldest(model)
+    folded, changes = _folded(source, raised.model)
+    raised = raised.proved(source, model) if changes else raised
+    folded, changes = (model, []) if raised.left else (folded, changes)
+    links = (*raised.links, *_proved(source, model, folded, progress)) if changes else ()
+    artefact = _artefact(source, raised.model, folded, changes, links)
+    artefact = artefact.model_copy(update={"left": (*raised.left, *artefact.left), "opset": opset_of(model)})
     if not changes:
         return with_files(artefact, [source], [])
     report = target.with_suffix(".json")
@@ -172,7 +175,7 @@ def _artefact(
         nodes=(len(model.graph.node), len(folded.graph.node)),
         operators=operators_of(folded),
         changes=tuple(changes),
-        left=(*_left_alone(model), *(standing(smaller) if _looked_into(model) else ())),
+        left=(*_left_alone(model), *(standing(smaller) if _looked_into(folded) else ())),
         links=links,
     )
 
@@ -195,8 +198,6 @@ def _left_alone(model: onnx.ModelProto) -> Iterator[str]:
     kinds = {node.op_type for node in model.graph.node}
     if found := sorted(kinds & set(CONTROL)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
-    if opset_of(model) < OLDEST:
-        yield f"the graph is of opset {opset_of(model)}, where Softmax and Squeeze meant something else; export it anew"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})

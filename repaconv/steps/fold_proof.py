@@ -26,7 +26,9 @@ ROUNDINGS = 3
 """Other roundings of the graph as given that are run where a difference is more than its tolerance."""
 
 
-def proved(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:
+def proved(
+    source: Path, before: onnx.ModelProto, after: onnx.ModelProto, ends: tuple[str, str] = (GIVEN, FOLDED)
+) -> tuple[Link, ...]:
     """Every output before against after under ONNX Runtime.
 
     In float32, whatever the weights are stored in: there nothing is allowed but what the folded weights' rounding to
@@ -42,7 +44,7 @@ def proved(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tup
     allowed = tolerance("onnx", usual=exact_rtols(max(depth, DEPTH)))
     coarse = _rounded_anew(before, after)
     try:
-        links = _compared(source, _widened(before), _widened(after), "onnx", allowed, coarse)
+        links = _compared(source, _widened(before), _widened(after), "onnx", allowed, coarse, ends)
     except Unrunnable as error:
         raise Refused(
             f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
@@ -56,7 +58,7 @@ def proved(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tup
             "numbers that move with its inputs.",
             code="fold.not-proved",
         )
-    return links + _as_stored(source, before, after)
+    return links + (_as_stored(source, before, after) if ends[1] == FOLDED else ())
 
 
 def _as_stored(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:
@@ -88,6 +90,7 @@ def _compared(
     name: str,
     allowed: Tolerance,
     coarse: Mapping[str, float] = MappingProxyType({}),
+    ends: tuple[str, str] = (GIVEN, FOLDED),
 ) -> tuple[Link, ...]:
     """A link for every output; raises Unrunnable where no probes are found."""
     from repaconv.proof.compare import UNDECIDED, compare
@@ -102,7 +105,7 @@ def _compared(
         found.feeds,
         allowed,
         name=name,
-        ends=(GIVEN, FOLDED),
+        ends=ends,
         note=found.told,
         rounded=[_Rounded(source, before, by, seed, coarse) for seed in range(ROUNDINGS)],
         fixed=unmoved(before),

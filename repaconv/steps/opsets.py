@@ -1,0 +1,50 @@
+"""An old graph brought to the opset that folds read, by ONNX's own converter, its weights no inputs; that is proved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.artefacts import Link
+from repaconv.graphs.opsets import raised
+from repaconv.onnxfile import opset_of
+from repaconv.steps.fold_proof import GIVEN, proved
+
+if TYPE_CHECKING:
+    import onnx
+
+RAISED = "ONNX at opset {}"
+
+
+class Raised(NamedTuple):
+    """The graph to fold, the links to it from the graph as given, and what was left alone and why."""
+
+    model: onnx.ModelProto
+    links: tuple[Link, ...] = ()
+    left: tuple[str, ...] = ()
+
+    def proved(self, source: Path, given: onnx.ModelProto) -> Raised:
+        """With the links; the graph as given, left alone, where the converter's computes something else.
+
+        Raises:
+            Refused: If the graph as given does not run, or if nothing could be compared.
+        """
+        if self.model is given:
+            return self
+        links = proved(source, given, self.model, ends=(GIVEN, RAISED.format(opset_of(self.model))))
+        if any(link.verdict == "failed" for link in links):
+            return Raised(given, (), (f"{_old(given)}, and what ONNX's converter makes of it computes something else",))
+        return self._replace(links=links)
+
+
+def to_oldest(given: onnx.ModelProto) -> Raised:
+    """The graph at the oldest opset that folds read; itself where it is of that, or cannot be brought to it."""
+    try:
+        return Raised(raised(given))
+    except Exception as error:  # the converter's own, of many classes
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
+        return Raised(given, (), (f"{_old(given)}, and ONNX's converter fails on it ({why}); export it anew",))
+
+
+def _old(given: onnx.ModelProto) -> str:
+    return f"the graph is of opset {opset_of(given)}, where Softmax and Squeeze meant something else"

@@ -11,7 +11,9 @@ from onnx import TensorProto, helper
 
 import repaconv as rc
 from repaconv import registry
+from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
+from repaconv.engines.ort_cuda import placed
 from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.proof.runners import Images
 from repaconv.runs import find_run
@@ -75,11 +77,52 @@ def test_a_session_does_what_its_engine_says(name, graph):
         engine.open(graph, SessionSpec(device="cuda:0"))
 
 
-def test_what_only_builds_opens_nothing(graph):
-    engine = registry.load(registry.ENGINES, "tensorrt-rtx")
-    assert "run" not in engine.can
-    with pytest.raises(EnvironmentProblem, match="RTX cards alone"):
-        engine.open(graph, SessionSpec())
+CARDS = ("torch-cuda", "torch-cuda-compiled", "torch-cuda-graphs", "onnxruntime-cuda", "onnxruntime-tensorrt")
+
+
+@pytest.mark.parametrize("name", [*CARDS, "tensorrt-rtx"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_an_engine_without_its_card_says_so_in_one_sentence(name, graph, folded):
+    engine = registry.load(registry.ENGINES, name)
+    network = subject_of(find_run(folded)).network(DEPLOY)
+    with pytest.raises(EnvironmentProblem, match=r"there is none here|has no \w+Provider|cannot be imported") as told:
+        engine.open(network if "networks" in engine.can else graph, SessionSpec())
+    assert told.value.exit_code == 3
+    assert told.value.hint
+    with pytest.raises(EnvironmentProblem, match="does not run on cpu here"):
+        engine.open(network if "networks" in engine.can else graph, SessionSpec(device="cpu"))
+
+
+@pytest.mark.parametrize("target", ["cuda@compiled", "cuda-ort", "cuda-ort@tensorrt"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_bench_on_a_card_that_is_not_here_is_refused(target, folded, repaconv):
+    if target.startswith("cuda-ort"):
+        rc.export(folded, target=target)
+    code, out, err = repaconv("bench", folded, "--target", target)
+    assert (code, out) == (3, "")
+    assert "there is none here" in err or "Provider" in err
+    assert repaconv("doctor", "--target", target)[0] == 3
+    assert not (folded / "bench" / f"{target}.json").exists()
+
+
+@pytest.mark.parametrize(
+    "told", ["CUDA out of memory. Tried to allocate 20 GiB", "BFCArena::AllocateRawInternal Failed to allocate memory"]
+)
+def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
+    with pytest.raises(EnvironmentProblem, match="does not hold 2048 images at once") as raised, within_memory(2048):
+        raise RuntimeError(told)
+    assert raised.value.code == "card.memory"
+    with pytest.raises(RuntimeError, match="misaligned"), within_memory(2048):
+        raise RuntimeError("CUDA error: misaligned address")
+
+
+def test_nodes_that_the_processor_took_are_read_from_the_profile():
+    events = [
+        {"cat": "Node", "name": "fc/MatMul_kernel_time", "args": {"provider": "CUDAExecutionProvider"}},
+        {"cat": "Node", "name": "merge/TopK_kernel_time", "args": {"provider": "CPUExecutionProvider"}},
+        {"cat": "Session", "name": "model_run", "args": {}},
+    ]
+    assert placed(events) == {"fc/MatMul": "CUDAExecutionProvider", "merge/TopK": "CPUExecutionProvider"}
 
 
 @pytest.fixture(scope="module")

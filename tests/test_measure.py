@@ -14,6 +14,7 @@ import pytest
 
 import repaconv as rc
 from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.measure.card import Moment
 from repaconv.measure.fingerprint import caches, jetson, limits, power_mode, tegrastats
 from repaconv.measure.profile import Event, bars_svg, parent_of, profile_of
 from repaconv.measure.protocol import LONGEST_WARMUP, first_in_line, measure
@@ -119,6 +120,34 @@ def test_warm_up_goes_on_until_it_rests():
     assert len(found.samples_ms["a"]) == 3
     assert calls["a"] == found.warmup_rounds + 3
     assert found.watched.seconds > 0
+
+
+def test_what_a_card_clocks_itself_is_what_counts():
+    found = measure({"card": lambda: 7.5, "wall": lambda: 7.5}, rounds=3, warmup_rounds=0, seed=0, clocked={"card"})
+    assert found.samples_ms["card"].tolist() == [7.5] * 3
+    assert max(found.samples_ms["wall"]) < 7.5
+
+
+RESTING = Moment(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reasons=0, others=0)
+
+
+@pytest.mark.parametrize(
+    ("moment", "verdict", "told"),
+    [
+        (RESTING, "trusted", ""),
+        (RESTING._replace(reasons=0x20), "inconclusive", "throttled: the card slowed down for heat, at 1 of 2 moments"),
+        (RESTING._replace(reasons=0x80), "inconclusive", "for the power supply"),
+        (RESTING._replace(others=2), "noisy", "2 other processes on the card"),
+        (RESTING._replace(sm_mhz=1410, reasons=0x4), "noisy", "clock moved from 1410 to 1980 MHz, at its power limit"),
+        (RESTING._replace(sm_mhz=None, reasons=0x4), "trusted", ""),
+    ],
+)
+def test_what_disturbs_a_card_is_named(moment, verdict, told):
+    watched = replace(QUIET, card=(RESTING, moment))
+    found = quality({"a": np.full(50, 3.0)}, watched, compared=None, stable=True)
+    assert found.verdict == verdict
+    assert told in "; ".join(found.reasons)
+    assert RESTING.told()["card W"] == 310.0
 
 
 def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 """Every input by its name."""
-Ability = Literal["run", "networks", "profile", "placement"]
+Ability = Literal["run", "networks", "profile", "placement", "elsewhere"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Least, usual and largest shape of an input."""
@@ -58,14 +58,14 @@ class SessionSpec:
     """How a model is to be opened. What a runtime has no use for, it leaves alone; a device it has not, it refuses.
 
     Attributes:
-        device: What it runs on: ``cpu``, or ``cuda:0``.
+        device: What it runs on: ``cpu``, or ``cuda:0``; the engine's own when None.
         threads: Of one inference on a processor, the calling thread included.
         precision: What a runtime that lowers by itself is to compute in.
         sizes: Of free dimensions by name, so that shapes are known when the graph is optimised.
         weights: The folder of the external weights of a graph that comes as bytes.
     """
 
-    device: str = "cpu"
+    device: str | None = None
     threads: int = 1
     precision: str = "fp32"
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -112,6 +112,17 @@ class Session(Protocol):
         """Where the time of so many runs goes."""
 
 
+@runtime_checkable
+class OnCard(Protocol):
+    """What a session besides does that computes on a GPU."""
+
+    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+        """One inference of inputs that lie on the card already, outputs left there: its milliseconds."""
+
+    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+        """Nodes that the processor computes in the card's place."""
+
+
 class Engine(Protocol):
     """A runtime, as the registry knows it.
 
@@ -119,8 +130,8 @@ class Engine(Protocol):
         name: In targets and in the registry.
         suffix: Of what it builds.
         opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
-        can: What its sessions do; one that lacks ``run`` only builds, for devices elsewhere. One with ``networks``
-            opens a `Network` where others open graphs.
+        can: What its sessions do. One with ``networks`` opens a `Network` where others open graphs; one with
+            ``elsewhere`` builds where its device is not, and runs on that alone.
         takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
     """
 
@@ -221,18 +232,21 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in sorted(options.items())}
 
 
-def require_device(engine: str, spec: SessionSpec, *kinds: str) -> None:
-    """Refuse a device that an engine does not run on.
+def require_device(engine: str, spec: SessionSpec, *kinds: str) -> str:
+    """The device that is asked for, else the engine's own, which is the first of these kinds.
 
     Raises:
-        EnvironmentProblem: Naming it.
+        EnvironmentProblem: If the engine does not run on it.
     """
+    if spec.device is None:
+        return "cpu" if kinds[0] == "cpu" else f"{kinds[0]}:0"
     if spec.device.partition(":")[0] not in kinds:
         raise EnvironmentProblem(
             f"{engine} does not run on {spec.device} here.",
             hint=f"It runs on {', '.join(kinds)}.",
             code="runtime.device",
         )
+    return spec.device
 
 
 def nothing_to_build(engine: str) -> EnvironmentProblem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
-from repaconv.errors import Refused, require_module
+from repaconv.errors import Refused, RepaconvError, require_module
 from repaconv.onnxfile import require_inside
 
 PROVIDER = "CPUExecutionProvider"
@@ -33,8 +34,8 @@ DTYPES = {"float": "float32", "double": "float64"}
 class OrtSession:
     """A loaded model. ``options`` says what was set, everything else is ONNX Runtime's default."""
 
-    def __init__(self, model: Deployable, spec: SessionSpec) -> None:
-        """See `OnnxRuntime.open`."""
+    def __init__(self, model: Deployable, spec: SessionSpec, providers: Sequence[Any] = (PROVIDER,)) -> None:
+        """See `OnnxRuntime.open`; what the first provider does not take goes to the next."""
         import onnxruntime
 
         self._model, self._spec = model, spec
@@ -42,14 +43,14 @@ class OrtSession:
         if spec.weights is not None:
             settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(spec.weights))
         source = model if isinstance(model, bytes) else str(model)
-        self._session = onnxruntime.InferenceSession(source, settings, providers=[PROVIDER])
+        self._session = onnxruntime.InferenceSession(source, settings, providers=list(providers))
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
         self.options = {
             "intra_op_num_threads": str(spec.threads),
             "inter_op_num_threads": "1",
-            "execution_provider": PROVIDER,
+            "execution_provider": self._session.get_providers()[0],
             **{f"free_dimension_override.{name}": str(size) for name, size in spec.sizes.items()},
         }
 
@@ -87,6 +88,7 @@ class OnnxRuntime:
     opens: tuple[str, ...] = (".onnx", ".ort")
     can: frozenset[Ability] = frozenset({"run", "profile", "placement"})
     takes: tuple[str, ...] = ()
+    device = "cpu"
 
     def version(self) -> str:
         """See `repaconv.engines.contract.Engine`."""
@@ -96,25 +98,37 @@ class OnnxRuntime:
         """Load an .onnx file or its bytes.
 
         Raises:
-            EnvironmentProblem: If ONNX Runtime is not installed, or the device is no processor.
+            EnvironmentProblem: If ONNX Runtime is not installed, or not for that device or precision.
             Refused: If ONNX Runtime does not take the model, or it wants files from outside its folder.
         """
+        require_device("ONNX Runtime", spec, self.device)
         self.version()
-        require_device("ONNX Runtime", spec, "cpu")
+        providers = self.providers(spec.precision)
         if isinstance(deployable, Path):
             require_inside(deployable)
         try:
-            return OrtSession(deployable, spec)
+            return self._session(deployable, spec, providers)
+        except RepaconvError:
+            raise
         except Exception as error:
             raise unloadable(deployable, error) from error
+
+    def providers(self, precision: str) -> list[Any]:
+        """What computes, with its options, the first choice first."""
+        return [PROVIDER]
+
+    def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
+        return OrtSession(model, spec, providers)
 
     def build(self, order: Order) -> Built:
         """Optimise the graph as far as it may be: for this machine, or for any other of its target.
 
         Raises:
+            EnvironmentProblem: If ONNX Runtime is not installed, or not for its device.
             Refused: If ONNX Runtime does not take the model.
         """
         self.version()
+        providers = self.providers(order.precision)
         require_inside(order.model)
         import onnx
         import onnxruntime
@@ -129,7 +143,7 @@ class OnnxRuntime:
             path = Path(folder) / "optimised.onnx"
             settings.optimized_model_filepath = str(path)
             try:
-                onnxruntime.InferenceSession(str(order.model), settings, providers=[PROVIDER])
+                onnxruntime.InferenceSession(str(order.model), settings, providers=providers)
             except Exception as error:
                 raise unloadable(order.model, error) from error
             content = path.read_bytes()
@@ -138,7 +152,7 @@ class OnnxRuntime:
             "graph_optimization_level": str(level).rpartition(".")[2],
             "intra_op_num_threads": order.threads,
             "inter_op_num_threads": 1,
-            "execution_provider": PROVIDER,
+            "execution_provider": providers[0] if isinstance(providers[0], str) else providers[0][0],
         }
         return Built(
             engine=content,

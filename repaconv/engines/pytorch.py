@@ -30,18 +30,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPILERS = ("c++", "g++", "clang++")
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class TorchSession:
-    """A module ready to run. ``options`` says what was set."""
+    """A module ready to run on a processor. ``options`` says what was set."""
 
-    def __init__(self, network: Network, spec: SessionSpec, *, compiled: bool) -> None:
+    def __init__(self, network: Network, spec: SessionSpec, device: str, *, compiled: bool) -> None:
         """See `Torch.open`."""
         import torch
 
-        dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-        self._dtype, self._spec = dtypes[spec.precision], spec
-        module = network.module.eval().to(self._dtype)
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        self._dtype, self._spec, self._device = dtypes.get(spec.precision, torch.float32), spec, device
+        module = network.module.eval().to(device=device, dtype=self._dtype)
         self._spatial = any(
             isinstance(part, torch.nn.Conv2d) and part.kernel_size != (1, 1) for part in module.modules()
         )
@@ -62,23 +63,26 @@ class TorchSession:
         if torch.get_num_threads() != self._spec.threads:  # torch has one number of threads for the whole process
             torch.set_num_threads(self._spec.threads)
         with torch.inference_mode():
-            found = self._call(*(self._tensor(feeds[port.name]) for port in self.inputs))
+            found = self._call(*self._tensors(feeds))
         outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
         return {port.name: _array(value) for port, value in zip(self.outputs, outputs, strict=True)}
+
+    def _tensors(self, feeds: Feeds) -> list[Tensor]:
+        return [self._tensor(feeds[port.name]) for port in self.inputs]
 
     def _tensor(self, array: Array) -> Tensor:
         import torch
 
-        tensor = torch.from_numpy(array)
+        tensor = torch.from_numpy(array).to(self._device)
         tensor = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
         return tensor.to(memory_format=torch.channels_last) if self._spatial and tensor.ndim == 4 else tensor
 
     def synchronise(self) -> None:
-        """A processor has nothing left to do when `run` returns."""
+        """Nothing is left to do when `run` returns: the outputs have come back."""
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """All on the processor, by module."""
-        return {name: self._spec.device for name, part in self._module.named_modules() if not list(part.children())}
+        """All on the one device, by module."""
+        return {name: self._device for name, part in self._module.named_modules() if not list(part.children())}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
         """Not read.
@@ -90,12 +94,14 @@ class TorchSession:
 
 
 class Torch:
-    """The runtime as the registry knows it, in one of its two modes."""
+    """The runtime as the registry knows it, in one of its modes, on a processor."""
 
     suffix = ""
     opens: tuple[str, ...] = ()
     can: frozenset[Ability] = frozenset({"run", "networks", "placement"})
     takes: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = PRECISIONS
+    device = "cpu"
 
     def __init__(self, name: str, *, compiled: bool) -> None:
         """``compiled`` by `torch.compile`."""
@@ -112,10 +118,12 @@ class Torch:
             EnvironmentProblem: If torch does not compute in that precision, or nothing here compiles for it.
             Refused: If it is a file.
         """
-        require_device("torch", spec, "cpu")
-        if spec.precision not in ("fp32", "bf16", "fp16"):
+        device = require_device("torch", spec, self.device)
+        if spec.precision not in self.precisions:
             raise EnvironmentProblem(
-                f"torch computes no {spec.precision} here.", hint="It computes fp32, bf16 and fp16.", code="precision"
+                f"torch computes no {spec.precision} here.",
+                hint=f"It computes {', '.join(self.precisions[:-1])} and {self.precisions[-1]}.",
+                code="precision",
             )
         if self.compiled and not any(map(shutil.which, COMPILERS)):
             raise EnvironmentProblem(
@@ -129,7 +137,7 @@ class Torch:
                 hint="Give the run's folder: repaconv bench RUN --target cpu-torch.",
                 code="torch.file",
             )
-        return TorchSession(deployable, spec, compiled=self.compiled)
+        return self._session(deployable, spec, device)
 
     def build(self, order: Order) -> Built:
         """Nothing: the module is what runs.
@@ -139,9 +147,12 @@ class Torch:
         """
         raise nothing_to_build(self.name)
 
+    def _session(self, network: Network, spec: SessionSpec, device: str) -> TorchSession:
+        return TorchSession(network, spec, device, compiled=self.compiled)
+
 
 def _array(value: Tensor) -> Array:
-    array: Array = (value.float() if value.is_floating_point() else value).numpy()
+    array: Array = (value.float() if value.is_floating_point() else value).cpu().numpy()
     return array
 
 

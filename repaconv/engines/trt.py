@@ -29,7 +29,7 @@ class Building:
         """
         require_inside(order.model)
         self.trt, self.order = trt, order
-        self.log = _log(trt)
+        self.log = logger(trt)
         self.builder = trt.Builder(self.log)
         self.typed = hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
         self.network = self.builder.create_network(self._network_flags())
@@ -144,7 +144,9 @@ def _error(parser: Any) -> str:
     return f"{name or operator or 'the graph'} ({operator or 'no operator is named'}): {first.desc()}"
 
 
-def _log(trt: Any) -> Any:
+def logger(trt: Any) -> Any:
+    """One that keeps what was said, and the last error."""
+
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()

@@ -1,15 +1,18 @@
 """TensorRT-RTX: engines for NVIDIA RTX cards, built ahead of time on any x86-64 machine, with no GPU in it.
 
-What it builds is typed as the ONNX graph is. A plan cannot be opened without a GPU, so what is proved of its precision
-is proved of the network that was parsed, before it was built.
+What it builds is typed as the ONNX graph is. A plan cannot be opened without a card that TensorRT-RTX knows, so what is
+proved of its precision where it is built is proved of the network that was parsed; an opened one tells its layers.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from repaconv.engines.contract import Ability, Built, Deployable, Order, Session, SessionSpec
-from repaconv.engines.trt import Building
+from repaconv.engines.card import require_card
+from repaconv.engines.contract import Ability, Built, Deployable, Order, SessionSpec, require_device
+from repaconv.engines.trt import Building, logger
+from repaconv.engines.trt_session import TrtSession
 from repaconv.errors import EnvironmentProblem, require_module
 
 INSTALL = "pip install --no-deps tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs"
@@ -21,7 +24,7 @@ class TensorRtRtx:
     name = "tensorrt-rtx"
     suffix = ".engine"
     opens: tuple[str, ...] = ()
-    can: frozenset[Ability] = frozenset()
+    can: frozenset[Ability] = frozenset({"run", "placement", "elsewhere"})
     takes: tuple[str, ...] = ("workspace",)
 
     def version(self) -> str:
@@ -32,17 +35,21 @@ class TensorRtRtx:
         """
         return str(require_module("tensorrt_rtx", "TensorRT-RTX", INSTALL).__version__)
 
-    def open(self, deployable: Deployable, spec: SessionSpec) -> Session:
-        """Running one needs the card; only building is done here.
+    def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession:
+        """Load an engine. That runs code in it, so give none of unknown origin.
 
         Raises:
-            EnvironmentProblem: Always.
+            EnvironmentProblem: If TensorRT-RTX is not installed, or the card is none that it knows.
+            Refused: If the engine does not load.
         """
-        raise EnvironmentProblem(
-            "TensorRT-RTX engines run on NVIDIA RTX cards alone, and repaconv runs them nowhere yet.",
-            hint="Measure on that machine, with its own tools.",
-            code="runtime.missing",
-        )
+        require_device("TensorRT-RTX", spec, "cuda")
+        self.version()
+        card = require_card("TensorRT-RTX")
+        import tensorrt_rtx as trt
+
+        _capability(trt, card.capability, card.name)
+        content = deployable if isinstance(deployable, bytes) else Path(deployable).read_bytes()
+        return TrtSession(trt, content, logger(trt))
 
     def build(self, order: Order) -> Built:
         """Compile for cards of those compute capabilities.
@@ -70,12 +77,12 @@ class TensorRtRtx:
         )
 
 
-def _capability(trt: Any, text: str) -> Any:
+def _capability(trt: Any, text: str, card: str = "") -> Any:
     name = f"SM{text.replace('.', '')}"
     if not hasattr(trt.ComputeCapability, name):
         known = ", ".join(sorted(each for each in dir(trt.ComputeCapability) if each.startswith("SM")))
         raise EnvironmentProblem(
-            f"this TensorRT-RTX builds nothing for compute capability {text}.",
+            f"this TensorRT-RTX knows no compute capability {text}{f', which is that of the {card}' if card else ''}.",
             hint=f"It knows {known}.",
             code="build.capability",
         )

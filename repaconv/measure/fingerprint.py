@@ -11,11 +11,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from repaconv.measure.card import described
+
 PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
 
 
-def fingerprint(cores: tuple[int, ...]) -> dict[str, Any]:
-    """Processor, cores used, governor, load, system and library versions; unknown is None, never a guess."""
+def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]:
+    """Processor, cores used, governor, load, system and library versions, and the card where that is what computed.
+
+    Unknown is None, never a guess.
+    """
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -24,6 +29,7 @@ def fingerprint(cores: tuple[int, ...]) -> dict[str, Any]:
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "container": limits(),
         **({"board": board} if (board := jetson()) else {}),
+        **({"card": described()} if card else {}),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -101,9 +107,10 @@ def _ask(command: list[str]) -> str:
 
 
 def machine_key(machine: Mapping[str, Any]) -> str:
-    """What must be the same for two latencies to be compared: processor, cores, memory, kind of system."""
+    """What must be the same for two latencies to be compared: card, processor, cores, kind of system."""
     system = str(machine.get("system")).split(" ")
-    return f"{machine.get('cpu')}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
+    card = f"{machine['card'].get('name')}, " if machine.get("card") else ""
+    return f"{card}{machine.get('cpu')}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
 
 
 def _cpu_model() -> str | None:

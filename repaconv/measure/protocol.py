@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.measure.card import Moment, look
 from repaconv.measure.watch import Watched, between, state
 
 Tick = Callable[[int, int], None]
@@ -21,6 +22,8 @@ WINDOW, RESTING = 5, 0.03
 LONGEST_WARMUP = 5
 """Times the rounds that were asked for."""
 PRIORITY = 99
+LOOKED = 10
+"""Rounds from one look at the card to the next."""
 
 
 class Measured(NamedTuple):
@@ -70,15 +73,16 @@ def first_in_line(wanted: bool) -> Iterator[str]:
 
 
 def measure(
-    subjects: Mapping[str, Callable[[], object]],
+    subjects: Mapping[str, Callable[[], Any]],
     *,
     rounds: int,
     warmup_rounds: int,
     seed: int,
     cores: Sequence[int] = (),
+    clocked: Collection[str] = (),
     tick: Tick | None = None,
 ) -> Measured:
-    """Wall time of every call, interleaved.
+    """Time of every call, interleaved: by this machine's clock, or by the card's own where a call returns that.
 
     Args:
         subjects: What is called, by name.
@@ -86,19 +90,14 @@ def measure(
         warmup_rounds: At least so many before; up to `LONGEST_WARMUP` times as many until the times come to rest.
         seed: Of the order.
         cores: That are used, to tell others' work on them.
+        clocked: Names of those that return the milliseconds that a card took; the card is watched meanwhile.
         tick: See `Tick`.
     """
-    random = np.random.default_rng(seed)
-    names = list(subjects)
-    total = warmup_rounds + rounds
+    names, total = list(subjects), warmup_rounds + rounds
+    one_round = _round_of(subjects, clocked, np.random.default_rng(seed))
 
-    def one_round() -> list[float]:
-        spent = [0.0] * len(names)
-        for position in random.permutation(len(names)):
-            begin = time.perf_counter_ns()
-            subjects[names[position]]()
-            spent[position] = (time.perf_counter_ns() - begin) / 1e6
-        return spent
+    def at_card() -> list[Moment]:
+        return [seen] if clocked and (seen := look()) else []
 
     warmup: list[list[float]] = []
     while len(warmup) < warmup_rounds or not (stable := _rests(warmup)):
@@ -108,15 +107,34 @@ def measure(
         warmup.append(one_round())
         if tick:
             tick(min(len(warmup), warmup_rounds), total)
-    before = state()
+    before, card = state(), at_card()
     measured = np.zeros((rounds, len(names)))
     for count in range(rounds):
         measured[count] = one_round()
+        card += at_card() if count % LOOKED == 0 else []
         if tick:
             tick(warmup_rounds + count + 1, total)
-    after = state()
+    after, card = state(), card + at_card()
     samples = {name: measured[:, position].copy() for position, name in enumerate(names)}
-    return Measured(samples, len(warmup), stable, between(before, after, cores))
+    return Measured(samples, len(warmup), stable, between(before, after, cores, card))
+
+
+def _round_of(
+    subjects: Mapping[str, Callable[[], Any]], clocked: Collection[str], random: np.random.Generator
+) -> Callable[[], list[float]]:
+    """Every subject once, in an order drawn anew: their milliseconds, in their own order."""
+    names = list(subjects)
+
+    def one_round() -> list[float]:
+        spent = [0.0] * len(names)
+        for position in random.permutation(len(names)):
+            begin = time.perf_counter_ns()
+            found = subjects[names[position]]()
+            taken = (time.perf_counter_ns() - begin) / 1e6
+            spent[position] = found if names[position] in clocked else taken
+        return spent
+
+    return one_round
 
 
 def _rests(warmup: list[list[float]]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Quality, Ratio
+from repaconv.measure import card
 from repaconv.measure.watch import Watched
 
 FEWEST = 20
@@ -37,8 +38,8 @@ def quality(
         *trusted* if nothing speaks against it; *inconclusive* if a difference of 5% may not have been seen, or what was
         seen may be another's doing; *noisy* in between.
     """
-    spoiling = [*_too_little(samples_ms, compared), *_machine(watched, spoils=True)]
-    disturbing = [*_machine(watched, spoils=False), *_clocks(watched)]
+    spoiling = [*_too_little(samples_ms, compared), *_machine(watched, spoils=True), *card.spoiling(watched.card)]
+    disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *card.disturbing(watched.card)]
     disturbing += [] if stable else ["the warm-up did not come to rest"]
     disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values)]
     return Quality(

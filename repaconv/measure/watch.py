@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repaconv.measure.card import Moment
+
 JIFFY_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 _CPU = Path("/sys/devices/system/cpu")
 
@@ -38,7 +40,8 @@ class Watched:
         stolen: Share that the hypervisor took.
         speed: How long a fixed loop takes at the end, relative to the beginning: above 1, the core is slower.
         throttled: How often the processor throttled for heat.
-        before, after: Clocks in kHz, temperatures in degrees Celsius, load.
+        before, after: Clocks in kHz, temperatures in degrees Celsius, load; a card's in MHz, degrees Celsius and watts.
+        card: Moments of the card that was measured, if one was.
     """
 
     seconds: float
@@ -49,6 +52,7 @@ class Watched:
     throttled: int
     before: dict[str, float]
     after: dict[str, float]
+    card: tuple[Moment, ...] = ()
 
 
 def state() -> State:
@@ -69,8 +73,8 @@ def state() -> State:
     )
 
 
-def between(before: State, after: State, cores: Sequence[int]) -> Watched:
-    """What changed, the loops of both moments left out."""
+def between(before: State, after: State, cores: Sequence[int], card: Sequence[Moment] = ()) -> Watched:
+    """What changed, the loops of both moments left out; and the moments of a card in between."""
     seconds = after.clock_s - before.clock_s
     own = after.own_s - before.own_s
     busy = {n: after.busy_s[n] - before.busy_s[n] for n in after.busy_s if n in before.busy_s}
@@ -88,8 +92,9 @@ def between(before: State, after: State, cores: Sequence[int]) -> Watched:
         stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
         speed=after.loop_ms / before.loop_ms,
         throttled=after.throttled - before.throttled,
-        before=_told(before),
-        after=_told(after),
+        before=_told(before) | (card[0].told() if card else {}),
+        after=_told(after) | (card[-1].told() if card else {}),
+        card=tuple(card),
     )
 
 

@@ -23,7 +23,7 @@ Settings = Annotated[
 ]
 Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
 Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
-OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8.")]
+OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
 ImagesACall = Annotated[int | None, Knob("Images a call.", least=1)]
 Threads = Annotated[int | None, Knob("Of one inference.", least=1)]
 Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]

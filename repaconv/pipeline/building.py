@@ -279,7 +279,7 @@ def what_works(target: str) -> list[registry.PluginRow]:
     except EnvironmentProblem as error:
         here, problem = "", f"{error.message} {error.hint}"
     rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
-    if "run" not in engine.can:
+    if "elsewhere" in engine.can:
         return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, "", "on the device alone")]
     if device.architecture not in ("", platform.machine()):
         here = f"{here}, as on a {platform.machine()}: for times of its own, run this there"

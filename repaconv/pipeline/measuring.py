@@ -124,7 +124,7 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
 
 def _lowers(device: Target, precision: str) -> bool:
     """Whether the runtime is to compute a float32 model in that precision, and not a graph that is typed so."""
-    return takes_networks(device) or (precision == "bf16" and device.typed_by == "runtime")
+    return takes_networks(device) or precision == "tf32" or (precision == "bf16" and device.typed_by == "runtime")
 
 
 def _artefact(plan: Plan, found: Found) -> BenchArtefact:

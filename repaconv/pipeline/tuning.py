@@ -276,7 +276,7 @@ def _lowered(
         plan.order,
         plan.folded,
         lambda precision, newest: forms.model(forms.fitting(device.kept(exact.rewrites, precision), newest)),
-        [name for name in device.precisions if name != "fp32"],
+        [name for name in device.precisions if name not in ("fp32", "tf32")],
         device,
         measure=lambda reference, others: journal.measurer(reference, others, plan.rounds),
         scratch=scratch,

@@ -163,7 +163,12 @@ def _judged(step: Step, plan: _Plan) -> Iterator[Link]:
             if link.verdict == "passed" and not lossy:  # some value on the way has a small scale; that is no fault
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
-        yield link
+        yield _on_card(link) if step.fallen and step.name in plan.order.require else link
+
+
+def _on_card(link: Link) -> Link:
+    """A required link that the card did not compute alone."""
+    return link.model_copy(update={"verdict": "failed", "note": f"required of the card, and {link.note}"})
 
 
 def _as_built(link: Link, built: BuildArtefact | None) -> Link:

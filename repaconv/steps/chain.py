@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, Link, Location, Tolerance
+from repaconv.engines.contract import OnCard
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.proof.outputs import Comparison
@@ -40,6 +41,7 @@ class Step:
         note: About the candidate.
         variant: Of the export that it is of, if it is of one.
         sha256: Of its file.
+        fallen: Nodes that the processor computes in the card's place, which a required link may not have.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Step:
     note: str = ""
     variant: str = ""
     sha256: str = ""
+    fallen: tuple[str, ...] = ()
 
 
 class Chain(NamedTuple):
@@ -212,7 +215,11 @@ def _of_engine(engine: Path, built: BuildArtefact | None, given: Inputs, rules: 
         )
     compared = Comparison(engine.name, rules.allowed("engine", built.precision if built else "fp32"))
     run = _running(model.session, _fixed(shape[0] if shape else None))
-    return Chain((Step("engine", compared, run, lambda _: ENGINE, sha256=sha256_of(engine)),), (), (engine,))
+    on = model.session
+    fallen = on.fallen(given.piece(0, _fixed(shape[0]) or 1).feeds(on.inputs)) if isinstance(on, OnCard) else ()
+    note = f"on the processor: {', '.join(fallen)}" if fallen else ""
+    step = Step("engine", compared, run, lambda _: ENGINE, note, sha256=sha256_of(engine), fallen=fallen)
+    return Chain((step,), (), (engine,))
 
 
 def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[str, Any]]:

@@ -249,13 +249,20 @@ def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
 
 
 def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: ImageSize | None) -> float:
-    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included."""
+    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included.
+
+    A card's memory is not asked beforehand: what it does not hold it says (`repaconv.engines.card.within_memory`).
+    """
     import numpy as np
+
+    from repaconv.engines.contract import OnCard
 
     grown = []
     for subject in subjects:
         dims = {"height": size[0], "width": size[1]} if size else {}
         session = load(subject, dims=dims).session
+        if isinstance(session.session, OnCard):
+            return 1.0
         channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
         if session.input_shape[0] not in (None, "batch"):
             return float("inf")

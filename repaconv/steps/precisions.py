@@ -29,6 +29,12 @@ def require_computed(device: Target, precision: str) -> None:
             hint=f"It takes {', '.join(device.precisions)}.",
             code="precision",
         )
+    if precision == "tf32":
+        raise UsageProblem(
+            "no graph is typed in tf32: the runtime computes a float32 one so.",
+            hint=f"repaconv export --onnx --target {device.name}, then bench --target {device.name} --precision tf32.",
+            code="precision",
+        )
     if precision == "bf16" and device.typed_by == "runtime":
         raise UsageProblem(
             f"{device.runtime} makes bf16 of a float32 graph itself.",

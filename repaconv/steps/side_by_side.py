@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import ImageSize, Profile
-from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem
 from repaconv.orders.stages import BenchOrder
 from repaconv.steps.common import Progress
 from repaconv.steps.comparing import COMPARED, Opened, opened
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from repaconv.measure.protocol import Measured
     from repaconv.measure.protocols import Protocol
     from repaconv.proof.data import Batch
+    from repaconv.proof.runners import Images
     from repaconv.targets import Target
 
 PROFILED = 20
@@ -77,12 +78,28 @@ class Found(NamedTuple):
 
 
 def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
-    """Run them side by side on the same images, round by round."""
+    """Run them side by side on the same images, round by round; on half as many where the card holds no more.
+
+    Raises:
+        EnvironmentProblem: If its memory does not hold what was asked for, and the protocol names no largest batch.
+    """
+    batch = plan.batch()
+    while True:
+        try:
+            return _side_by_side(plan, batch, cores, progress)
+        except EnvironmentProblem as problem:
+            if problem.code != "card.memory" or not plan.protocol.scaled_to_memory or batch == 1:
+                raise
+            batch //= 2
+
+
+def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
+    from repaconv.engines.contract import OnCard
     from repaconv.measure.fingerprint import fingerprint
     from repaconv.measure.protocol import first_in_line, measure
     from repaconv.proof.data import random_pixels
 
-    batch, subject = plan.batch(), plan.subjects[0]
+    subject = plan.subjects[0]
     dims = {"batch": batch, **({"height": plan.size[0], "width": plan.size[1]} if plan.size else {})}
     models = {each.name: plan.opened(each, dims=dims) for each in plan.subjects}
     sessions = {name: each.session for name, each in models.items()}
@@ -91,13 +108,15 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
     given = random_pixels(shape, wanted, count=max(1, COMPARED // batch) * batch, seed=plan.order.seed)
     fed = [_feeds(piece, sessions) for piece in given.batches(batch)]
     outputs = [{name: _first_run(session, each[name]) for name, session in sessions.items()} for each in fed]
+    clocked = {name for name, session in sessions.items() if isinstance(session.session, OnCard)}
     with first_in_line(plan.protocol.first_in_line) as why_not:
         measured = measure(
-            {name: partial(session.run, fed[0][name]) for name, session in sessions.items()},
+            {name: _call(session, fed[0][name]) for name, session in sessions.items()},
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.order.seed,
             cores=cores,
+            clocked=clocked,
             tick=lambda done, total: progress("bench", done, total),
         )
     return Found(
@@ -106,7 +125,7 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
         batch=batch,
         shape=shape,
         measured=measured,
-        machine=fingerprint(tuple(cores)),
+        machine=fingerprint(tuple(cores), card=bool(clocked)),
         profile=_profile(subject, models[subject.name], fed[0], measured.samples_ms) if plan.order.profile else None,
         note=f"chrt -f 99: {why_not}" if why_not else "",
     )
@@ -115,6 +134,14 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
 def _feeds(piece: Batch, sessions: Mapping[str, Any]) -> dict[str, Any]:
     """The same images for each, as it takes them."""
     return {name: piece.pixels if session.takes_pixels else piece.images for name, session in sessions.items()}
+
+
+def _call(session: Images, images: NDArray[Any]) -> Callable[[], Any]:
+    """One inference of a round; on a card, of images that lie there already, and by its own clock."""
+    from repaconv.engines.contract import OnCard
+
+    on = session.session
+    return on.clocked({on.inputs[0].name: images}) if isinstance(on, OnCard) else partial(session.run, images)
 
 
 def _profile(
@@ -149,6 +176,8 @@ def _profile(
 def _first_run(session: Any, images: NDArray[Any]) -> NDArray[np.floating]:
     try:
         found: NDArray[np.floating] = session.run(images)
+    except RepaconvError:
+        raise
     except Exception as error:
         raise UsageProblem(
             f"the model does not run on images {list(images.shape)}: {str(error).splitlines()[0]}.",

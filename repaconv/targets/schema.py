@@ -49,6 +49,7 @@ class Target(Record):
             precision's name, those that its graphs keep.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
+        precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
         source: Where this is from.
         variants: The same device with other systems: ``orin-nano@jp5.1``.
@@ -68,7 +69,7 @@ class Target(Record):
     forbids: tuple[
         Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
     ] = ()
-    precisions: tuple[Literal["fp32", "fp16", "bf16", "int8"], ...]
+    precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
     source: tuple[str, ...] = ()
     bench: BenchDefaults

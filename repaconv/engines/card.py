@@ -1,0 +1,59 @@
+"""The NVIDIA card of this machine, as torch sees it: whether there is one, and what is raised where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from repaconv.errors import EnvironmentProblem, require_module
+
+
+class Card(NamedTuple):
+    """A card: its name, its compute capability (``9.0``), and its memory in bytes."""
+
+    name: str
+    capability: str
+    memory: int
+
+
+def require_card(engine: str) -> Card:
+    """The first card.
+
+    Raises:
+        EnvironmentProblem: If torch sees none, and why.
+    """
+    torch = require_module("torch", "torch", "pip install torch")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"torch {torch.__version__} is built without CUDA" if built is None else "its driver answers for none"
+        raise EnvironmentProblem(
+            f"{engine} needs an NVIDIA card, and there is none here: {why}.",
+            hint="Run it on a machine that has one; --target cpu-torch and x86-64 measure this one.",
+            code="card.missing",
+        )
+    told = torch.cuda.get_device_properties(0)
+    return Card(str(told.name), f"{told.major}.{told.minor}", int(told.total_memory))
+
+
+@contextmanager
+def within_memory(images: int) -> Iterator[None]:
+    """What runs in here on so many images may take more memory than the card has.
+
+    Raises:
+        EnvironmentProblem: If it does.
+    """
+    try:
+        yield
+    except Exception as error:  # torch, ONNX Runtime and TensorRT have no kind of error in common
+        if not out_of_memory(error):
+            raise
+        raise EnvironmentProblem(
+            f"the card's memory does not hold {images} images at once.", hint="Ask for fewer.", code="card.memory"
+        ) from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a runtime says that memory does not suffice."""
+    told = f"{type(error).__name__}: {error}".lower()
+    return any(words in told for words in ("outofmemory", "out of memory", "failed to allocate memory", "bfc_arena"))

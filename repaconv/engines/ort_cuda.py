@@ -1,0 +1,149 @@
+"""ONNX Runtime on an NVIDIA card: its CUDA provider, and its TensorRT provider where TensorRT is installed.
+
+It finds cuBLAS and cuDNN in torch's own packages. A node that its provider has no kernel for goes to the processor
+without a word; `fallen` names those. Not verified here: no card of ours has been at hand while this was written;
+`make gpu-kit` verifies it on one.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from repaconv.engines.card import require_card, within_memory
+from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
+from repaconv.engines.ort import PROVIDER, OnnxRuntime, OrtSession, settings_for
+from repaconv.errors import EnvironmentProblem
+
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+
+
+class OrtCudaSession(OrtSession):
+    """A loaded model whose inputs and outputs are bound on the card where it is clocked."""
+
+    def __init__(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> None:
+        """See `OnnxRuntimeCuda`.
+
+        Raises:
+            EnvironmentProblem: If the provider did not load, which ONNX Runtime itself passes over.
+        """
+        super().__init__(model, spec, providers)
+        self._providers, wanted = providers, _name(providers[0])
+        if wanted not in (there := self._session.get_providers()):
+            raise EnvironmentProblem(
+                f"ONNX Runtime's {wanted} does not load here: it fell back to {', '.join(there)}.",
+                hint="It wants the CUDA and cuDNN that it was built for; torch's own packages have them.",
+                code="runtime.provider",
+            )
+        self.options |= {"tf32": str(spec.precision == "tf32")}
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`."""
+        with within_memory(len(next(iter(feeds.values())))):
+            return super().run(feeds)
+
+    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+        """See `repaconv.engines.contract.OnCard`; by this machine's clock around a call that waits for the card."""
+        import onnxruntime
+
+        binding, images = self._session.io_binding(), len(next(iter(feeds.values())))
+        for name, array in feeds.items():
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
+        for port in self.outputs:
+            binding.bind_output(port.name, "cuda", 0)
+
+        def call() -> float:
+            with within_memory(images):
+                begin = time.perf_counter_ns()
+                self._session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+                return (time.perf_counter_ns() - begin) / 1e6
+
+        return call
+
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """Execution providers by node, of one run."""
+        import onnxruntime
+
+        with tempfile.TemporaryDirectory() as folder:
+            settings = settings_for(self._spec)
+            settings.enable_profiling, settings.profile_file_prefix = True, str(Path(folder) / "profile")
+            source = self._model if isinstance(self._model, bytes) else str(self._model)
+            session = onnxruntime.InferenceSession(source, settings, providers=self._providers)
+            session.run(None, dict(feeds))
+            return placed(json.loads(Path(session.end_profiling()).read_text()))
+
+    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+        """See `repaconv.engines.contract.OnCard`."""
+        return tuple(name for name, provider in self.placement(feeds).items() if provider == PROVIDER)
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """Not read.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise cannot("ONNX Runtime on CUDA", "profile")
+
+
+def placed(events: list[dict[str, Any]]) -> dict[str, str]:
+    """Which provider ran each node, of what ONNX Runtime's profiler wrote."""
+    return {
+        str(event["name"]).removesuffix("_kernel_time"): event["args"]["provider"]
+        for event in events
+        if event.get("cat") == "Node" and str(event.get("name")).endswith("_kernel_time")
+    }
+
+
+class OnnxRuntimeCuda(OnnxRuntime):
+    """The runtime as the registry knows it, on a card."""
+
+    opens = ()
+    can: frozenset[Ability] = frozenset({"run", "placement"})
+    device = "cuda"
+
+    def __init__(self, name: str, first: str) -> None:
+        """``first`` is the provider of choice."""
+        self.name, self.first = name, first
+
+    def version(self) -> str:
+        """Of ONNX Runtime, if it has the provider and there is a card.
+
+        Raises:
+            EnvironmentProblem: If not.
+        """
+        version = super().version()
+        import onnxruntime
+
+        if self.first not in (there := onnxruntime.get_available_providers()):
+            raise EnvironmentProblem(
+                f"this ONNX Runtime has no {self.first}, only {', '.join(there)}.",
+                hint="pip install 'repaconv[onnxruntime-gpu]' in place of onnxruntime.",
+                code="runtime.provider",
+            )
+        require_card(f"ONNX Runtime's {self.first}")
+        return version
+
+    def providers(self, precision: str) -> list[Any]:
+        """With TensorFloat-32 only where it is asked for."""
+        import onnxruntime
+
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+        cuda = (CUDA, {"use_tf32": "1" if precision == "tf32" else "0"})
+        return [*([TENSORRT] if self.first == TENSORRT else []), cuda, PROVIDER]
+
+    def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
+        return OrtCudaSession(model, spec, providers)
+
+
+def _name(provider: Any) -> str:
+    return str(provider if isinstance(provider, str) else provider[0])
+
+
+ON_CUDA = OnnxRuntimeCuda("onnxruntime-cuda", CUDA)
+ON_TENSORRT = OnnxRuntimeCuda("onnxruntime-tensorrt", TENSORRT)

@@ -1,0 +1,107 @@
+"""What an NVIDIA card does while it is measured: clocks, heat, power, what slows it down, and who else is on it.
+
+By NVML (nvidia-ml-py), where that is installed. Not verified here; the tests read moments that were written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+# Bits of NVML's reasons for a clock, nvml.h: what a load of one's own does is told apart from what is a fault.
+HOT = {0x20: "heat", 0x40: "heat, by the hardware", 0x8: "the hardware's slowdown", 0x80: "the power supply"}
+CAPPED = 0x4
+CLOCK = 0.1
+"""Share by which the clock may move."""
+
+
+class Moment(NamedTuple):
+    """A card at one moment; what it does not tell is None. ``others`` are processes on it besides the first."""
+
+    sm_mhz: int | None
+    memory_mhz: int | None
+    celsius: int | None
+    watts: float | None
+    reasons: int
+    others: int
+
+    def told(self) -> dict[str, float]:
+        """By name and unit."""
+        named = {"MHz": self.sm_mhz, "memory MHz": self.memory_mhz, "C": self.celsius, "W": self.watts}
+        return {f"card {unit}": float(value) for unit, value in named.items() if value is not None}
+
+
+def look() -> Moment | None:
+    """The first card that this process sees, now; None where nothing tells."""
+    with suppress(Exception):  # NVML raises its own, and is not everywhere
+        import pynvml as nvml
+
+        card = _handle(nvml)
+        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        return Moment(
+            sm_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM),
+            memory_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_MEM),
+            celsius=_or_none(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
+            watts=(milli := _or_none(nvml.nvmlDeviceGetPowerUsage, card)) and round(milli / 1e3, 1),
+            reasons=_or_none(ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, card) or 0,
+            others=max(0, len(_or_none(nvml.nvmlDeviceGetComputeRunningProcesses, card) or ()) - 1),
+        )
+    return None
+
+
+def described() -> dict[str, Any]:
+    """The first card, for a result: name, capability, memory, CUDA, driver, limits; empty where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    told = torch.cuda.get_device_properties(0)
+    found: dict[str, Any] = {
+        "name": told.name,
+        "compute_capability": f"{told.major}.{told.minor}",
+        "memory_gib": round(told.total_memory / 2**30, 1),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+    with suppress(Exception):
+        import pynvml as nvml
+
+        card = _handle(nvml)
+        found["driver"] = str(nvml.nvmlSystemGetDriverVersion())
+        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3
+        found["largest_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM)
+    return found
+
+
+def spoiling(moments: Sequence[Moment]) -> Iterator[str]:
+    """What makes times another's doing."""
+    for bit, cause in HOT.items():
+        if count := sum(bool(moment.reasons & bit) for moment in moments):
+            yield f"throttled: the card slowed down for {cause}, at {count} of {len(moments)} moments"
+
+
+def disturbing(moments: Sequence[Moment]) -> Iterator[str]:
+    """What may have."""
+    if others := max((moment.others for moment in moments), default=0):
+        yield f"{others} other process{'es' if others > 1 else ''} on the card"
+    clocks = [moment.sm_mhz for moment in moments if moment.sm_mhz]
+    if clocks and max(clocks) > (1 + CLOCK) * min(clocks):
+        capped = any(moment.reasons & CAPPED for moment in moments)
+        yield f"the card's clock moved from {min(clocks)} to {max(clocks)} MHz{', at its power limit' * capped}"
+
+
+def _handle(nvml: Any) -> Any:
+    """Of the card that torch calls the first, which CUDA_VISIBLE_DEVICES may make another than NVML's."""
+    import torch
+
+    nvml.nvmlInit()
+    with suppress(Exception):
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}".encode())
+    return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def _or_none(ask: Any, *given: Any) -> Any:
+    with suppress(Exception):
+        return ask(*given)
+    return None

@@ -189,3 +189,19 @@ def test_torch_compiled_computes_what_torch_does(folded):
     network = subject_of(find_run(folded)).network(DEPLOY)
     wanted, found = (each.open(network, SessionSpec()).run({"input": images}) for each in engines)
     assert np.abs(found["logits"] - wanted["logits"]).max() < 1e-5 * np.abs(wanted["logits"]).max()
+
+
+def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
+    from repaconv.backbones import parts
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4), torch.randn(2, 3, 7, 6)
+    torch.testing.assert_close(parts.fused_attention(q, k, v), parts.attention(q, k, v))
+    x = torch.randn(2, 4, 3, 5)
+    for net in (parts.Norm("GN", 4, 1e-5, affine=False), parts.NormThenScale("GN", 4, 1e-5)):
+        for parameter in net.parameters():
+            torch.nn.init.normal_(parameter)
+        apart = net(x)
+        with monkeypatch.context() as patched:
+            patched.setattr(parts, "_at_once", lambda _: True)
+            torch.testing.assert_close(net(x), apart)

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from repaconv.backbones.parts import attention
+
 
 def depthwise(channels: int, kernel: int) -> nn.Conv2d:
     """A depthwise convolution that keeps the grid's size; its bias is elsewhere."""
@@ -137,7 +139,7 @@ class ScatteredMixer(nn.Module):
         """[B, N, d] -> [B, N, d]."""
         q, k, v, c = self.qkv(x).split(self.sizes, -1)
         q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in (q, k, v))
-        mixed = ((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        mixed = attention(q, k, v).transpose(1, 2).flatten(2)
         convolved = to_tokens(self.dw(to_grid(c, self.grid)))
         out: Tensor = self.proj(torch.cat([mixed, convolved], -1))
         return out

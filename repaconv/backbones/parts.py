@@ -15,6 +15,22 @@ ActivationKind = Literal["GELU", "GELU-tanh", "QuickGELU", "ReLU", "SiLU"]
 _BATCHNORM_EPS = 2.0**-17
 
 
+def _at_once(x: Tensor) -> bool:
+    """Whether what torch has one kernel for is to be one call: on a card, where nobody reads the graph."""
+    return x.is_cuda and not torch.compiler.is_exporting()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T) v of [B, H, N, dh], the divisor in q; keys and values may be one for all heads."""
+    return fused_attention(q, k, v) if _at_once(q) else (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same by torch's fused attention."""
+    k, v = (each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
 class QuickGELU(nn.Module):
     """x sigmoid(1.702 x), as OpenAI's CLIP has it."""
 
@@ -50,7 +66,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
-        if self.kind == "GN" and self.weight is None:
+        if self.kind == "GN" and self.weight is None and not _at_once(x):
             # the same numbers as group_norm, which the exporter would follow by a product with ones
             return F.instance_norm(x.flatten(1).unsqueeze(1), eps=self.eps).view_as(x)
         if self.kind == "GN":
@@ -79,6 +95,8 @@ class NormThenScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
+        if self.norm.kind == "GN" and _at_once(x):
+            return F.group_norm(x, 1, self.weight, self.bias, self.norm.eps)
         return F.batch_norm(
             self.norm(x), self.mean, self.variance, self.weight, self.bias, training=False, eps=_BATCHNORM_EPS
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from repaconv.backbones.merging import Sized
+from repaconv.backbones.parts import attention
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
 
 
@@ -20,10 +21,11 @@ class ReadOutAttention(nn.Module):
         """x [B, N, d], size [B, N, 1] or None -> [B, reads, d]."""
         k, v = self.kv(x).chunk(2, -1)
         q, k, v = (p.view(*p.shape[:2], self.heads, -1).transpose(1, 2) for p in (self.q(x[:, : self.reads]), k, v))
-        scores = q @ k.transpose(-2, -1)
-        if size is not None:
-            scores = scores + size.log().transpose(1, 2).unsqueeze(1)
-        out: Tensor = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        if size is None:
+            mixed = attention(q, k, v)
+        else:
+            mixed = (q @ k.transpose(-2, -1) + size.log().transpose(1, 2).unsqueeze(1)).softmax(-1) @ v
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
 
 

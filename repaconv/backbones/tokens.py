@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.parts import ActivationKind, activation
+from repaconv.backbones.parts import ActivationKind, activation, attention
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).split(self.sizes, -1)
         key = self._heads(k) if self.spec.key == "linear" else x.unsqueeze(1)  # [B, H or 1, N, qk]
         value = self._heads(v) if self.spec.value == "linear" else x.unsqueeze(1)
-        mixed = (self._heads(q) @ key.transpose(-2, -1)).softmax(-1) @ value
+        mixed = attention(self._heads(q), key, value)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.engines.contract import Array, Feeds, Session
+from repaconv.engines.contract import Array, Feeds, OnCard, Session
 from repaconv.errors import Refused
 
 if TYPE_CHECKING:
@@ -180,6 +181,17 @@ class Images:
         shape = session.inputs[0].shape
         self.takes_pixels = session.inputs[0].dtype == "uint8"
         self.input_shape = (shape[0], shape[3], *shape[1:3]) if self.takes_pixels and len(shape) == 4 else shape
+
+    @property
+    def on_card(self) -> bool:
+        """Whether it computes on a card, whose clock then tells the time."""
+        return isinstance(self.session, OnCard)
+
+    def call(self, images: NDArray[Any]) -> Callable[[], Any]:
+        """One inference of a round; on a card, of images that lie there already, and it returns its milliseconds."""
+        if isinstance(self.session, OnCard):
+            return self.session.clocked({self._given: images})
+        return partial(self.run, images)
 
     def run(self, images: NDArray[Any]) -> Array:
         """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""

@@ -255,13 +255,11 @@ def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: I
     """
     import numpy as np
 
-    from repaconv.engines.contract import OnCard
-
     grown = []
     for subject in subjects:
         dims = {"height": size[0], "width": size[1]} if size else {}
         session = load(subject, dims=dims).session
-        if isinstance(session.session, OnCard):
+        if session.on_card:
             return 1.0
         channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
         if session.input_shape[0] not in (None, "batch"):

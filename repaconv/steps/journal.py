@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +144,9 @@ def measured_here(
         paths = {"": reference, **others}
         spec = SessionSpec(threads=threads, sizes=dims)
         sessions = {name: Images(engine.open(path, spec)) for name, path in paths.items()}
-        calls = {name: partial(session.run, images) for name, session in sessions.items()}
-        samples = measure(calls, rounds=rounds, warmup_rounds=2, seed=seed, cores=cores).samples_ms
+        calls = {name: session.call(images) for name, session in sessions.items()}
+        clocked = {name for name, session in sessions.items() if session.on_card}
+        samples = measure(calls, rounds=rounds, warmup_rounds=2, seed=seed, cores=cores, clocked=clocked).samples_ms
     return {name: ratio("form", samples[name], "default form", samples[""], seed) for name in others}
 
 

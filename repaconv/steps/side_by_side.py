@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from repaconv.measure.protocol import Measured
     from repaconv.measure.protocols import Protocol
     from repaconv.proof.data import Batch
-    from repaconv.proof.runners import Images
     from repaconv.targets import Target
 
 PROFILED = 20
@@ -94,7 +92,6 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
 
 
 def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
-    from repaconv.engines.contract import OnCard
     from repaconv.measure.fingerprint import fingerprint
     from repaconv.measure.protocol import first_in_line, measure
     from repaconv.proof.data import random_pixels
@@ -108,10 +105,10 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
     given = random_pixels(shape, wanted, count=max(1, COMPARED // batch) * batch, seed=plan.order.seed)
     fed = [_feeds(piece, sessions) for piece in given.batches(batch)]
     outputs = [{name: _first_run(session, each[name]) for name, session in sessions.items()} for each in fed]
-    clocked = {name for name, session in sessions.items() if isinstance(session.session, OnCard)}
+    clocked = {name for name, session in sessions.items() if session.on_card}
     with first_in_line(plan.protocol.first_in_line) as why_not:
         measured = measure(
-            {name: _call(session, fed[0][name]) for name, session in sessions.items()},
+            {name: session.call(fed[0][name]) for name, session in sessions.items()},
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.order.seed,
@@ -134,14 +131,6 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
 def _feeds(piece: Batch, sessions: Mapping[str, Any]) -> dict[str, Any]:
     """The same images for each, as it takes them."""
     return {name: piece.pixels if session.takes_pixels else piece.images for name, session in sessions.items()}
-
-
-def _call(session: Images, images: NDArray[Any]) -> Callable[[], Any]:
-    """One inference of a round; on a card, of images that lie there already, and by its own clock."""
-    from repaconv.engines.contract import OnCard
-
-    on = session.session
-    return on.clocked({on.inputs[0].name: images}) if isinstance(on, OnCard) else partial(session.run, images)
 
 
 def _profile(

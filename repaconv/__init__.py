@@ -2,7 +2,7 @@
 
 ``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``, ``gate``, ``report``,
 ``table`` and ``tune`` are the commands of the same names; they take the same arguments and return the artefacts that
-these write. ``inspect_file`` is ``inspect`` for graphs and engines.
+these write. ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import build as build
     from repaconv.pipeline import bundle as bundle
     from repaconv.pipeline import collect as collect
+    from repaconv.pipeline import estimate as estimate
     from repaconv.pipeline import export as export
     from repaconv.pipeline import fold as fold
     from repaconv.pipeline import gate as gate
@@ -29,6 +30,7 @@ __all__ = [
     "build",
     "bundle",
     "collect",
+    "estimate",
     "export",
     "fold",
     "gate",

@@ -135,15 +135,15 @@ def _scope(node: onnx.NodeProto) -> str:
 def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> int:
     """Two for each multiply-accumulate of a node's matrix products and convolutions; 0 for all else.
 
-    Attention multiplies all queries by all keys, and what comes of that by the values, [B, N, H e] each. Quantised
-    operators have scales and zero points between their matrices, which are no matrices.
+    Attention multiplies all queries by all keys, and what comes of that by the values, [B, N, H e] or [B, H, N, e]
+    each. Quantised operators have scales and zero points between their matrices, which are no matrices.
     """
     matrices = [shape for shape in inputs if len(shape) >= 2]
     if outputs and len(matrices) > 1 and "Conv" in operator:
         batch, _, *places = outputs[0]
         return 2 * batch * prod(places) * prod(matrices[1])
-    if outputs and operator == "Attention" and len(inputs) > 1 and len(inputs[1]) == 3:
-        return 2 * inputs[1][1] * (prod(inputs[0]) + prod(outputs[0]))
+    if outputs and operator == "Attention" and len(inputs) > 1 and len(inputs[1]) in (3, 4):
+        return 2 * inputs[1][-2] * (prod(inputs[0]) + prod(outputs[0]))
     if outputs and matrices and ("MatMul" in operator or "Gemm" in operator):
         return 2 * prod(outputs[0]) * matrices[0][-1]
     return 0

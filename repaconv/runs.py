@@ -66,6 +66,10 @@ class Run:
         """A measurement."""
         return self.folder / BENCH / f"{full}.json"
 
+    def estimate_json(self, full: str) -> Path:
+        """What it would take by calculation, beside the measurement."""
+        return self.folder / BENCH / f"{full}.estimate.json"
+
     def history(self, full: str) -> Path:
         """Every measurement of the same; it outlives a second fold."""
         return self.folder / f"history-{full}.jsonl"
@@ -86,6 +90,7 @@ class Run:
             "verify": self.verify_json,
             "export": self.export_json(str(variant)),
             "bench": self.bench_json(str(variant)),
+            "estimate": self.estimate_json(str(variant)),
             "training": self.training_onnx(str(variant)).with_suffix(".json"),
             "build": self.engine(str(variant), ".json"),
             "bundle": self.bundle_json(str(variant)),

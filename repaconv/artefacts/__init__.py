@@ -19,6 +19,9 @@ from repaconv.artefacts.building import BuildArtefact as BuildArtefact
 from repaconv.artefacts.bundling import BundleArtefact as BundleArtefact
 from repaconv.artefacts.bundling import CollectArtefact as CollectArtefact
 from repaconv.artefacts.bundling import LayerTime as LayerTime
+from repaconv.artefacts.estimating import EstimateArtefact as EstimateArtefact
+from repaconv.artefacts.estimating import Limits as Limits
+from repaconv.artefacts.estimating import NodeEstimate as NodeEstimate
 from repaconv.artefacts.exporting import ExportArtefact as ExportArtefact
 from repaconv.artefacts.exporting import TrainingArtefact as TrainingArtefact
 from repaconv.artefacts.folding import FoldArtefact as FoldArtefact

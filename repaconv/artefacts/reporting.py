@@ -5,6 +5,7 @@ from __future__ import annotations
 from repaconv.artefacts.benching import BenchArtefact
 from repaconv.artefacts.building import BuildArtefact
 from repaconv.artefacts.bundling import CollectArtefact
+from repaconv.artefacts.estimating import EstimateArtefact
 from repaconv.artefacts.exporting import ExportArtefact
 from repaconv.artefacts.folding import FoldArtefact
 from repaconv.artefacts.records import Artefact, Link
@@ -21,6 +22,7 @@ class Report(Artefact):
     verified: VerifyArtefact | None
     exports: tuple[ExportArtefact, ...]
     benches: tuple[BenchArtefact, ...]
+    estimates: tuple[EstimateArtefact, ...] = ()
     builds: tuple[BuildArtefact, ...]
     collected: tuple[CollectArtefact, ...]
     links: tuple[Link, ...]

@@ -54,6 +54,12 @@ IDLE = (
     ),
     Idle(
         ("bench",),
+        ("against", "rounds", "protocol", "profile", "seed", "host", "scheduler", *CLUSTER, *BASELINE),
+        lambda given: given["estimate"],
+        "--estimate measures nothing, and nothing is judged by it",
+    ),
+    Idle(
+        ("bench",),
         (*PROTOCOL, *BASELINE),
         lambda given: given["host"],
         "the board measures what is in the bundle, by its own trtexec",

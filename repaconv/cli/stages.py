@@ -24,6 +24,7 @@ from repaconv.orders.stages import (
     BenchOrder,
     BuildOrder,
     ClusterOrder,
+    EstimateOrder,
     ExportOrder,
     FoldOrder,
     InspectOrder,
@@ -131,6 +132,9 @@ def bench(
     host: Annotated[
         str | None, typer.Option("--host", help="Send the bundle to this board by ssh, and bring its result back.")
     ] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Calculate what it would take on a target, which need not be here.")
+    ] = False,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -138,7 +142,15 @@ def bench(
 
     Exit 5 if the measurement is inconclusive, as on a machine that others use.
     """
-    finish("bench", format, quiet, _bench_where(model, order, cluster, host))
+    by = _estimated(model, order) if estimate else _bench_where(model, order, cluster, host)
+    finish("bench", format, quiet, by)
+
+
+def _estimated(model: Path | None, order: BenchOrder) -> Any:
+    """Nowhere."""
+    from repaconv.pipeline.estimating import estimate_by
+
+    return partial(estimate_by, EstimateOrder.of(order), model)
 
 
 def _bench_where(model: Path | None, order: BenchOrder, cluster: ClusterOrder, host: str | None) -> Any:

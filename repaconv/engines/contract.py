@@ -130,6 +130,7 @@ class Engine(Protocol):
         name: In targets and in the registry.
         suffix: Of what it builds.
         opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
+        device: ``cpu`` or ``cuda``: what its sessions compute on.
         can: What its sessions do. One with ``networks`` opens a `Network` where others open graphs; one with
             ``elsewhere`` builds where its device is not, and runs on that alone.
         takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
@@ -138,6 +139,7 @@ class Engine(Protocol):
     name: str
     suffix: str
     opens: tuple[str, ...]
+    device: str
     can: frozenset[Ability]
     takes: tuple[str, ...]
 

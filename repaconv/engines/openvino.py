@@ -77,6 +77,7 @@ class OpenVino:
     name = "openvino"
     suffix = ".blob"
     opens: tuple[str, ...] = (".blob",)
+    device = "cpu"
     can: frozenset[Ability] = frozenset({"run", "placement"})
     takes: tuple[str, ...] = ()
 

@@ -117,6 +117,7 @@ class OnnxRuntimeCuda(OnnxRuntime):
             EnvironmentProblem: If not.
         """
         version = super().version()
+        require_card(f"ONNX Runtime's {self.first}")
         import onnxruntime
 
         if self.first not in (there := onnxruntime.get_available_providers()):
@@ -125,7 +126,6 @@ class OnnxRuntimeCuda(OnnxRuntime):
                 hint="pip install 'repaconv[onnxruntime-gpu]' in place of onnxruntime.",
                 code="runtime.provider",
             )
-        require_card(f"ONNX Runtime's {self.first}")
         return version
 
     def providers(self, precision: str) -> list[Any]:

@@ -99,6 +99,7 @@ class TensorRt:
     name = "tensorrt"
     suffix = ".engine"
     opens: tuple[str, ...] = (".engine", ".plan")
+    device = "cuda"
     can: frozenset[Ability] = frozenset({"run"})
     takes: tuple[str, ...] = ("workspace", "timing_cache", "replay")
 

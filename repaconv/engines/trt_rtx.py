@@ -24,6 +24,7 @@ class TensorRtRtx:
     name = "tensorrt-rtx"
     suffix = ".engine"
     opens: tuple[str, ...] = ()
+    device = "cuda"
     can: frozenset[Ability] = frozenset({"run", "placement", "elsewhere"})
     takes: tuple[str, ...] = ("workspace",)
 

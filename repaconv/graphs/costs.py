@@ -67,13 +67,18 @@ def macs_of(proto: onnx.ModelProto) -> int:
 
 def _macs(model: ir.Model) -> Iterator[int | None]:
     for node in model.graph:
-        if node.domain or node.op_type not in PRODUCTS:
-            continue
-        inputs, outputs = ([sizes(value) for value in values] for values in (node.inputs[:2], node.outputs[:1]))
-        if None in inputs or None in outputs:
-            yield None
-        else:
-            yield flops_of(node.op_type, _numbers(inputs), _numbers(outputs)) // 2
+        if node.domain == "" and node.op_type in PRODUCTS:
+            flops = flops_in(node)
+            yield None if flops is None else flops // 2
+
+
+def flops_in(node: ir.Node) -> int | None:
+    """Two for each multiply-accumulate of a product, at free sizes of 1; None where some shape is not known."""
+    inputs = [sizes(value) for value in (node.inputs[:2] if node.op_type in PRODUCTS else node.inputs)]
+    outputs = [sizes(value) for value in node.outputs[:1]]
+    if None in inputs or None in outputs:
+        return None
+    return flops_of(node.op_type, _numbers(inputs), _numbers(outputs))
 
 
 def _numbers(shapes: list[Sizes | None]) -> list[tuple[int, ...]]:

@@ -145,7 +145,9 @@ def _filled(known: Integers, node: ir.Node) -> list[Size] | None:
 
 def _reshaped_ints(known: Integers, node: ir.Node) -> list[Size] | None:
     data, shape = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
-    return data if isinstance(data, list) and isinstance(shape, list) and len(shape) == 1 else None
+    if data is None or not isinstance(shape, list) or len(shape) != 1:
+        return None
+    return data if isinstance(data, list) else [data]
 
 
 INTS: dict[str, IntRule] = {

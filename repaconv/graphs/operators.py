@@ -31,6 +31,8 @@ MOVES = (*VIEWS, *SELECTIONS)
 
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
 """What multiplies, next to which all else is free."""
+INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
+"""The same of integers."""
 
 ROW_NORMS = ("LayerNormalization", "RMSNormalization")
 """Over the last axes; the first input is the data, the others are scale and shift of the last axes."""

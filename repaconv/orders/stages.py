@@ -165,6 +165,22 @@ class BenchOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EstimateOrder(Order):
+    """What `repaconv.estimate`, which is `bench --estimate`, may be asked for."""
+
+    target: Target = "x86-64"
+    precision: OfTheRun = "fp32"
+    threads: Threads = None
+    batch: ImagesACall = None
+    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
+    unverified: Unverified = False
+    out: Annotated[
+        str | Path | None,
+        Knob("The result; bench/<target>.estimate.json of the run.", option=("-o", "--out"), recorded=False),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuneOrder(Order):
     """What `repaconv.tune` may be asked for."""
 

@@ -6,6 +6,7 @@ Every stage returns its artefact and says nothing; ``progress`` is told how far 
 from repaconv.pipeline.building import build as build
 from repaconv.pipeline.bundling import bundle as bundle
 from repaconv.pipeline.collecting import collect as collect
+from repaconv.pipeline.estimating import estimate as estimate
 from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.file_inspection import inspect_file as inspect_file
 from repaconv.pipeline.folding import fold as fold

@@ -12,9 +12,10 @@ from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label, 
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, read_artefact, write_bytes, write_text
 from repaconv.orders.knobs import by_name
-from repaconv.orders.stages import BuildOrder
+from repaconv.orders.stages import BenchOrder, BuildOrder
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, load_onnx, load_target, made_by, silent, with_files
+from repaconv.steps.elsewhere import ways, why_not_here
 from repaconv.steps.exports import export_for
 from repaconv.steps.subject import subject_of
 from repaconv.steps.timings import Timings
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from repaconv.targets import Target
 
 LARGEST_BATCH = 32
+ALONE = "on the device alone"
 PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
 
 
@@ -279,8 +281,9 @@ def what_works(target: str) -> list[registry.PluginRow]:
     except EnvironmentProblem as error:
         here, problem = "", f"{error.message} {error.hint}"
     rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
-    if "elsewhere" in engine.can:
-        return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, "", "on the device alone")]
-    if device.architecture not in ("", platform.machine()):
-        here = f"{here}, as on a {platform.machine()}: for times of its own, run this there"
-    return [*rows, registry.PluginRow(device.name, "verify and bench", wanted, problem, here)]
+    verified = ("", ALONE) if "elsewhere" in engine.can else (problem, here)
+    rows.append(registry.PluginRow(device.name, "verify", wanted, *verified))
+    if why := why_not_here(device):
+        told = "\n".join([f"{why}; one of these:", *ways(device, BenchOrder(target=target))])
+        return [*rows, registry.PluginRow(device.name, "bench", wanted, *((told, "") if problem else ("", told)))]
+    return [*rows, registry.PluginRow(device.name, "bench", wanted, problem, here)]

@@ -25,7 +25,8 @@ from repaconv.steps.common import (
 )
 from repaconv.steps.comparing import agreement
 from repaconv.steps.contenders import contenders_of
-from repaconv.steps.engines import takes_networks
+from repaconv.steps.elsewhere import require_here
+from repaconv.steps.engines import lowers
 from repaconv.steps.side_by_side import Found, Plan, side_by_side
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def bench_by(
         progress: See `Progress`.
 
     Raises:
+        EnvironmentProblem: If the target is not this machine.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model.
     """
     from repaconv.measure.protocol import pinned
@@ -80,15 +82,8 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
     threads = at_least_one("threads", order.threads, named.threads or device.bench.threads)
     rounds = at_least_one("rounds", order.rounds, named.rounds or device.bench.rounds)
     at_least_one("batch", order.batch, 1)
-    bare = model is not None and Path(model).suffix in MODELS
-    run = None if bare else runs.find_run(Path(model) if model else None)
-    if bare and order.precision != "fp32":
-        raise UsageProblem(
-            f"{model} is one file, which has its precision already.",
-            hint="--precision chooses among the ONNX models of a run.",
-            code="usage.idle",
-        )
-    lowering = order.precision if order.precision != "fp32" and _lowers(device, order.precision) else None
+    run = _run_of(order, model, device)
+    lowering = order.precision if lowers(device, order.precision) else None
     asked = as_image_size(order.image_size)
     known = contenders_of(
         run,
@@ -122,9 +117,24 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
     )
 
 
-def _lowers(device: Target, precision: str) -> bool:
-    """Whether the runtime is to compute a float32 model in that precision, and not a graph that is typed so."""
-    return takes_networks(device) or precision == "tf32" or (precision == "bf16" and device.typed_by == "runtime")
+def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> runs.Run | None:
+    """The run that is measured; None of one file.
+
+    Raises:
+        EnvironmentProblem: If the target is not this machine; an engine's own runtime says so itself.
+        UsageProblem: If there is no run, or a precision is asked for of one file.
+    """
+    bare = model is not None and Path(model).suffix in MODELS
+    run = None if bare else runs.find_run(Path(model) if model else None)
+    if bare and order.precision != "fp32":
+        raise UsageProblem(
+            f"{model} is one file, which has its precision already.",
+            hint="--precision chooses among the ONNX models of a run.",
+            code="usage.idle",
+        )
+    if run or Path(model or "").suffix == ".onnx":
+        require_here(device, order, model, run)
+    return run
 
 
 def _artefact(plan: Plan, found: Found) -> BenchArtefact:

@@ -14,6 +14,7 @@ from repaconv.artefacts import (
     BuildArtefact,
     BundleArtefact,
     CollectArtefact,
+    EstimateArtefact,
     ExportArtefact,
     FoldArtefact,
     Link,
@@ -99,6 +100,7 @@ def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         verified=verified,
         exports=tuple(exports),
         benches=tuple(held.benches),
+        estimates=tuple(held.estimates),
         builds=tuple(builds),
         collected=tuple(held.collected),
         links=tuple({link.model_dump_json(): link for link in links}.values()),
@@ -116,6 +118,7 @@ class _Held(NamedTuple):
     verified: VerifyArtefact | None
     exports: list[ExportArtefact]
     benches: list[BenchArtefact]
+    estimates: list[EstimateArtefact]
     builds: list[BuildArtefact]
     bundles: list[BundleArtefact]
     collected: list[CollectArtefact]
@@ -133,6 +136,7 @@ def _held(taken: runs.Run, folded: FoldArtefact) -> _Held:
     collected, other = _split(_all(build, "collect", CollectArtefact), lambda each: each.bundle_sha256 in sent)
     files = models | {each.payload.sha256 for each in builds}
     benches, old = _split(_all(bench, "bench", BenchArtefact), lambda each: each.latencies[0].sha256 in files)
+    estimates, _ = _split(_all(bench, "estimate", EstimateArtefact), lambda each: each.sha256 in models)
     gone = [f"the engine {each.variant}" for each in old_builds]
     gone += [f"the latency of {each.variant}" for each in old] + [
         f"the board's result {each.variant}" for each in other
@@ -145,7 +149,7 @@ def _held(taken: runs.Run, folded: FoldArtefact) -> _Held:
         gone += [f"the link {link.name} of {link.candidate}" for link in stale]
         verified = verified.model_copy(update={"links": tuple(links)})
     told = [f"{what} is of a file that the run no longer has" for what in gone]
-    return _Held(verified, exports, benches, builds, bundles, collected, told)
+    return _Held(verified, exports, benches, estimates, builds, bundles, collected, told)
 
 
 def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
@@ -212,6 +216,7 @@ def _commands(taken: runs.Run, folded: FoldArtefact, held: _Held) -> list[str]:
     lines += [["build", *each.asked] for each in held.builds]
     lines += [["verify", *held.verified.asked]] if held.verified else []
     lines += [["bench", *each.asked] for each in held.benches]
+    lines += [["bench", *each.asked] for each in held.estimates]
     lines += [["bundle", *each.asked] for each in held.bundles]
     lines += [["collect", "result.tar.gz"] for _ in held.collected]
     lines.append(["report"])

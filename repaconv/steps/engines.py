@@ -27,6 +27,13 @@ def takes_networks(device: Target) -> bool:
     return "networks" in registry.load(registry.ENGINES, device.runtime).can
 
 
+def lowers(device: Target, precision: str) -> bool:
+    """Whether the runtime is to compute a float32 model in that precision, and not a graph that is typed so."""
+    by_runtime = takes_networks(device) or precision == "tf32"
+    by_runtime = by_runtime or (precision == "bf16" and device.typed_by == "runtime")
+    return precision != "fp32" and by_runtime
+
+
 def built_as(engine: Path) -> BuildArtefact | None:
     """What the file beside an engine says of it, if there is one.
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from repaconv.artefacts import Record
+from repaconv import registry
+from repaconv.artefacts import Limits, Record
 from repaconv.errors import UsageProblem
 from repaconv.toml import Lines, first_problem, parse_toml, read_toml
 
@@ -52,6 +53,7 @@ class Target(Record):
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
         source: Where this is from.
+        limits: What it can do at most: what `bench --estimate` goes by. A family of cards has none.
         variants: The same device with other systems: ``orin-nano@jp5.1``.
     """
 
@@ -73,6 +75,7 @@ class Target(Record):
     typed_by: Literal["graph", "runtime"] = "graph"
     source: tuple[str, ...] = ()
     bench: BenchDefaults
+    limits: Limits | None = None
     variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})
 
     def __str__(self) -> str:
@@ -108,12 +111,14 @@ def packaged(name: str) -> Target:
 
 
 def from_file(path: Path) -> Target:
-    """A target of the user's own.
+    """A target of the user's own; one that ``extends`` a registered one says only what is other.
 
     Raises:
         UsageProblem: If it cannot be read or is not a target, with the line that is wrong.
     """
-    return _validated(*read_toml(path, "target"), str(path))
+    table, lines = read_toml(path, "target")
+    base = registry.load(registry.TARGETS, str(table.pop("extends"))).model_dump() if "extends" in table else {}
+    return _validated({**base, **table}, lines, str(path))
 
 
 def parse(text: str, where: str) -> Target:

@@ -1,0 +1,242 @@
+"""estimate, which is `bench --estimate`: how long a graph would take on a target, by calculation alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import (
+    BenchArtefact,
+    BundleArtefact,
+    CollectArtefact,
+    EstimateArtefact,
+    FoldArtefact,
+    ImageSize,
+    Limits,
+)
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import read_artefact, sha256_of
+from repaconv.onnxfile import is_graph, read_graph
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import EstimateOrder
+from repaconv.replacing import put, require_ours
+from repaconv.steps.common import Progress, as_image_size, at_least_one, load_target, made_by, silent, with_files
+from repaconv.steps.comparing import precision_of
+from repaconv.steps.contenders import contenders_of, image_shape
+from repaconv.steps.engines import lowers
+from repaconv.steps.exports import export_for
+from repaconv.steps.limits import limits_of
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.targets import Target
+
+
+def estimate_by(
+    order: EstimateOrder, model: str | Path | None = None, *, progress: Progress = silent
+) -> EstimateArtefact:
+    """Calculate what a graph would take on a target, from what that can do at most; nothing of the graph is run.
+
+    The limits are those that the target states; where it states none and is this machine, they are measured here.
+
+    Args:
+        model: A run's folder or an .onnx file; the newest run when None.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If the file is no graph.
+        UsageProblem: If there is no such graph, or nothing is known of the target's limits.
+    """
+    plan = _plan(order, model)
+    progress("limits", 0, 0)
+    limits = limits_of(plan.device, plan.precision, plan.threads, lowered=plan.lowered is not None)
+    progress("estimate", 0, 0)
+    artefact = _artefact(plan, order, limits)
+    if plan.place:
+        put(plan.place, artefact)
+    return with_files(artefact, [plan.path], [plan.place] if plan.place else [])
+
+
+estimate = by_name(estimate_by, EstimateOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a graph; ``images`` is [B, C, H, W], ``shape`` the same as the graph takes it."""
+
+    device: Target
+    run: runs.Run | None
+    path: Path
+    sha256: str
+    graph: onnx.ModelProto
+    precision: str
+    lowered: str | None
+    variant: str
+    overridden: tuple[str, ...]
+    images: tuple[int, int, int, int]
+    shape: tuple[int, ...]
+    threads: int
+    note: str
+    place: Path | None
+
+
+class _Taken(NamedTuple):
+    """The graph that would run, and what is known of it."""
+
+    path: Path
+    precision: str
+    size: ImageSize | None
+    variant: str = ""
+    overridden: tuple[str, ...] = ()
+    note: str = ""
+
+
+def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
+    """Everything that may be refused, but for what the limits lack."""
+    device = load_target(order.target)
+    threads = at_least_one("threads", order.threads, device.bench.threads)
+    batch = at_least_one("batch", order.batch, device.bench.batch)
+    run = None if model is not None and Path(model).is_file() else runs.find_run(Path(model) if model else None)
+    taken = _of_run(run, device, order) if run else _bare(Path(model or ""), order)
+    place = Path(order.out) if order.out else run.estimate_json(taken.variant) if run else None
+    if place:
+        require_ours(place, "estimate")
+    graph = read_graph(taken.path)
+    images, shape = _images(graph, batch, as_image_size(order.image_size) or taken.size, taken.path)
+    return _Plan(
+        device=device,
+        run=run,
+        path=taken.path,
+        sha256=sha256_of(taken.path),
+        graph=graph,
+        precision=taken.precision,
+        lowered=order.precision if run and lowers(device, order.precision) else None,
+        variant=taken.variant,
+        overridden=taken.overridden,
+        images=images,
+        shape=shape,
+        threads=threads,
+        note=taken.note,
+        place=place,
+    )
+
+
+def _of_run(run: runs.Run, device: Target, order: EstimateOrder) -> _Taken:
+    """The run's export for the target."""
+    folded = read_artefact(run.fold_json, FoldArtefact)
+    typed = "fp32" if lowers(device, order.precision) else order.precision
+    size = as_image_size(order.image_size)
+    exported, path, variant = export_for(run, folded, order.target, typed, batch=order.batch, image_size=size)
+    overridden = runs.require_sound(run, folded, (exported, path), unverified=order.unverified)
+    usual = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    name = variant.model_copy(update={"precision": order.precision}).full
+    return _Taken(runs.graph_of(run, exported), order.precision, usual, name, overridden)
+
+
+def _bare(path: Path, order: EstimateOrder) -> _Taken:
+    """A graph that is no run's.
+
+    Raises:
+        Refused: If it is no graph.
+        UsageProblem: If it has a precision already, and another is asked for.
+    """
+    if not is_graph(path):
+        raise Refused(f"{path} is no graph.", hint="Give a run's folder or an .onnx file.", code="estimate.graph")
+    if order.precision != "fp32":
+        raise UsageProblem(
+            f"{path} is one file, which has its precision already.",
+            hint="--precision chooses among the ONNX models of a run.",
+            code="usage.idle",
+        )
+    size = as_image_size(order.image_size)
+    known = contenders_of(None, path, None, order.unverified, silent, target=order.target, image_size=size)
+    return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
+
+
+def _images(
+    graph: onnx.ModelProto, batch: int, size: ImageSize | None, path: Path
+) -> tuple[tuple[int, int, int, int], tuple[int, ...]]:
+    """[B, C, H, W] of what the graph takes, and the same as its input has it.
+
+    Raises:
+        Refused: If it has more inputs than one.
+        UsageProblem: If it takes no images, or others.
+    """
+    from onnx import TensorProto
+
+    from repaconv.graphs.works import inputs_of
+
+    inputs = inputs_of(graph)
+    if len(inputs) != 1:
+        raise Refused(
+            f"{path} takes {len(inputs)} inputs: {', '.join(entry.name for entry in inputs)}.",
+            hint="repaconv estimates image models, which take one.",
+            code="engine.inputs",
+        )
+    kind = inputs[0].type.tensor_type
+    has = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim)
+    pixels = kind.elem_type == TensorProto.UINT8 and len(has) == 4
+    channels, height, width = image_shape((has[0], has[3], *has[1:3]) if pixels else has, batch, size, path)
+    images = (batch, channels, height, width)
+    return images, (batch, height, width, channels) if pixels else images
+
+
+def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArtefact:
+    """The graph's nodes by those limits, and their sums."""
+    from repaconv.graphs.graph import read
+    from repaconv.graphs.works import fix_shape, works
+    from repaconv.measure.estimate import estimated, unknown
+
+    fix_shape(plan.graph, plan.shape)
+    every = list(works(read(plan.graph), plan.lowered))
+    nodes, beside = estimated(every, limits), _Beside.of(plan)
+    return EstimateArtefact(
+        made_by=made_by(),
+        verdict="not verified",
+        unverified=plan.overridden,
+        asked=("--estimate", *order.words()),
+        variant=plan.variant,
+        target=plan.device.name,
+        runtime=f"{plan.device.runtime} {plan.device.runtime_version}".strip(),
+        precision=plan.precision,
+        batch=plan.images[0],
+        image_size=plan.images[2:],
+        threads=plan.threads,
+        model=plan.path.name,
+        sha256=plan.sha256,
+        limits=limits,
+        low_ms=sum(node.low_ms for node in nodes),
+        high_ms=sum(node.high_ms for node in nodes),
+        nodes=nodes,
+        measured_ms=beside.ms,
+        measurement=beside.told,
+        note="; ".join(part for part in (plan.note, unknown(every)) if part),
+    )
+
+
+class _Beside(NamedTuple):
+    """What was measured of the same graph on that target, for as many images of that size, and in what way."""
+
+    ms: float | None = None
+    told: str = ""
+
+    @classmethod
+    def of(cls, plan: _Plan) -> _Beside:
+        """Of a run that has such a measurement: by `bench`, or by a board."""
+        if plan.run is None:
+            return cls()
+        place, board = plan.run.bench_json(plan.variant), plan.run.collected_json(plan.variant)
+        if place.is_file():
+            done = read_artefact(place, BenchArtefact)
+            first = done.latencies[0]
+            alike = (first.sha256, done.batch, done.image_size, done.threads)
+            if alike == (plan.sha256, plan.images[0], plan.images[2:], plan.threads):
+                return cls(first.p50_ms, f"by bench on {done.machine.get('cpu')}, {done.quality.verdict}")
+        if board.is_file():
+            sent = read_artefact(plan.run.bundle_json(plan.variant), BundleArtefact)
+            came = read_artefact(board, CollectArtefact)
+            if (sent.onnx_sha256, sent.bundle_sha256, came.batch) == (plan.sha256, came.bundle_sha256, plan.images[0]):
+                return cls(came.latency.p50_ms, f"on the board by {came.runtime}")
+        return cls()

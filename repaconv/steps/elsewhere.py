@@ -1,0 +1,110 @@
+"""A target that is not this machine: how its latency is had all the same, each way as a line to copy."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv import registry, runs
+from repaconv.artefacts import FoldArtefact
+from repaconv.engines.card import require_card
+from repaconv.errors import EnvironmentProblem
+from repaconv.files import read_artefact
+from repaconv.orders.stages import BenchOrder, EstimateOrder
+from repaconv.steps.engines import takes_networks
+from repaconv.steps.exports import exports_of
+from repaconv.variants import Variant
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Engine
+    from repaconv.targets import Target
+
+
+def why_not_here(device: Target) -> str:
+    """Why a target is not this machine; empty where it is, or where only a package is missing."""
+    engine: Engine = registry.load(registry.ENGINES, device.runtime)
+    if device.architecture not in ("", platform.machine()):
+        return f"its processor is an {device.architecture}, this machine's an {platform.machine()}"
+    try:
+        if "elsewhere" in engine.can:  # a runtime that is installed to build with
+            require_card(engine.name)
+        engine.version()
+    except EnvironmentProblem as problem:
+        away = device.compute_capability or problem.code == "card.missing"
+        return problem.message.rstrip(".") if away else ""
+    return ""
+
+
+def require_here(device: Target, order: BenchOrder, model: str | Path | None, run: runs.Run | None) -> None:
+    """Refuse to measure a target that is not this machine.
+
+    Args:
+        device: The target.
+        order: What was asked for; the lines repeat its target and precision.
+        model: As it was given.
+        run: Whose it is; None of a bare graph.
+
+    Raises:
+        EnvironmentProblem: With the ways that there are.
+    """
+    if not (why := why_not_here(device)):
+        return
+    exported = _exported(device, order, run) if run else None
+    lines = ways(device, order, model, exported=exported, home=run.folder if run else Path())
+    raise EnvironmentProblem(
+        f"{device.name} is not this machine ({why}), so its latency is measured there, or estimated.",
+        hint="\n  ".join(["One of these:", *lines]),
+        code="bench.elsewhere",
+    )
+
+
+def ways(
+    device: Target,
+    order: BenchOrder,
+    model: str | Path | None = None,
+    *,
+    exported: bool | None = True,
+    home: Path = Path("RUN"),
+) -> list[str]:
+    """Commands that measure or estimate a run there, each with what it is for.
+
+    Args:
+        device: The target.
+        order: Its target and precision are repeated.
+        model: The run as it was given; none for the newest.
+        exported: Whether the run has what they take; None of a bare graph, which belongs to no run.
+        home: The run's folder, where engines are named.
+    """
+    of = f" {shlex.quote(str(model))}" if model else ""
+    asked = EstimateOrder(target=order.target, precision=order.precision).words()
+    words = f"{of} {shlex.join(asked)}"
+    bench = f"repaconv bench{words}"
+    networks, of_run = takes_networks(device), exported is not None
+    told = "what is estimated" if networks else "first of all"
+    export = [] if exported is not False else [(f"repaconv export{of} --onnx {shlex.join(asked)}", told)]
+    if of_run and device.runtime == "tensorrt":
+        there = [
+            (f"repaconv bundle{words}", "take it there by hand,"),
+            (f"repaconv collect result.tar.gz{of}", "and judge what comes back"),
+            (f"{bench} --host user@board", "by ssh"),
+        ]
+    elif of_run and "elsewhere" in registry.load(registry.ENGINES, device.runtime).can:
+        name = Variant(target=device.name, precision=order.precision).full
+        engine = shlex.quote(str(home / runs.BUILD / f"{name}.engine"))
+        there = [(f"repaconv build{words}", "here,"), (f"repaconv bench {engine}", "and on that machine")]
+    else:
+        there = [(bench, "on that machine itself")]
+    if of_run and not networks and there[-1][0].startswith(bench):
+        there.append((f"{bench} --scheduler tcp://HOST:8786", "by a cluster"))
+    measured = [*there, *export] if networks else [*export, *there]  # networks are measured as they are
+    found = [*measured, (f"{bench} --estimate", "estimated, not measured")]
+    width = max(len(line) for line, _ in found)
+    return [f"{line:{width}}  # {told}" for line, told in found]
+
+
+def _exported(device: Target, order: BenchOrder, run: runs.Run) -> bool:
+    """Whether the run has an export for that target in that precision."""
+    every = [each.artefact for each in exports_of(run, read_artefact(run.fold_json, FoldArtefact))]
+    return (device.name, order.precision) in {(each.target, each.precision) for each in every}

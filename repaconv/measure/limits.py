@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Array, Engine
 
-ROWS, WIDTH = 512, 1024
-"""Of the product whose rate is the peak: [512, 1024] x [1024, 1024]."""
+ROWS, WIDTH = 256, 512
+"""Of the product whose rate is the peak, [256, 512] x [512, 512]: so short that others seldom cut it in two."""
 WIDE = 4096
 """Of the matrix that is read for one row: 64 MiB, more than caches hold."""
 SHORT, LONG = 16, 80
 """Nodes in two chains of the smallest products; the difference of their times is what nodes cost."""
-CALLS = 25
+CALLS = 50
 
 
 def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here: bool = True) -> Limits:
-    """Peak, bandwidth and the cost of a node, each the best of 25 calls.
+    """Peak, bandwidth and the cost of a node, each the best of 50 calls.
 
     Args:
         engine: A runtime that opens graphs on this processor.

@@ -13,7 +13,7 @@ from repaconv.engines.card import require_card
 from repaconv.errors import EnvironmentProblem
 from repaconv.files import read_artefact
 from repaconv.orders.stages import BenchOrder, EstimateOrder
-from repaconv.steps.engines import takes_networks
+from repaconv.steps.engines import lowers, takes_networks
 from repaconv.steps.exports import exports_of
 from repaconv.variants import Variant
 
@@ -83,7 +83,8 @@ def ways(
     bench = f"repaconv bench{words}"
     networks, of_run = takes_networks(device), exported is not None
     told = "what is estimated" if networks else "first of all"
-    export = [] if exported is not False else [(f"repaconv export{of} --onnx {shlex.join(asked)}", told)]
+    graph = EstimateOrder(target=order.target, precision=_typed(device, order)).words()
+    export = [] if exported is not False else [(f"repaconv export{of} --onnx {shlex.join(graph)}", told)]
     if of_run and device.runtime == "tensorrt":
         there = [
             (f"repaconv bundle{words}", "take it there by hand,"),
@@ -107,4 +108,9 @@ def ways(
 def _exported(device: Target, order: BenchOrder, run: runs.Run) -> bool:
     """Whether the run has an export for that target in that precision."""
     every = [each.artefact for each in exports_of(run, read_artefact(run.fold_json, FoldArtefact))]
-    return (device.name, order.precision) in {(each.target, each.precision) for each in every}
+    return (device.name, _typed(device, order)) in {(each.target, each.precision) for each in every}
+
+
+def _typed(device: Target, order: BenchOrder) -> str:
+    """The precision of the graph that is taken."""
+    return "fp32" if lowers(device, order.precision) else order.precision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -100,6 +101,8 @@ def repaconv(capfd):
     from repaconv.cli.main import main
 
     def run(*arguments: object) -> tuple[int, str, str]:
+        for handler in logging.getLogger("distributed").handlers:
+            handler.setStream(sys.stderr)  # not that of the test in which Dask was imported
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()

@@ -8,7 +8,6 @@ session, for all workers of pytest-xdist.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import io
 import os
 import pickle
@@ -22,6 +21,7 @@ import torch
 
 FOLDER = "REPACONV_TESTS_EXPORTED"
 """The environment variable that names the folder; without it every export is fresh."""
+TESTS = str(Path(__file__).parent) + os.sep
 LARGEST = 64 * 2**20
 NETS = tuple(f"repaconv.{room}" for room in ("affine", "backbones", "convolution", "methods", "skeletons", "trained"))
 
@@ -78,8 +78,11 @@ def _parts(value: object) -> list[object]:
 
 
 def _of_a_test(value: object) -> bool:
-    code = getattr(inspect.unwrap(getattr(value, "__func__", value)), "__code__", None) if callable(value) else None
-    return code is not None and Path(code.co_filename).parent == Path(__file__).parent
+    value = getattr(value, "__func__", value) if callable(value) else None
+    while hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    code = getattr(value, "__code__", None)
+    return code is not None and code.co_filename.startswith(TESTS)
 
 
 def once(export):

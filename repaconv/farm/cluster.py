@@ -87,6 +87,7 @@ def connected(cluster: ClusterOrder) -> Iterator[Any]:
     """
     require_dask()
     from distributed import Client
+    from distributed.utils import silence_logging_cmgr
 
     scheduler, secured = str(cluster.scheduler), security(cluster)
     if scheduler.startswith("tls://") and secured is None:
@@ -95,14 +96,15 @@ def connected(cluster: ClusterOrder) -> Iterator[Any]:
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
             code="farm.tls",
         )
-    try:
-        client = Client(scheduler, security=secured, timeout=f"{ANSWERS_S}s", set_as_default=False)
-    except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-        raise _no_answer(scheduler, error) from error
-    try:
-        yield client
-    finally:
-        client.close()
+    with silence_logging_cmgr("CRITICAL"):  # what goes wrong is ours to say
+        try:
+            client = Client(scheduler, security=secured, timeout=f"{ANSWERS_S}s", set_as_default=False)
+        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            raise _no_answer(scheduler, error) from error
+        try:
+            yield client
+        finally:
+            client.close()
 
 
 def run_jobs(

@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx
 import onnx_ir
 import torch
+from filelock import FileLock
 
 FOLDER = "REPACONV_TESTS_EXPORTED"
 """The environment variable that names the folder; without it every export is fresh."""
@@ -38,13 +39,16 @@ class Program:
 
 
 class _Question(pickle.Pickler):
-    """Tensors are their values, and whose memory they share; everything else as pickle has it."""
+    """Tensors are their values, and whose memory they share; a module's sets are sorted; all else as pickle has it."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
         self.memories: dict[int, int] = {}
 
     def reducer_override(self, value):
+        if isinstance(value, torch.nn.Module):
+            told = {name: sorted(part) if isinstance(part, set) else part for name, part in vars(value).items()}
+            return tuple, ((type(value), told),)
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         shared = self.memories.setdefault(value.untyped_storage().data_ptr(), len(self.memories))
@@ -93,14 +97,16 @@ def once(export):
         folder, question = os.environ.get(FOLDER), None
         if folder and named.get("dynamo") and not more:
             question = question_of(module, given, **named)
-        path = Path(folder or "", f"{question}.onnx")
-        if question and path.is_file():
-            return Program(path.read_bytes())
-        program = export(module, given, *more, **named)
-        if question:
-            writing = path.with_suffix(f".{os.getpid()}")
+        if question is None:
+            return export(module, given, *more, **named)
+        path = Path(folder, f"{question}.onnx")
+        with FileLock(path.with_suffix(".asked")):  # a worker that asks the same waits for the answer
+            if path.is_file():
+                return Program(path.read_bytes())
+            program = export(module, given, *more, **named)
+            writing = path.with_suffix(".writing")
             writing.write_bytes(program.model_proto.SerializeToString())
             writing.replace(path)
-        return program
+            return program
 
     return found

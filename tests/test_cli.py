@@ -118,12 +118,10 @@ def test_a_broken_plug_in_is_a_row(repaconv, monkeypatch):
 
     from repaconv import registry
 
-    right = registry.entry_points
-    broken = EntryPoint("bad", "nowhere.at:all", "repaconv.methods")
+    right = registry.registered
+    broken = {"bad": EntryPoint("bad", "nowhere.at:all", registry.METHODS)}
     monkeypatch.setattr(
-        registry,
-        "entry_points",
-        lambda group: [*right(group=group), *([broken] if group == "repaconv.methods" else [])],
+        registry, "registered", lambda group: right(group) | (broken if group == registry.METHODS else {})
     )
     code, out, _ = repaconv("doctor")
     assert code == 3

@@ -28,12 +28,18 @@ def one_quick(paths):
     return [pytest.param(path, marks=[pytest.mark.slow] if n else [], id=path.stem) for n, path in enumerate(paths)]
 
 
-def one_net_a_method(names):
-    """The first net of each method in `make test`, its others in `make test-slow`: ``repavit-tiny-swin`` for one."""
-    seen, found = set(), []
-    for name in names:
+def one_net_a_method(rows, later=("pyra",)):
+    """The first net of each method in `make test`, its others in `make test-slow`.
+
+    A row is a name like ``repavit-tiny-swin``, or a tuple that begins with method and arch. ``later`` are methods of
+    which all wait for `make test-slow`: a graph of PYRA takes as long as all others together.
+    """
+    seen, found = set(later), []
+    for row in rows:
+        name = "-".join(row[:2]) if isinstance(row, tuple) else row
         method = name.partition("-")[0]
-        found.append(pytest.param(name, marks=[pytest.mark.slow] if method in seen else [], id=name))
+        values = row if isinstance(row, tuple) else (row,)
+        found.append(pytest.param(*values, marks=[pytest.mark.slow] if method in seen else [], id=name))
         seen.add(method)
     return found
 

@@ -68,6 +68,7 @@ def test_lower_precision_of_such_a_net_is_refused(large):
     assert not [path for path in RUN.iterdir() if path.name.startswith(".export-")]
 
 
+@pytest.mark.slow
 def test_bench_goes_on_without_a_training_form_that_torch_cannot_write():
     method = registry.load(registry.METHODS, "pyra")
     torch.save({"state_dict": method.example("tiny", seed=1)}, "pyra.pth")

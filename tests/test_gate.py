@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 import xmlschema
-from conftest import SHARED
+from conftest import SHARED, one_net_a_method
 from faults import wrong_initializer
 
 import repaconv as rc
@@ -39,10 +39,6 @@ SOUND = [
     ("pyra", "tiny", {"num_heads": "3"}),
     ("repconv", "tiny-mobileone", {"image_size": "32"}),
 ]
-
-
-MORE = ("tiny-swin", "tiny-poolformer", "tiny-mobileone")
-"""Sound nets that `make test-slow` adds."""
 
 
 def recipe(folder: Path, text: str = "", *, name="r", method="repavit", arch="tiny", seed=1, settings=None) -> Path:
@@ -133,10 +129,7 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     xmlschema.XMLSchema(SCHEMA).validate(reports.junit(report))
 
 
-@pytest.mark.parametrize(
-    ("method", "arch", "settings"),
-    [pytest.param(*row, marks=[pytest.mark.slow] if row[1] in MORE else [], id=f"{row[0]}-{row[1]}") for row in SOUND],
-)
+@pytest.mark.parametrize(("method", "arch", "settings"), one_net_a_method(SOUND))
 def test_sound_models_raise_no_alarm(method, arch, settings, tmp_path):
     report = rc.gate([recipe(tmp_path, method=method, arch=arch, settings=settings)])
     assert report.exit_code == 0, [

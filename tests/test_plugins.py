@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import one_net_a_method
 
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.testing import check_method, write_example
@@ -28,7 +29,7 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch", "settings", "meta"), OWN, ids=[f"{n}-{a}" for n, a, *_ in OWN])
+@pytest.mark.parametrize(("name", "arch", "settings", "meta"), one_net_a_method(OWN, later=()))
 def test_our_own_methods_hold_the_contract(name, arch, settings, meta, tmp_path):
     check_method(name, arch, tmp_path, settings=settings, meta=meta)
 

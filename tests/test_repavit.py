@@ -219,7 +219,7 @@ def test_the_poolformers_layer_scale_reaches_the_bias():
     assert torch.allclose(ours, block["ls"].double() * unscaled, rtol=1e-12)
 
 
-@pytest.mark.parametrize("weights_of", ["model", "model_ema"])
+@pytest.mark.parametrize("weights_of", ["model", pytest.param("model_ema", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_official_checkpoints(name, weights_of):
     path = SHARED / "repavit" / f"{name}.pth"

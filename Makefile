@@ -7,6 +7,7 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps train clean
 .PHONY: bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner
+.PHONY: gpu-kit gpu-results gpu-bare
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -62,6 +63,17 @@ bench-precision: .venv/installed-dev
 bench-noise: .venv/installed-dev
 	$(BIN)/python benchmarks/precision_noise.py -o benchmarks/results/precision_noise.json
 
+# A kit that measures on an NVIDIA card elsewhere (docs/gpu.md), and what becomes of its result.
+gpu-kit: .venv/installed
+	PYTHONPATH=benchmarks $(BIN)/python -m gpu.kit build/gpu-kit --python $(or $(KIT_PYTHON),3.12)
+
+gpu-results: .venv/installed
+	PYTHONPATH=benchmarks $(BIN)/python -m gpu.judging $(RESULT) --kit $(or $(KIT),build/gpu-kit/kit.json)
+
+# The kit in a folder as bare as the machine that it is for: a Python with torch and NumPy, no network, pieces alone.
+gpu-bare: .venv/installed
+	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_bare.py build/gpu-bare
+
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py
 	$(BIN)/python benchmarks/train/train.py
@@ -77,4 +89,4 @@ train: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .arm .docker-steps demo-out
+	rm -rf .venv .arm build/gpu-kit build/gpu-bare .docker-steps demo-out

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 
-def export(module: nn.Module, shape: tuple[int, ...], path: Path) -> None:
-    """Write a graph for images [B, C, H, W] of exactly that shape, in the exporter's own opset."""
+def export(module: nn.Module, shape: tuple[int, ...], path: Path, *, free_batch: bool = False) -> None:
+    """Write a graph for images [B, C, H, W] of exactly that shape, or of any batch, in the exporter's own opset."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it would like to have
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(module, (torch.zeros(shape),), dynamo=True, verbose=False)
+        sizes = ({0: "batch"},) if free_batch else None
+        program = torch.onnx.export(module, (torch.zeros(shape),), dynamo=True, verbose=False, dynamic_shapes=sizes)
     assert program is not None
     simplified, sound = onnxsim.simplify(program.model_proto)
     assert sound

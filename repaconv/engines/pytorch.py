@@ -48,7 +48,7 @@ class TorchSession:
         )
         if self._spatial:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._module, self.inputs, self.outputs = module, network.inputs, network.outputs
+        self.module, self.inputs, self.outputs = module, network.inputs, network.outputs
         self._call: Callable[..., Any] = torch.compile(module, dynamic=False) if compiled else module
         self.options = {
             "threads": str(spec.threads),
@@ -82,7 +82,7 @@ class TorchSession:
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """All on the one device, by module."""
-        return {name: self._device for name, part in self._module.named_modules() if not list(part.children())}
+        return {name: self._device for name, part in self.module.named_modules() if not list(part.children())}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
         """Not read.

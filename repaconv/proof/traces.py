@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
+    from repaconv.engines.pytorch import TorchSession
     from repaconv.proof.runners import TorchRunner
 
 Array = NDArray[np.floating]
@@ -56,7 +57,7 @@ class TorchTrace:
         names: Of the parts to look at; those without parts of their own when None.
     """
 
-    def __init__(self, runner: TorchRunner, names: Iterable[str] | None = None) -> None:
+    def __init__(self, runner: TorchRunner | TorchSession, names: Iterable[str] | None = None) -> None:
         self._runner = runner
         parts = dict(runner.module.named_modules())
         wanted = [name for name, part in parts.items() if not list(part.children())] if names is None else list(names)
@@ -80,7 +81,7 @@ class TorchTrace:
 
         def keep(place: Place, value: Any) -> None:
             if place in wanted:
-                found[place] = value.detach().double().numpy()
+                found[place] = value.detach().double().cpu().numpy()
 
         with self._watched({place.name: self._parts[place.name] for place in wanted}, keep):
             self._runner.run(feeds)

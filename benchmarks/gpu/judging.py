@@ -1,0 +1,178 @@
+"""Take a result in: `python -m gpu.judging RESULT [--kit kit.json]`, as `make gpu-results RESULT=...` does.
+
+Refused: what was changed on the way, what is no such result, what another kit made, a rehearsal. Marked partial: what
+was cut off, or lacked pieces. What is kept is judged anew from the samples and the links, never by the result's word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu.plan import OFFICIAL, OURS, VANILLA
+from gpu.session import FORMAT, canonical
+from repaconv.artefacts import Link
+from repaconv.errors import Refused, RepaconvError
+from repaconv.measure.statistics import ratio
+from repaconv.proof.policy import FLOAT32
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+LOW = ("fp16", "bf16")
+
+
+def read(path: Path, kit: dict[str, Any]) -> dict[str, Any]:
+    """A result that is whole, of this kit and of a card.
+
+    Raises:
+        Refused: If it is not.
+    """
+    try:
+        result = json.loads(path.read_text())
+        claimed = result.pop("sha256")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _refused(f"{path} is no result of the kit: {error!r}", "format") from error
+    if hashlib.sha256(canonical(result).encode()).hexdigest() != claimed:
+        raise _refused(f"{path} was changed or cut: its hash is another", "hash")
+    if result.get("format") != FORMAT:
+        raise _refused(f"{path} has the format {result.get('format')}, not {FORMAT}", "format")
+    if result.get("kit") != kit["id"]:
+        raise _refused(f"{path} is of the kit {result.get('kit')}, not of {kit['id']}", "foreign")
+    return dict(result)
+
+
+def _refused(message: str, code: str) -> Refused:
+    return Refused(f"{message}.", hint="Take the file as the kit wrote it, and its own kit.json.", code=f"gpu.{code}")
+
+
+def judged(result: dict[str, Any], kit: dict[str, Any]) -> dict[str, Any]:
+    """The result with a verdict for every step, and for the whole."""
+    steps = {step["name"]: step for step in result["steps"]}
+    rows = [_judged(step) for step in result["steps"]]
+    absent = [name for name in kit["plan"] if name not in steps]
+    open_ones = [row["name"] for row in rows if row["status"] == "not run"] + absent
+    partial = [f"{len(open_ones)} of {len(kit['plan'])} steps were not run"] if open_ones else []
+    partial += [f"without {bundle}: {why}" for bundle, why in result["missing"].items()]
+    verdicts = [row["verdict"] for row in rows if row["kind"] not in ("prepare", "graphs")]
+    failed, passed = "failed" in verdicts, "passed" in verdicts
+    verdict = "failed" if failed else "passed" if passed else "not verified"
+    return {**result, "steps": rows, "partial": partial, "verdict": verdict, "not_run": open_ones}
+
+
+def _judged(step: dict[str, Any]) -> dict[str, Any]:
+    faults = list(_faults(step)) if step["status"] in ("done", "not verified") else []
+    if step["status"] == "failed":
+        faults = [step.get("why") or "it does not say why"]
+    verdict = "failed" if faults else "passed" if step["status"] == "done" else "not verified"
+    told = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step))}
+    if step["kind"] == "row" and step["status"] == "done" and _samples_sound(step):
+        told |= {"p50_ms": _medians(step), "ratios": _ratios(step)}
+        told.pop("samples_ms")
+    return told
+
+
+def _faults(step: dict[str, Any]) -> Iterator[str]:
+    """Everything that is wrong with our side of a step that ran, each by the name of what it is of."""
+    if OURS in step.get("links", {}):
+        link = Link.model_validate(step["links"][OURS])
+        yield from _wrong(OURS, link)
+        if (precision := step["given"].get("precision")) in LOW and link.verdict == "passed" and _error(link) < FLOAT32:
+            yield f"{precision} was not honoured: {OURS} is {_error(link):.0e} from float64, as float32 is"
+    if nodes := step.get("fallen"):
+        yield f"{len(nodes)} nodes fell back to the processor: {', '.join(nodes[:8])}"
+    if step["kind"] == "row" and step["status"] == "done" and not _samples_sound(step):
+        yield "its samples are not as many times above zero as it counts rounds"
+    if step["kind"] == "engine" and step.get("built", "passed") != "passed":
+        yield f"the engine's build {step['built']}: {step.get('note', '')}"
+
+
+def _remarks(step: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the others' side, and what speaks against its times."""
+    for name, link in step.get("links", {}).items():
+        if name != OURS:
+            yield from _wrong(name, Link.model_validate(link))
+    yield from step.get("quality", {}).get("reasons", ())
+    if "placement" in step:
+        yield f"which nodes ran where was {step['placement']}"
+
+
+def _wrong(name: str, link: Link) -> Iterator[str]:
+    """A form that computes something else than its network, and where."""
+    if link.verdict != "passed":
+        where = f" at {link.location.module}" if link.location and link.location.module else ""
+        told = link.note or f"{_error(link):.1e} apart"
+        yield f"{name} computes something else than the training form{where}: {told}"
+
+
+def _error(link: Link) -> float:
+    return float(link.metrics.max_rel_error) if link.metrics else 0.0
+
+
+def _samples_sound(step: dict[str, Any]) -> bool:
+    samples = step["samples_ms"]
+    return OURS in samples and all(len(each) == step["rounds"] and min(each) > 0 for each in samples.values())
+
+
+def _medians(step: dict[str, Any]) -> dict[str, float]:
+    return {name: round(float(np.median(values)), 5) for name, values in step["samples_ms"].items()}
+
+
+def _ratios(step: dict[str, Any]) -> dict[str, Any]:
+    """How many times as fast ours is as each other form."""
+    samples = {name: np.asarray(values) for name, values in step["samples_ms"].items()}
+    wanted = [name for name in (OFFICIAL, VANILLA) if name in samples]
+    return {name: ratio(OURS, samples[OURS], name, samples[name], 0).model_dump(mode="json") for name in wanted}
+
+
+def place_of(result: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Where a card's result is kept.
+
+    Raises:
+        Refused: If it is of no card.
+    """
+    name = result["machine"]["card"].get("name")
+    if result["rehearsal"] or not name:
+        raise Refused(
+            "the result is of no card: a rehearsal, or of a machine without one.",
+            hint="It shows what failed; nothing of it is kept.",
+            code="gpu.no-card",
+        )
+    return folder / f"gpu_{re.sub(r'[^a-z0-9]+', '_', str(name).lower()).strip('_')}.json"
+
+
+def main() -> None:
+    """See the module's words."""
+    from gpu.tables import markdown, put
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--kit", type=Path, default=Path("build/gpu-kit/kit.json"))
+    given = parser.parse_args()
+    try:
+        kit = json.loads(given.kit.read_text())
+        found = judged(read(given.result, kit), kit)
+        print(markdown(found))
+        place = place_of(found)
+    except RepaconvError as error:
+        raise SystemExit(_told(error)) from error
+    place.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    put(found)
+    print(f"\n{place}: {found['verdict']}{''.join(f'; partial: {why}' for why in found['partial'])}")
+    raise SystemExit({"passed": 0, "failed": 1}.get(found["verdict"], 3))
+
+
+def _told(error: RepaconvError) -> int:
+    import sys
+
+    sys.stderr.write(f"{error.message} {error.hint}\n")
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The networks of a step, in a folder each: the checkpoint, its run, the official deploy form, the vanilla network."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from deploy_models import MODELS, Model
+from handmade import dwconv, nondeep, repavit, vanilla
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import repaconv
+from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Case
+from repaconv import runs
+from repaconv.engines.contract import Network
+from repaconv.methods.nondeep.published import example_meta
+from repaconv.proof.data import random_inputs
+from repaconv.steps.common import DEPLOY
+from repaconv.steps.common import TRAINING as AS_TRAINED
+from repaconv.steps.subject import Subject, subject_of
+
+PROBES = 4
+"""Images whose outputs are known in float64."""
+REHEARSED = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True)
+OTHERS = (
+    Model("dwconv", "vit-base/6", None, partial(dwconv.deployed, heads=12), {}),
+    Model("repavit", "tiny", None, partial(repavit.deployed, heads=3), {"args": REHEARSED}),
+    Model("nondeep", "tiny", None, nondeep.deployed, {"meta": example_meta()}),
+)
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def model_of(name: str) -> Model:
+    """By the name of its folder."""
+    known = {Case(each.method, each.size, 1, None, each.note).model: each for each in (*MODELS, *OTHERS)}
+    return known[name]
+
+
+def prepare(name: str, folder: Path) -> dict[str, Any]:
+    """Checkpoint, run, official form, vanilla network, and what is right on some images."""
+    model = model_of(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = model.checkpoint()
+    torch.save(checkpoint, folder / "c.pth")
+    torch.save(model.deployed(checkpoint), folder / "official.pt")
+    if (plain := _vanilla(model, checkpoint)) is not None:
+        torch.save(plain, folder / "vanilla.pt")
+    settings = {"num_heads": "3"} if model.size == "tiny" and model.method == "repavit" else None
+    folded = repaconv.fold(folder / "c.pth", force=True, out=folder / "run", settings=settings)
+    run = subject(folder)
+    feeds = {"input": random_inputs((3, *folded.image_size), count=PROBES, seed=0).images}
+    right = run.reference.run(feeds)["logits"]
+    undecided = None
+    if run.decides:
+        run.exact.run(feeds)
+        undecided = run.exact.undecided
+    np.savez(
+        folder / "truth.npz",
+        images=feeds["input"],
+        logits=right,
+        undecided=np.zeros(PROBES, dtype=bool) if undecided is None else undecided,
+    )
+    return {"verdict": folded.verdict}
+
+
+def _vanilla(model: Model, checkpoint: dict[str, Any]) -> nn.Module | None:
+    """What the paper measured against; None of a size that it did not."""
+    if model.method == "riformer":
+        return vanilla.poolformer(model.deployed(checkpoint))  # type: ignore[arg-type]
+    if model.size == "tiny":
+        return vanilla.vit("rehearsal") if model.method == "repavit" else None
+    sizes = {"deit-tiny/0.75": "tiny", "deit-base/0.75": "base", "vit-large/12": "large"}
+    by_method = {"nondeep": "tiny", "pyra": "base"}
+    size = sizes.get(model.size) or by_method.get(model.method)
+    return vanilla.vit(size) if size else None
+
+
+def subject(folder: Path) -> Subject:
+    """Of a folder's run."""
+    return subject_of(runs.find_run(folder / "run"))
+
+
+def networks(folder: Path) -> dict[str, Network]:
+    """All forms as modules in memory."""
+    run = subject(folder)
+    found = {OURS: run.network(DEPLOY), TRAINING: run.network(AS_TRAINED)}
+    for name, file in ((OFFICIAL, "official.pt"), (VANILLA, "vanilla.pt")):
+        if (folder / file).is_file():
+            # written by the step before
+            found[name] = Network(torch.load(folder / file, weights_only=False), *found[OURS][1:])
+    return found
+
+
+def truth(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_]]:
+    """Images, their logits in float64, and whether float32 may decide otherwise in them."""
+    with np.load(folder / "truth.npz") as kept:
+        return kept["images"], kept["logits"], kept["undecided"]
+
+
+def decides(folder: Path) -> bool:
+    """Whether the network decides something discrete."""
+    return subject(folder).decides
+
+
+class In(nn.Module):
+    """A module that computes in a type of its own, between float32 images and float32 logits."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.dtype = module.to(dtype), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.to(self.dtype)).float()
+
+
+def graphs(folder: Path, target: str, precision: str) -> dict[str, Any]:
+    """Every form but the training one as an ONNX graph of any batch, typed in that precision."""
+    from handmade import pipeline
+
+    exported = repaconv.export(folder / "run", target=target, precision=precision)
+    taken = runs.find_run(folder / "run")
+    written = {OURS: str(runs.graph_of(taken, exported))}
+    size = truth(folder)[0].shape[1:]
+    for name, file in ((OFFICIAL, "official.pt"), (VANILLA, "vanilla.pt")):
+        if (folder / file).is_file():
+            module = torch.load(folder / file, weights_only=False)
+            path = folder / f"{Path(file).stem}.{precision}.onnx"
+            typed = module if precision == "fp32" else In(module, DTYPES[precision])
+            pipeline.export(typed, (2, *size), path, free_batch=True)
+            written[name] = str(path)
+    (folder / f"graphs.{precision}.json").write_text(json.dumps(written))
+    return {"verdict": exported.verdict}

@@ -1,0 +1,153 @@
+"""What is measured on a card, the most important first: the papers' models at the papers' own protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+VANILLA, TRAINING, OFFICIAL, OURS = "vanilla", "training form", "official", "repaconv"
+
+
+class Claim(NamedTuple):
+    """A paper's speed: the deploy form's over the vanilla network's, where that stands, and on which card."""
+
+    factor: float
+    source: str
+
+
+class Case(NamedTuple):
+    """A network at a paper's protocol.
+
+    Attributes:
+        method: Its method.
+        size: Of `deploy_models`.
+        batch: Images a call; halved where the card's memory does not hold them.
+        claim: What the paper says.
+        note: Which of that size.
+    """
+
+    method: str
+    size: str
+    batch: int
+    claim: Claim | None
+    note: str = ""
+
+    @property
+    def model(self) -> str:
+        """Its folder's name."""
+        return "-".join(filter(None, (self.method, self.size.replace("/", "-"), self.note)))
+
+
+A6000, A100, RTX3090 = "an A6000", "an A100", "a GeForce RTX 3090"
+CASES = (
+    Case("repavit", "deit-base/0.75", 128, Claim(660.3 / 418.5, f"Table 2, {A6000}")),
+    Case("riformer", "s12", 2048, Claim(4899.8 / 4160.18, f"Table 6, {A100}, against PoolFormer-S12")),
+    Case("nondeep", "6x2", 1, None, "value-sum"),
+    Case("nondeep", "6x2", 32, Claim(2840 / 1723, "Table 1, a GPU that it does not name"), "value-sum"),
+    Case("pyra", "vit-base/low", 128, Claim(745 / 425, f"Table 2, {RTX3090}")),
+    Case("dwconv", "vit-large/12", 1, Claim(161.4 / 133.6, "Table 2, a Jetson Orin Nano with TensorRT")),
+    Case("repavit", "deit-tiny/0.75", 128, Claim(4470.8 / 3435.1, f"Table 4, {A6000}")),
+    Case("pyra", "vit-base/high", 128, Claim(1365 / 425, f"Table 3, {RTX3090}")),
+)
+# Runtimes by target, with the precisions, in the order in which their rows come.
+WAYS = (
+    ("cuda", "fp32"),
+    ("cuda-ort", "fp32"),
+    ("cuda", "fp16"),
+    ("cuda@graphs", "fp16"),
+    ("cuda@compiled", "fp16"),
+    ("cuda-ort", "fp16"),
+    ("cuda@compiled", "fp32"),
+    ("cuda@graphs", "fp32"),
+    ("cuda", "bf16"),
+    ("cuda", "tf32"),
+    ("cuda-ort", "bf16"),
+    ("cuda-ort@tensorrt", "fp16"),
+)
+ENGINES = {"rtx-40": "8.9", "rtx-50": "12.0"}
+"""Targets of TensorRT-RTX, and the compute capability that their engines are for."""
+BATCHES = (1, 8, 64)
+"""Images a call, of an engine that is opened."""
+TUNED = ("repavit-deit-tiny-0.75", "riformer-s12", "nondeep-6x2-value-sum")
+SMALL = {"dwconv": "vit-base/6", "pyra": "vit-base/low"}
+"""Where the largest network would be no better an example of an engine."""
+
+
+class Step(NamedTuple):
+    """One process: a network made, or a row.
+
+    Attributes:
+        name: Unlike all others.
+        kind: ``prepare``, ``graphs``, ``row``, ``engine`` or ``tune``.
+        model: Folder of its network.
+        given: What the kind takes.
+        limit_s: After which it is ended.
+    """
+
+    name: str
+    kind: str
+    model: str
+    given: dict[str, Any]
+    limit_s: int
+
+
+def steps(rehearsal: bool = False) -> list[Step]:
+    """All of them in order; a rehearsal has small networks on a processor, and each kind of step once."""
+    cases = REHEARSED if rehearsal else CASES
+    ways = (("cpu-torch", "fp32"), ("x86-64", "fp32"), ("cpu-torch", "bf16")) if rehearsal else WAYS
+    made: dict[str, Step] = {}
+    for step in (*_rows(cases, ways), *_tuned(cases, rehearsal), *_engines(cases)):
+        for needed in _needs(step):
+            made.setdefault(needed.name, needed)
+        made[step.name] = step
+    return list(made.values())
+
+
+REHEARSED = (
+    Case("repavit", "tiny", 4, Claim(4470.8 / 3435.1, f"Table 4, {A6000}")),
+    Case("nondeep", "tiny", 1, None),
+)
+
+
+def _rows(cases: tuple[Case, ...], ways: tuple[tuple[str, str], ...]) -> Iterator[Step]:
+    for target, precision in ways:
+        for case in cases:
+            if target.endswith("@graphs") and case.batch > 1:
+                continue
+            given = {
+                "target": target,
+                "precision": precision,
+                "batch": case.batch,
+                "method": case.method,
+                "size": case.size,
+                "claim": case.claim and case.claim._asdict(),
+            }
+            name = f"{case.model}.b{case.batch}.{target}.{precision}"
+            yield Step(name, "row", case.model, given, 300 if "compiled" in target else 150)
+
+
+def _engines(cases: tuple[Case, ...]) -> Iterator[Step]:
+    """One network a method."""
+    chosen = {each.method: (each.method, SMALL.get(each.method, each.size), each.note) for each in cases}
+    for method, size, note in chosen.values():
+        model = Case(method, size, 1, None, note).model
+        for target, capability in ENGINES.items():
+            given = {"target": target, "capability": capability, "method": method, "size": size}
+            yield Step(f"{model}.{target}", "engine", model, given, 300)
+
+
+def _tuned(cases: tuple[Case, ...], rehearsal: bool) -> Iterator[Step]:
+    for case in () if rehearsal else cases:
+        if case.model in TUNED:
+            given = {"target": "cuda-ort", "batch": min(case.batch, 128)}
+            yield Step(f"{case.model}.b{case.batch}.tune", "tune", case.model, given, 240)
+
+
+def _needs(step: Step) -> Iterator[Step]:
+    """What must be made before: the network, and its graphs where a runtime takes those."""
+    yield Step(f"{step.model}.prepare", "prepare", step.model, {}, 300)
+    target = step.given.get("target", "")
+    if step.kind == "row" and not target.startswith(("cuda@", "cpu-torch")) and target != "cuda":
+        plain, precision = target.partition("@")[0], step.given["precision"]
+        typed = "fp32" if precision == "tf32" else precision
+        yield Step(f"{step.model}.graphs.{typed}", "graphs", step.model, {"target": plain, "precision": typed}, 300)

@@ -1,0 +1,258 @@
+"""One step in a process of its own: `python -m gpu.steps NAME WORK OUT [--rehearsal]` writes what came of it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu.plan import BATCHES, OFFICIAL, OURS, TRAINING, VANILLA, Step, steps
+from repaconv.errors import EnvironmentProblem
+
+SECONDS, ROUNDS, FEWEST = 15.0, 100, 20
+"""A row's measured rounds: as many as fit, within these counts."""
+
+
+def measured(step: Step, folder: Path) -> dict[str, Any]:
+    """A row, on half as many images as long as the card does not hold them."""
+    batch, notes = int(step.given["batch"]), []
+    while True:
+        try:
+            return {**_row(step, folder, batch), "notes": notes}
+        except EnvironmentProblem as problem:
+            if problem.code != "card.memory" or batch == 1:
+                raise
+            notes.append(problem.message)
+        batch //= 2
+        _freed()  # what the row held goes with its error
+
+
+def _freed() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _row(step: Step, folder: Path, batch: int) -> dict[str, Any]:
+    """Every form interleaved, each held to float64 on the very images that it is measured on."""
+    import numpy as np
+
+    from gpu.models import decides, truth
+    from repaconv.measure.fingerprint import fingerprint
+    from repaconv.measure.protocol import measure
+    from repaconv.measure.quality import quality
+    from repaconv.measure.statistics import ratio
+
+    images, right, undecided = truth(folder)
+    places = np.arange(max(batch, len(images))) % len(images)
+    precision = step.given["precision"]
+    sessions = dict(_sessions(step, folder, batch))
+    links = {
+        name: _link(name, session, images[places], right[places], undecided[places], batch, precision, decides(folder))
+        for name, session in sessions.items()
+        if name != VANILLA
+    }
+    if links[OURS].verdict == "failed":
+        links[OURS] = _located(links[OURS], step, folder, images[:1])
+    taken = images[places][:batch]
+    calls = {name: session.call(taken) for name, session in sessions.items()}
+    clocked = {name for name, session in sessions.items() if session.on_card}
+    once = sum(_milliseconds(call) for call in calls.values())
+    rounds = int(np.clip(1e3 * SECONDS / max(once, 1e-3), FEWEST, ROUNDS))
+    found = measure(calls, rounds=rounds, warmup_rounds=10, seed=0, clocked=clocked)
+    samples = {name: np.round(values, 5) for name, values in found.samples_ms.items()}
+    best = ratio(OURS, samples[OURS], OFFICIAL, samples[OFFICIAL], 0)
+    believed = quality(samples, found.watched, compared=best, stable=found.stable)
+    return {
+        "batch": batch,
+        "rounds": rounds,
+        "samples_ms": {name: values.tolist() for name, values in samples.items()},
+        "links": {name: link.model_dump(mode="json") for name, link in links.items()},
+        **(_fallen(sessions[OURS].session, taken) if clocked else {}),
+        "options": sessions[OURS].options,
+        "engine": _engine(step).name,
+        "version": _engine(step).version(),
+        "quality": believed.model_dump(mode="json"),
+        "machine": fingerprint((), card=bool(clocked)),
+    }
+
+
+def _fallen(session: Any, images: Any) -> dict[str, Any]:
+    """Nodes on the processor; where that cannot be read, as for want of memory, the row stands without."""
+    try:
+        return {"fallen": list(session.fallen({session.inputs[0].name: images}))}
+    except Exception as error:
+        return {"fallen": [], "placement": f"not read: {type(error).__name__}"}
+
+
+def _milliseconds(call: Callable[[], Any]) -> float:
+    for _ in range(2):
+        begin = time.perf_counter_ns()
+        call()
+    return (time.perf_counter_ns() - begin) / 1e6
+
+
+def _engine(step: Step) -> Any:
+    from repaconv import registry
+    from repaconv.steps.common import load_target
+
+    return registry.load(registry.ENGINES, load_target(step.given["target"]).runtime)
+
+
+def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]:
+    """Every form opened by the row's runtime."""
+    from gpu.models import networks
+    from repaconv.engines.contract import SessionSpec
+    from repaconv.proof.runners import Images
+
+    engine, precision = _engine(step), step.given["precision"]
+    spec = SessionSpec(threads=1, precision=precision, sizes={"batch": batch})
+    if "networks" in engine.can:
+        given: dict[str, Any] = dict(networks(folder))
+    else:
+        typed = "fp32" if precision == "tf32" else precision
+        listed = folder / f"graphs.{typed}.json"
+        if not listed.is_file():
+            raise EnvironmentProblem(f"the graphs of {step.model} were not written; see their step.", code="step.needs")
+        given = {name: Path(path) for name, path in json.loads(listed.read_text()).items()}
+    for name in (VANILLA, TRAINING, OFFICIAL, OURS):
+        if name in given:
+            yield name, Images(engine.open(given[name], spec))
+
+
+def _link(
+    name: str, session: Any, images: Any, right: Any, undecided: Any, batch: int, precision: str, decides: bool
+) -> Any:
+    """The link ``engine`` of one form."""
+    from repaconv.proof.outputs import Comparison
+    from repaconv.proof.policy import tolerance
+
+    compared = Comparison(name, tolerance("engine", precision=precision, decides=decides))
+    for start in range(0, len(images) - batch + 1, batch):
+        piece = slice(start, start + batch)
+        left_out = undecided[piece] if precision == "fp32" and decides else None
+        compared.add({"logits": session.run(images[piece])}, {"logits": right[piece]}, undecided=left_out)
+    return compared.links("engine", "training form, float64")[0]
+
+
+def _located(link: Any, step: Step, folder: Path, images: Any) -> Any:
+    """The link with the first module that differs where its runtime computes module by module."""
+    from gpu.models import subject
+    from repaconv import registry
+    from repaconv.engines.contract import SessionSpec
+    from repaconv.proof.locate import locate
+    from repaconv.proof.traces import TorchTrace
+    from repaconv.steps.common import DEPLOY, load_target
+
+    plain = load_target(step.given["target"].partition("@")[0]).runtime
+    eager = registry.load(registry.ENGINES, plain)
+    if "networks" not in eager.can:
+        return link
+    spec, right = SessionSpec(precision=step.given["precision"]), subject(folder)
+    allowed = link.tolerance.rtol if link.tolerance and link.tolerance.kind == "exact" else None
+    trace = TorchTrace(eager.open(right.network(DEPLOY), spec))
+    found = locate(right.exact.trace(), trace, {"input": images}, allowed=allowed, decides=right.decides)
+    return link.model_copy(update={"location": found})
+
+
+def engine(step: Step, folder: Path) -> dict[str, Any]:
+    """An engine built ahead of time; opened, compared and timed where the card is one that it is for."""
+    import repaconv
+    from repaconv import runs
+    from repaconv.engines.card import require_card
+
+    target = step.given["target"]
+    repaconv.export(folder / "run", target=target)
+    built = repaconv.build(folder / "run", target=target)
+    path = runs.find_run(folder / "run").folder / "build" / built.payload.path
+    told = {
+        "built": built.verdict,
+        "types": dict(built.layer_types),
+        "sha256": built.payload.sha256,
+        "bytes": path.stat().st_size,
+        "version": built.runtime,
+        "note": built.note,
+    }
+    try:
+        card = require_card("TensorRT-RTX")
+        if card.capability != step.given["capability"]:
+            wanted = f"the engine is for compute capability {step.given['capability']}"
+            raise EnvironmentProblem(f"{wanted}, the {card.name} has {card.capability}.", code="card.other")
+    except EnvironmentProblem as problem:
+        return {**told, "not_verified": problem.message}
+    return {**told, **_opened(path, folder)}
+
+
+def _opened(path: Path, folder: Path) -> dict[str, Any]:
+    """The link ``engine``, the layers' types as the engine itself tells them, and its times at every batch."""
+    import numpy as np
+
+    from gpu.models import decides, truth
+    from repaconv.measure.protocol import measure
+    from repaconv.steps.engines import built_as, open_engine
+
+    session = open_engine(path, built_as(path), threads=1)
+    images, right, undecided = truth(folder)
+    link = _link(OURS, session, images, right, undecided, 1, "fp32", decides(folder))
+    calls = {f"batch {count}": session.call(images[np.arange(count) % len(images)]) for count in BATCHES}
+    samples = measure(calls, rounds=50, warmup_rounds=10, seed=0, clocked=set(calls)).samples_ms
+    return {
+        "links": {OURS: link.model_dump(mode="json")},
+        "engine_types": session.options,
+        "samples_ms": {name: np.round(values, 5).tolist() for name, values in samples.items()},
+    }
+
+
+def tuned(step: Step, folder: Path) -> dict[str, Any]:
+    """The fastest form of the run's graph here, with the evidence."""
+    import repaconv
+
+    found = repaconv.tune(
+        folder / "run", target=step.given["target"], batch=step.given["batch"], budget_s=120, again=True
+    )
+    return {"tuned": found.model_dump(mode="json")}
+
+
+def done(step: Step, work: Path) -> dict[str, Any]:
+    """What came of a step, however it ended."""
+    from gpu import models
+
+    folder = work / "models" / step.model
+    do: dict[str, Callable[[], dict[str, Any]]] = {
+        "prepare": lambda: models.prepare(step.model, folder),
+        "graphs": lambda: models.graphs(folder, step.given["target"], step.given["precision"]),
+        "row": lambda: measured(step, folder),
+        "engine": lambda: engine(step, folder),
+        "tune": lambda: tuned(step, folder),
+    }
+    try:
+        if step.kind != "prepare" and not (folder / "truth.npz").is_file():
+            raise EnvironmentProblem(f"{step.model} was not made; see its step.", code="step.needs")
+        found = do[step.kind]()
+        return {"status": "not verified" if "not_verified" in found else "done", "why": "", **found}
+    except EnvironmentProblem as problem:
+        return {"status": "not verified", "why": f"{problem.message} {problem.hint}".strip()}
+    except Exception as error:  # whatever a runtime raises costs its own row
+        tail = traceback.format_exc().splitlines()[-12:]
+        first = (str(error).splitlines() or [""])[0][:300]
+        return {"status": "failed", "why": f"{type(error).__name__}: {first}", "trace": tail}
+
+
+def main() -> None:
+    """See the module's words."""
+    name, work, out, *rest = sys.argv[1:]
+    step = next(each for each in steps(rehearsal="--rehearsal" in rest) if each.name == name)
+    begin = time.monotonic()
+    found = done(step, Path(work))
+    Path(out).write_text(json.dumps({**found, "seconds": round(time.monotonic() - begin, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A judged result as the tables of docs/gpu.md: every row beside the paper's own factor, and what failed by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu.plan import OFFICIAL, OURS, VANILLA
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+START, END = "<!-- results: make gpu-results writes these -->", "<!-- end of results -->"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """What the result shows."""
+    return "\n".join([*_head(result), "", *_rows(result), "", *_engines(result), "", *_faults(result)]).strip()
+
+
+def put(result: dict[str, Any], page: Path = PAGE) -> None:
+    """Write it into the page, in place of what it had of the same card."""
+    text = page.read_text()
+    before, _, rest = text.partition(START)
+    kept, _, after = rest.partition(END)
+    title = _title(result)
+    parts = [part for part in kept.split("\n### ") if part.strip() and not f"### {part}".startswith(f"{title}\n")]
+    whole = "".join(f"\n### {part.strip()}\n" for part in parts) + f"\n{markdown(result)}\n"
+    page.write_text(f"{before}{START}\n{whole}\n{END}{after}")
+
+
+def _title(result: dict[str, Any]) -> str:
+    return f"### {result['machine']['card'].get('name') or 'No card'}"
+
+
+def _head(result: dict[str, Any]) -> Iterator[str]:
+    machine = result["machine"]
+    card = machine["card"]
+    yield _title(result)
+    yield ""
+    told = [f"driver {card.get('driver')}, CUDA {card.get('cuda')}, cuDNN {card.get('cudnn')}"] if card else []
+    told += [f"{name} {version}" for name, version in sorted(machine["packages"].items())]
+    yield f"{'; '.join([*told, machine['system']])}. Kit {result['kit']}: **{result['verdict']}**."
+    for why in result["partial"]:
+        yield f"*Partial*: {why}."
+
+
+def _rows(result: dict[str, Any]) -> Iterator[str]:
+    rows = [step for step in result["steps"] if step["kind"] == "row" and "p50_ms" in step]
+    if not rows:
+        yield "*Not verified here*: no row was measured."
+        return
+    forms = f"{VANILLA} | {OFFICIAL} | {OURS} | {OURS} / {OFFICIAL} | {OURS} / {VANILLA}"
+    yield f"| model | batch | runtime | precision | {forms} | paper | trust |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for step in rows:
+        given, times = step["given"], step["p50_ms"]
+        cells = [f"{given['method']} {given['size']}", str(step["batch"]), given["target"], given["precision"]]
+        cells += [f"{times[name]:.3f} ms" if name in times else "-" for name in (VANILLA, OFFICIAL, OURS)]
+        cells += [_ratio(step["ratios"].get(name)) for name in (OFFICIAL, VANILLA)]
+        claim = given["claim"]
+        cells.append(f"{claim['factor']:.2f} ({claim['source']})" if claim else "-")
+        trust = step["quality"]["verdict"] if step["verdict"] == "passed" else f"**{step['verdict']}**"
+        yield f"| {' | '.join([*cells, trust])} |"
+
+
+def _ratio(found: dict[str, Any] | None) -> str:
+    return f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})" if found else "-"
+
+
+def _engines(result: dict[str, Any]) -> Iterator[str]:
+    engines = [step for step in result["steps"] if step["kind"] == "engine" and "built" in step]
+    if engines:
+        yield "| engine | for | built ahead of time | types | on the card |"
+        yield "|---|---|---|---|---|"
+    for step in engines:
+        types = ", ".join(f"{count} {name}" for name, count in sorted(step["types"].items()))
+        ran = step["verdict"] if step["status"] == "done" else f"*not verified here*: {step.get('not_verified', '')}"
+        yield f"| {step['model']} | {step['given']['target']} | {step['built']} | {types} | {ran} |"
+
+
+def _faults(result: dict[str, Any]) -> Iterator[str]:
+    """What failed, and what could not be run, each with its cause."""
+    for step in result["steps"]:
+        for fault in step["faults"]:
+            yield f"- **failed** {step['name']}: {fault}"
+        for remark in step["remarks"]:
+            yield f"- {step['name']}: {remark}"
+        for note in step.get("notes", ()):
+            yield f"- {step['name']}: {note} It was measured on {step['batch']}."
+    causes: dict[str, list[str]] = {}
+    for step in result["steps"]:
+        if step["verdict"] == "not verified" and step["kind"] != "engine" and step["status"] != "not run":
+            causes.setdefault(step.get("why") or "it does not say why", []).append(step["name"])
+    for why, names in causes.items():
+        yield f"- *not verified here*: {len(names)} step{'s' if len(names) > 1 else ''} ({names[0]} first): {why}"

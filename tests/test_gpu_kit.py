@@ -1,0 +1,225 @@
+"""The kit for a card elsewhere: pieces that arrive or not, results that are judged; the whole is `make gpu-bare`.
+
+`data/gpu/rehearsal.json` is what the kit measured of small networks on a processor, as a card's result is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from gpu import kit, unpacking
+from gpu.judging import judged, place_of, read
+from gpu.plan import CASES, OURS, steps
+from gpu.session import canonical
+from gpu.tables import END, START, markdown, put
+
+from repaconv.errors import Refused
+
+RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
+KIT = {"id": RECORDED["kit"], "plan": [step["name"] for step in RECORDED["steps"]]}
+ROW = "repavit-tiny.b4.cpu-torch.fp32"
+
+
+def test_the_most_important_comes_first_and_every_method_has_its_rows():
+    plan = steps()
+    assert len({step.name for step in plan}) == len(plan)
+    rows = [step for step in plan if step.kind == "row"]
+    assert (rows[0].given["method"], rows[0].given["batch"], rows[0].given["target"]) == ("repavit", 128, "cuda")
+    assert {each.method for each in CASES} == {"repavit", "riformer", "nondeep", "pyra", "dwconv"}
+    assert {step.given["method"] for step in plan if step.kind == "engine"} == {each.method for each in CASES}
+    for step in plan:  # what is needed stands before
+        before = plan[: plan.index(step)]
+        assert step.kind == "prepare" or any(each.kind == "prepare" and each.model == step.model for each in before)
+
+
+# --- pieces -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A kit of two bundles, of which the second is in three pieces; its core says what it is asked."""
+    session = tmp_path / "session.py"
+    session.write_text("import json, sys, there\nprint(json.loads(sys.argv[sys.argv.index('--missing') + 1]))\n")
+    with zipfile.ZipFile(tmp_path / "there-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("there.py", "")
+    (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "empty.py").write_text("")
+    folder = tmp_path / "kit"
+    folder.mkdir()
+    contents = {
+        "core": {
+            "benchmarks/gpu/__init__.py": tmp_path / "empty.py",
+            "benchmarks/gpu/session.py": session,
+            "there-1.0-py3-none-any.whl": tmp_path / "there-1.0-py3-none-any.whl",
+        },
+        "large": {"large.bin": tmp_path / "large.bin"},
+    }
+    bundles = {}
+    for name, files in contents.items():
+        whole = kit.packed(files, tmp_path / f"{name}.tar")
+        bundles[name] = kit.cut(name, whole, folder, 16384 if name == "core" else 4096)
+    text, known = kit.script(bundles, f"{sys.version_info[0]}.{sys.version_info[1]}")
+    (folder / "gpu.sh").write_text(text)
+    return folder, known
+
+
+def run(folder, work, *options):
+    command = ["sh", str(folder / "gpu.sh"), "--work", str(work), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHON": sys.executable})
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_pieces_arrive_alone_and_the_kit_says_what_it_lacks(made, tmp_path):
+    folder, known = made
+    arrived, work = tmp_path / "arrived", tmp_path / "work"
+    arrived.mkdir()
+    (arrived / "gpu.sh").write_text((folder / "gpu.sh").read_text())
+    assert known["bundles"]["large"] == ["large.00", "large.01", "large.02"]
+    code, told = run(arrived, work)
+    assert code == 3
+    assert "not verified: the bundle core is not whole: core.00 did not arrive" in told
+    for piece in ("core.00", "large.01"):  # one at a time, each gone again before the next
+        (arrived / piece).write_bytes((folder / piece).read_bytes())
+        assert run(arrived, work, "--take")[0] == 0
+        (arrived / piece).unlink()
+    (arrived / "large.00").write_bytes((folder / "large.00").read_bytes()[:-1])
+    code, told = run(arrived, work)
+    assert code == 0, told
+    assert "2 of 4 pieces are here" in told
+    assert "{'large': 'large.00 is damaged: its hash is another; large.02 did not arrive'}" in told
+    code, told = run(arrived, work, "--pieces", str(folder))
+    assert (code, "{}" in told) == (0, True)
+    assert (work / "large" / "large.bin").read_bytes() == (tmp_path / "large.bin").read_bytes()
+
+
+def test_another_python_and_one_without_torch_are_told(monkeypatch):
+    assert "for Python 2.7, this is 3." in unpacking.lacks({"python": "2.7"})
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    monkeypatch.setattr(unpacking.sys, "executable", "/bin/false")
+    assert "has no torch" in unpacking.lacks({"python": here})
+
+
+# --- results ------------------------------------------------------------------------------------------
+
+
+def written(result, path):
+    """As the kit writes it."""
+    bare = {key: value for key, value in result.items() if key != "sha256"}
+    path.write_text(canonical({**bare, "sha256": hashlib.sha256(canonical(bare).encode()).hexdigest()}))
+    return path
+
+
+def changed(**fields):
+    """The recorded result with another first row."""
+    rows = [{**step, **fields} if step["name"] == ROW else step for step in RECORDED["steps"]]
+    return {**RECORDED, "steps": rows}
+
+
+def found(result):
+    return next(step for step in judged(result, KIT)["steps"] if step["name"] == ROW)
+
+
+def test_a_result_that_came_whole_is_judged_anew(tmp_path):
+    done = judged(read(written(RECORDED, tmp_path / "r.json"), KIT), KIT)
+    assert done["verdict"] == "passed"
+    assert done["partial"] == []
+    row = found(RECORDED)
+    assert (row["verdict"], row["faults"]) == ("passed", [])
+    assert set(row["p50_ms"]) == {"vanilla", "training form", "official", OURS}
+    assert row["ratios"]["official"]["low"] <= row["ratios"]["official"]["median"]
+    engines = [step for step in done["steps"] if step["kind"] == "engine"]
+    assert {step["built"] for step in engines} == {"passed"}
+    assert {step["verdict"] for step in engines} == {"not verified"}
+    text = markdown(done)
+    assert "there is none here" in text
+    assert "1.30 (Table 4, an A6000)" in text
+
+
+def test_what_was_changed_cut_or_is_another_kits_is_refused(tmp_path):
+    path = written(RECORDED, tmp_path / "r.json")
+    whole = path.read_text()
+    path.write_text(whole.replace('"precision":"bf16"', '"precision":"fp32"', 1))
+    with pytest.raises(Refused, match="changed or cut"):
+        read(path, KIT)
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(Refused, match="no result of the kit"):
+        read(path, KIT)
+    with pytest.raises(Refused, match="is of the kit"):
+        read(written(RECORDED, path), {**KIT, "id": "another"})
+    with pytest.raises(Refused, match="has the format"):
+        read(written({**RECORDED, "format": "trtexec"}, path), KIT)
+
+
+def test_what_was_cut_off_or_lacked_pieces_is_partial():
+    rows = [{"status": "not run", **{k: v for k, v in step.items() if k in ("name", "kind", "model", "given")}}
+            if step["name"] != ROW else step for step in RECORDED["steps"]]  # fmt: skip
+    done = judged({**RECORDED, "steps": rows, "missing": {"onnxruntime": "onnxruntime.03 did not arrive"}}, KIT)
+    assert done["verdict"] == "passed"
+    assert done["partial"][0].startswith(f"{len(rows) - 1} of {len(rows)} steps were not run")
+    assert done["partial"][1] == "without onnxruntime: onnxruntime.03 did not arrive"
+    assert "*Partial*" in markdown(done)
+    nothing = judged({**RECORDED, "steps": rows[1:]}, {**KIT, "plan": KIT["plan"]})
+    assert nothing["verdict"] == "passed" if any(step["status"] == "done" for step in rows[1:]) else "not verified"
+
+
+def link(**fields):
+    links = next(step for step in RECORDED["steps"] if step["name"] == ROW)["links"]
+    return {**links, OURS: {**links[OURS], **fields}}
+
+
+def given(precision):
+    return {**next(step for step in RECORDED["steps"] if step["name"] == ROW)["given"], "precision": precision}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"links": link(verdict="failed", location={"module": "blocks.1.attn", "reason": "off by 1.0e+00"})},
+            "repaconv computes something else than the training form at blocks.1.attn",
+        ),
+        ({"given": given("fp16")}, "fp16 was not honoured: repaconv is"),
+        ({"fallen": ["blocks.0.merge/TopK_3"]}, "1 nodes fell back to the processor: blocks.0.merge/TopK_3"),
+        ({"samples_ms": {OURS: [0.0], "official": [1.0]}}, "its samples are not"),
+        (
+            {"status": "failed", "why": "no kernel for blocks.3.dw"},
+            "no kernel for blocks.3.dw",
+        ),
+        ({"status": "failed", "why": "took longer than 150 s"}, "took longer than 150 s"),
+    ],
+)
+def test_what_fails_is_named(fields, told):
+    row = found(changed(**fields))
+    assert row["verdict"] == "failed"
+    assert told in "; ".join(row["faults"])
+    done = judged(changed(**fields), KIT)
+    assert done["verdict"] == "failed"
+    assert f"**failed** {ROW}" in markdown(done)
+
+
+def test_a_smaller_batch_is_said():
+    told = "the card's memory does not hold 4 images at once."
+    assert f"{ROW}: {told} It was measured on 2." in markdown(judged(changed(notes=[told], batch=2), KIT))
+
+
+def test_only_a_cards_result_is_kept_and_its_tables_replace_those_of_the_same_card(tmp_path):
+    with pytest.raises(Refused, match="of no card"):
+        place_of(judged(RECORDED, KIT))
+    of_card = {**RECORDED, "rehearsal": False, "machine": {**RECORDED["machine"], "card": {"name": "NVIDIA H100 80GB"}}}
+    assert place_of(of_card, tmp_path).name == "gpu_nvidia_h100_80gb.json"
+    page, done = tmp_path / "gpu.md", judged(of_card, KIT)
+    page.write_text(f"# Cards\n\n{START}\n{END}\n\nthe end\n")
+    put(done, page)
+    once = page.read_text()
+    other = {**done, "machine": {**done["machine"], "card": {"name": "NVIDIA L4"}}}
+    put(other, page)
+    put(done, page)
+    assert page.read_text().count("### NVIDIA H100 80GB") == once.count("### NVIDIA H100 80GB") == 1
+    assert page.read_text().count("### NVIDIA L4") == 1
+    assert page.read_text().endswith("\n\nthe end\n")

@@ -24,7 +24,7 @@ from onnx import numpy_helper
 
 import repaconv
 from repaconv import registry
-from repaconv.artefacts import FoldArtefact
+from repaconv.artefacts import MethodFold
 from repaconv.exporters.precision import QUANTIZED
 from repaconv.files import canonical_json
 from repaconv.methods.nondeep.published import example_meta
@@ -73,7 +73,7 @@ def nets() -> Iterator[Net]:
 
 def _net(name: str, path: Path, settings: dict[str, str], calibrating: Inputs | None, judging: Inputs | None) -> Net:
     folded = repaconv.fold(path, settings=settings, form="official", out="run", force=True)
-    assert isinstance(folded, FoldArtefact)
+    assert isinstance(folded, MethodFold)
     made = repaconv.export("run", batch=BATCH)
     model = onnx.load(Path("run") / made.payload.path)
     shape = (model.graph.input[0].type.tensor_type.shape.dim[1].dim_value, *folded.image_size)

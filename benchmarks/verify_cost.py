@@ -53,7 +53,7 @@ def prepare(folder: Path) -> Path:
 def yardstick(run: Path, images: Path) -> float:
     """Milliseconds of the forward passes alone, on the batches that verify makes."""
     subject = subject_of(Run(run))
-    given = choose_inputs(subject.folded, subject.config, images=images)
+    given = choose_inputs(subject, images=images)
     batches = list(given.batches())
     runners = [subject.reference, subject.exact, subject.stored, load_onnx(run / "model.onnx")]
     start = time.perf_counter()

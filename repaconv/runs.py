@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from repaconv.artefacts import Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
+from repaconv.artefacts import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, sha256_of, stage_of, write_text
 from repaconv.replacing import remove, require_ours
@@ -17,6 +18,7 @@ OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
 BENCH, BUILD = "bench", "build"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+WEIGHTS, FOLDED = "model.safetensors", ".folded.onnx"
 SCRATCH = (".model.safetensors.", ".export-", ".tune-")
 """How begins what a stage that was killed may leave behind; it makes no folder somebody else's."""
 
@@ -34,8 +36,12 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """Its weights."""
-        return self.folder / "model.safetensors"
+        """The weights of a fold that has a file of weights; see `payload_of_fold` for any."""
+        return self.folder / WEIGHTS
+
+    def payload_of_fold(self, folded: FoldArtefact) -> Path:
+        """The folded network's file."""
+        return self.folder / folded.payload.path
 
     @property
     def verify_json(self) -> Path:
@@ -129,8 +135,36 @@ def graph_of(run: Run, exported: ExportArtefact) -> Path:
     return run.payload(exported.payload)
 
 
-def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool) -> Run:
-    """The folder for a checkpoint's run; nothing is written yet.
+def fold_of(run: Run) -> FoldArtefact:
+    """What `fold` wrote of a run, as what its network is.
+
+    Raises:
+        Refused: If it cannot be read, or is of a kind that this version does not know.
+    """
+    kind = "method"  # as of those of before it was said
+    with suppress(OSError, ValueError, AttributeError):  # read_artefact says what is wrong with it
+        kind = str(json.loads(run.fold_json.read_text()).get("kind", kind))
+    if kind not in KINDS:
+        raise Refused(
+            f"{run.fold_json} is the fold of a {kind!r}, which this repaconv does not know.",
+            hint="Fold again with this version of repaconv.",
+            code="artefact.schema",
+        )
+    return read_artefact(run.fold_json, KINDS[kind])
+
+
+def prepare_run(
+    checkpoint: Path, sha256: str, out: Path | None, *, force: bool, payload: str = WEIGHTS, files: Sequence[Path] = ()
+) -> Run:
+    """The folder for a run; nothing is written yet.
+
+    Args:
+        checkpoint: What is folded.
+        sha256: Its hash.
+        out: The folder; that of its stem when None.
+        force: Replace the run of another file.
+        payload: What the folded network's file will be called.
+        files: What else will be written.
 
     Raises:
         Refused: If the folder holds the run of another checkpoint and ``force`` was not asked for, or is no run's.
@@ -146,7 +180,7 @@ def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool)
     if run.folder.exists() and not run.folder.is_dir():
         raise Refused(f"{run.folder} is a file, not a folder.", hint="Give another -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
-    foreign = [name for name in inside if not name.startswith(SCRATCH)]
+    foreign = [name for name in inside if not name.startswith(SCRATCH) and not (name[0] == "." and FOLDED in name)]
     if foreign and stage_of(run.fold_json) != "fold":
         raise Refused(
             f"{run.folder} is no run's folder, and has something in it: {foreign[0]}.",
@@ -154,14 +188,14 @@ def prepare_run(checkpoint: Path, sha256: str, out: Path | None, *, force: bool)
             code="run.foreign-files",
         )
     if foreign and not force:
-        origin = read_artefact(run.fold_json, FoldArtefact).origin
+        origin = fold_of(run).origin
         if sha256 != origin.sha256 and str(checkpoint.resolve()) != origin.path:
             raise Refused(
-                f"{run.folder} holds the run of another checkpoint, {origin.path}.",
+                f"{run.folder} holds the run of another file, {origin.path}.",
                 hint="Give another folder with -o, or --force to replace it.",
                 code="run.other-checkpoint",
             )
-    require_ours(run.fold_json, "fold", run.model)
+    require_ours(run.fold_json, "fold", run.folder / payload, *files)
     return run
 
 

@@ -14,8 +14,8 @@ USUAL_TARGET, USUAL_FORM, USUAL_PRECISION = "x86-64", "default", "fp32"
 class Variant(Record):
     """What tells an export from the others of its run, which lie beside it.
 
-    ``image_size`` is None where the network takes it as it comes: free if it can be, else its own. ``form`` is None
-    where it is the target's own.
+    ``image_size`` is None where the network takes it as it comes: free if it can be, else its own; so is a ``batch``
+    that is dynamic. ``form`` is None where it is the target's own.
     """
 
     target: str = USUAL_TARGET
@@ -32,7 +32,7 @@ class Variant(Record):
             target=exported.target,
             form=cls.form_of(exported.form),
             precision=exported.precision,
-            batch=exported.batch,
+            batch="dynamic" if exported.batch == folded.batch else exported.batch,
             image_size=unusual(exported.image_size, folded),
             preprocessing=exported.preprocessing,
         )
@@ -74,13 +74,13 @@ class Variant(Record):
         return " ".join([*words, *(["--with-preprocessing"] if self.preprocessing else [])])
 
 
-def unusual(size: ImageSize | Literal["dynamic"], folded: FoldArtefact) -> ImageSize | None:
+def unusual(size: ImageSize | Literal["dynamic"] | None, folded: FoldArtefact) -> ImageSize | None:
     """A size as a variant has it."""
     return None if size == "dynamic" or size == usual_size(folded) else size
 
 
-def usual_size(folded: FoldArtefact) -> ImageSize | Literal["dynamic"]:
-    """The size of images for which a graph is exported where none is asked for."""
+def usual_size(folded: FoldArtefact) -> ImageSize | Literal["dynamic"] | None:
+    """The size of images for which a graph is exported where none is asked for; None where it takes none."""
     return "dynamic" if folded.any_image_size else folded.image_size
 
 

@@ -25,7 +25,7 @@ from faults import META, SETTINGS
 
 import repaconv as rc
 from repaconv import registry
-from repaconv.artefacts import ExportArtefact, FoldArtefact
+from repaconv.artefacts import ExportArtefact, MethodFold
 from repaconv.files import read_artefact
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
@@ -105,7 +105,7 @@ def main() -> int:
 
 def compare(root: Path, emulator: Path, engine: Path, exported: ExportArtefact, name: str) -> int:
     """One engine under both; 1 if it does not pass."""
-    folded = read_artefact(engine.parent.parent / "fold.json", FoldArtefact)
+    folded = read_artefact(engine.parent.parent / "fold.json", MethodFold)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     images = random_inputs((3, *size), count=2, seed=0).images
     np.save("images.npy", images)

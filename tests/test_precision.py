@@ -42,6 +42,7 @@ NETS = (
 
 
 def typed(model, precision, pieces):
+    pieces = [{"input": piece} for piece in pieces]
     if precision == "fp16":
         return to_fp16(model, islands(model, largest_values(model, load_onnx, pieces)))
     if precision == "bf16":
@@ -81,7 +82,10 @@ def test_engines_of_every_method_are_what_was_asked_for(name):
     assert build
     assert weights
     model = to_onnx(runner.module, images.shape[1:], output="logits", opset=22, batch=len(images), free_size=False)
-    for low, asked in ((to_bf16(model), "BF16"), (to_int8(graph(name)[0], [images], symmetric=True), "INT8")):
+    for low, asked in (
+        (to_bf16(model), "BF16"),
+        (to_int8(graph(name)[0], [{"input": images}], symmetric=True), "INT8"),
+    ):
         built = ENGINE.build(order(low))
         assert len(built.engine) > 10_000
         assert all(kind.endswith(f".{asked}") for kind in built.types), built.types
@@ -148,7 +152,7 @@ def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, mo
 
 def test_int8_for_processors_multiplies_by_weights_alone_and_rounds_once():
     model = graph("repavit-tiny")[0]
-    pieces = [net("repavit-tiny")[2]]
+    pieces = [{"input": net("repavit-tiny")[2]}]
     weights = {weight.name for weight in model.graph.initializer}
     products = [n.name for n in model.graph.node if n.op_type in ("MatMul", "Gemm") and weights.isdisjoint(n.input)]
     assert len(products) == 2 * 3  # scores and mixed values of every block

@@ -182,7 +182,7 @@ def test_images_where_rounding_decides_are_left_out_if_they_differ_as_another_me
     for value in (np.nan, np.inf, 1e30, -reference[1], 2 * reference[1], np.zeros(6)):
         assert judged(1, value).verdict == "failed"
     most = judged([0, 1, 2], 1.1 * reference[:3], np.ones(4, bool))
-    assert (most.verdict, most.note) == ("not verified", "in 3 of 4 images rounding decides which tokens merge")
+    assert (most.verdict, most.note) == ("not verified", "in 3 of 4 images rounding decides what comes out")
 
 
 def test_every_image_has_a_scale_of_its_own():

@@ -13,7 +13,7 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
-from repaconv.artefacts import FoldArtefact, Link
+from repaconv.artefacts import Link, MethodFold
 from repaconv.cli.render import envelope
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, write_artefact, write_text
@@ -172,7 +172,7 @@ def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):
     tensors = load_file(RUN / "model.safetensors")
     tensors["network.0.0.mlp.fc1.weight"][0] *= 1.01
     save_file(tensors, RUN / "model.safetensors")
-    folded = read_artefact(RUN / "fold.json", FoldArtefact)
+    folded = read_artefact(RUN / "fold.json", MethodFold)
     changed = folded.model_copy(update={"payload": payload_of(RUN / "model.safetensors", RUN)})
     write_artefact(RUN / "fold.json", changed)
     verified = rc.verify()
@@ -329,9 +329,9 @@ def test_bench_compares_what_computes_the_same(tiny, monkeypatch):
         rc.bench("silent.onnx", rounds=2)
     # a training form whose graph is wrong is no yardstick, and no slower model's excuse
     (RUN / "bench" / "training.onnx").unlink()
-    whole = checkpoint_subject.proved_graph
+    whole = checkpoint_subject.exported_graph
     failed = {"links": (bare.agreement.model_copy(update={"verdict": "failed"}),)}
-    monkeypatch.setattr(checkpoint_subject, "proved_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
+    monkeypatch.setattr(checkpoint_subject, "exported_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
     unsound = rc.bench(rounds=2)
     assert (unsound.ratio, (RUN / "bench" / "training.onnx").exists()) == (None, False)
     assert "does not compute what it does" in unsound.note

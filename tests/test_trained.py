@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import repaconv as rc
-from repaconv.artefacts import FoldArtefact
+from repaconv.artefacts import MethodFold
 from repaconv.files import read_artefact
 from repaconv.proof.images import prepared, read_image
 
@@ -49,6 +49,6 @@ def test_the_checkpoints_tell_the_preprocessing_that_made_the_images(monkeypatch
     Image.fromarray(np.round(shades * 255 / 16).astype(np.uint8)).save("digit.png")
     for method in METHODS:
         rc.fold(MODELS / f"{method}.pth")
-        wanted = read_artefact(Path("repaconv-out") / method / "fold.json", FoldArtefact).preprocessing
+        wanted = read_artefact(Path("repaconv-out") / method / "fold.json", MethodFold).preprocessing
         pixels = read_image(Path("digit.png"), wanted, wanted.image_size, 1)
         assert np.allclose(prepared(pixels[None], wanted)[0], held.images[0].numpy(), atol=1e-6), method

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefacts import Change, ExportArtefact, FoldArtefact, Ratio, TuneArtefact
+from repaconv.artefacts import Change, ExportArtefact, MethodFold, Ratio, TuneArtefact
 from repaconv.backbones.metaformer import MetaFormer
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact
@@ -32,7 +32,8 @@ from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline import tuning
 from repaconv.steps import lowering
 from repaconv.steps.common import load_target
-from repaconv.steps.graphs import proved_graph
+from repaconv.steps.graphs import Proving, exported_graph
+from repaconv.steps.subject import GraphSpec
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -134,7 +135,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv):
     recipe = f'checkpoint = "first.pth"\nout = "gated"\nform = "{tuned}"\n[set]\nnum_heads = 3\n'
     Path("recipe.toml").write_text(recipe)
     assert package.gate(["recipe.toml"]).exit_code == 0
-    assert read_artefact(Path("gated/fold.json"), FoldArtefact).form == "x86-64.json"
+    assert read_artefact(Path("gated/fold.json"), MethodFold).form == "x86-64.json"
 
 
 def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
@@ -387,21 +388,9 @@ def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp
 
     torch.manual_seed(0)
     net = MetaFormer(TINY, final_affine=False).eval()
-    made = proved_graph(
-        "net",
-        net,
-        net.state_dict(),
-        (3, 32, 32),
-        output="logits",
-        opset=18,
-        batch=None,
-        free_size=False,
-        tolerances={},
-        rewrites=(Rewrite("shifted", "never", shifted),),
-        simplifiers=(),
-        scratch=tmp_path,
-        progress=lambda *_: None,
-    )
+    spec = GraphSpec((32, 32), opset=18, rewrites=(Rewrite("shifted", "never", shifted),), simplifiers=())
+    ways = Proving("net", spec, {}, tmp_path, lambda *_: None)
+    made = exported_graph(ways, net, net.state_dict(), (3, 32, 32), output="logits")
     assert {link.name: link.verdict for link in made.links[:2]} == {"exported": "passed", "form": "failed"}
     assert made.changes == ()
 

@@ -24,9 +24,12 @@ from repaconv.artefacts.estimating import Limits as Limits
 from repaconv.artefacts.estimating import NodeEstimate as NodeEstimate
 from repaconv.artefacts.exporting import ExportArtefact as ExportArtefact
 from repaconv.artefacts.exporting import TrainingArtefact as TrainingArtefact
+from repaconv.artefacts.folding import KINDS as KINDS
 from repaconv.artefacts.folding import FoldArtefact as FoldArtefact
 from repaconv.artefacts.folding import FoldStep as FoldStep
-from repaconv.artefacts.folding import OnnxFoldArtefact as OnnxFoldArtefact
+from repaconv.artefacts.folding import GraphFold as GraphFold
+from repaconv.artefacts.folding import MethodFold as MethodFold
+from repaconv.artefacts.folding import Sizes as Sizes
 from repaconv.artefacts.gating import Check as Check
 from repaconv.artefacts.gating import GatedRecipe as GatedRecipe
 from repaconv.artefacts.gating import GateReport as GateReport

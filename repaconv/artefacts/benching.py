@@ -178,7 +178,7 @@ class BenchArtefact(Artefact):
     runtime: str
     precision: str = "fp32"
     batch: int
-    image_size: ImageSize
+    image_size: ImageSize | None
     threads: int
     rounds: int
     warmup_rounds: int

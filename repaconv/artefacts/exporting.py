@@ -33,7 +33,7 @@ class ExportArtefact(Artefact):
     something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights that
     have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
     thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
-    ``target_sha256`` what the target said that bears on graphs.
+    ``target_sha256`` what the target said that bears on graphs. ``image_size`` is None where the graph takes no images.
     """
 
     stage: str = "export"
@@ -53,7 +53,7 @@ class ExportArtefact(Artefact):
     opset: int
     exporter_opset: int | None = None
     batch: int | Literal["dynamic"]
-    image_size: ImageSize | Literal["dynamic"]
+    image_size: ImageSize | Literal["dynamic"] | None
     simplified: bool
     simplifier: str
     nodes: int

@@ -1,8 +1,13 @@
-"""What ``fold`` leaves: the folded model whole, of a checkpoint or of a graph."""
+"""What ``fold`` leaves: a folded network, and what only networks of its origin have.
+
+`FoldArtefact` is what every stage may ask of any; ``kind`` in the file tells which of the others it is.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
+
+from pydantic import Field
 
 from repaconv.artefacts.records import (
     Artefact,
@@ -36,52 +41,148 @@ class FoldStep(Record):
     reason: str = ""
 
 
-class FoldArtefact(Artefact):
-    """The folded model, whole: later stages rebuild it from this and ``model.safetensors`` alone.
+class Sizes(Record):
+    """What a graph of any origin takes, as its inputs are drawn.
 
-    ``applied`` names all that was folded: the method, and what the checkpoint carried besides (LoRA, LayerScale).
-    ``form`` is how it will be written, by name, ``rewrites`` that in full; None leaves it to the target of the export.
-    ``tolerances`` are those of the links that this net cannot hold at the policy's. ``claims`` are the accuracies that
-    the checkpoint's own record has.
+    ``usual`` are the free sizes by name, as a call has them that is no probe, ``other`` others that it takes; ``batch``
+    is the name of the one that is a batch, ``sides`` are those of height and width, where they are free. ``gain`` is a
+    factor on inputs that are drawn normally, at which nothing overflows, ``below`` bounds integers of no known use.
+    """
+
+    usual: dict[str, int] = Field(default={})
+    other: dict[str, int] = Field(default={})
+    batch: str = ""
+    sides: tuple[str, ...] = ()
+    gain: float = 1.0
+    below: int = 1
+
+
+Batch = int | Literal["dynamic"]
+Saved = tuple[tuple[str, float, float], ...]
+
+
+class FoldArtefact(Artefact):
+    """A folded network, whatever it came from: what its later stages go by.
+
+    ``applied`` names all that was folded. ``form`` is how it will be written, by name, ``rewrites`` that in full; None
+    leaves it to the target of the export. ``tolerances`` are those of the links that this net cannot hold at the
+    policy's. ``claims`` are the accuracies that the checkpoint's own record has. ``image_size`` is that of the usual
+    images, None where the network does not take one input of images; ``preprocessing`` is None where nothing tells it.
+    ``batch`` is what a call takes, ``whole`` says that its outputs are judged as one and not as one for each image.
     """
 
     stage: str = "fold"
     origin: Origin
-    method: str
     applied: tuple[str, ...]
     settings: dict[str, str]
+    form: str = "default"
+    rewrites: tuple[str, ...] | None = None
+    facts: tuple[Fact, ...] = ()
+    claims: tuple[Fact, ...] = ()
+    preprocessing: Preprocessing | None
+    image_size: ImageSize | None
+    any_image_size: bool
+    batch: Batch = "dynamic"
+    whole: bool = False
+    tolerances: dict[str, float]
+    payload: Payload
+
+    @property
+    def called(self) -> str:
+        """By which targets know its form, and people it: a method, or what kind of network it is."""
+        raise NotImplementedError
+
+    @property
+    def told(self) -> str:
+        """What it is, for people."""
+        raise NotImplementedError
+
+    @property
+    def origin_told(self) -> str:
+        """What kind of file it came from."""
+        return "checkpoint"
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """What all networks of the same shapes share."""
+        raise NotImplementedError
+
+    @property
+    def saved(self) -> Saved:
+        """What it costs before and after, by name."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> str:
+        """The fold in one sentence."""
+        raise NotImplementedError
+
+
+class MethodFold(FoldArtefact):
+    """A method's checkpoint: later stages rebuild it from this and ``model.safetensors`` alone.
+
+    ``applied`` names the method, and what the checkpoint carried besides (LoRA, LayerScale).
+    """
+
+    kind: Literal["method"] = "method"
+    method: str
     backbone: str
     config: dict[str, Any]
-    form: str
-    rewrites: tuple[str, ...] | None = None
-    facts: tuple[Fact, ...]
-    claims: tuple[Fact, ...] = ()
     preprocessing: Preprocessing
     image_size: ImageSize
-    any_image_size: bool
     output: Literal["logits", "features"]
     tensors: tuple[TensorInfo, ...]
     training: Cost
     deploy: Cost
-    tolerances: dict[str, float]
     certificate: tuple[FoldStep, ...]
-    payload: Payload
+
+    @property
+    def called(self) -> str:
+        """The method."""
+        return self.method
+
+    @property
+    def told(self) -> str:
+        """The method and its backbone."""
+        return f"{self.method} on {self.backbone}"
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The backbone and its configuration."""
+        return {"backbone": self.backbone, "config": self.config, "image_size": list(self.image_size)}
+
+    @property
+    def saved(self) -> Saved:
+        """Of one image."""
+        return (
+            ("parameters", self.training.parameters, self.deploy.parameters),
+            ("MACs an image", self.training.macs, self.deploy.macs),
+        )
+
+    @property
+    def done(self) -> str:
+        """How many parts, how exactly, and what was allowed more."""
+        largest = max((step.max_rel_error for step in self.certificate), default=0.0)
+        told = f"{len(self.certificate)} parts of {self.method} folded, each within {largest:.1e} (float64)"
+        return told + "".join(f"; {step.module}: {step.reason}" for step in self.certificate if step.reason)
 
 
-class OnnxFoldArtefact(Artefact):
+class GraphFold(FoldArtefact):
     """An ONNX graph with everything folded that needs no knowledge of its method; beside it, the folded graph.
 
-    ``changes`` say what was done where, ``links`` compare the outputs before and after. ``macs`` are those of one call
-    with free sizes at 1, before and after; None where shapes are not known. ``left`` says what was left alone and why,
-    and which linear operators still stand behind or beside another. ``verdict`` is passed where a link passed and none
-    failed; outputs that could not be compared are links that are *not verified*, by name. ``payload`` is None where
-    there was nothing to fold: then nothing was written, and nothing is verified.
+    ``changes`` say what was done where; where there are none, the graph is as it was given, but for its file.
+    ``links`` compare the outputs before and after. ``macs`` are those of one call with free sizes at 1, before and
+    after; None where shapes are not known. ``left`` says what was left alone and why, and which linear operators still
+    stand behind or beside another. ``opset`` is that of the graph as given. ``verdict`` is passed where a link passed
+    and none failed; outputs that could not be compared are links that are *not verified*, by name. ``structure`` is a
+    hash of the graph without its weights, ``float64`` says what evaluates it in float64; empty where nothing does.
+    ``sizes`` are of its inputs.
     """
 
-    stage: str = "fold"
-    source: str
-    sha256: str
-    bytes: int
+    kind: Literal["graph"] = "graph"
+    structure: str
+    float64: str
+    sizes: Sizes
     opset: int
     parameters: tuple[int, int]
     macs: tuple[int, int] | None
@@ -90,4 +191,39 @@ class OnnxFoldArtefact(Artefact):
     changes: tuple[Change, ...]
     left: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
-    payload: Payload | None = None
+
+    @property
+    def called(self) -> str:
+        """A graph of any origin."""
+        return "graph"
+
+    @property
+    def told(self) -> str:
+        """Where it is from."""
+        return "an ONNX graph"
+
+    @property
+    def origin_told(self) -> str:
+        """A graph."""
+        return "graph"
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The graph but for its weights."""
+        return {"structure": self.structure, "sizes": self.sizes.usual}
+
+    @property
+    def saved(self) -> Saved:
+        """Of one call."""
+        macs = [("MACs a call", *self.macs)] if self.macs else []
+        return (("parameters", *self.parameters), *macs, ("nodes", *self.nodes))
+
+    @property
+    def done(self) -> str:
+        """How many changes, and what was proved of them."""
+        proved = sum(link.verdict == "passed" for link in self.links)
+        return f"{len(self.changes)} changes of the graph, {proved} of {len(self.links)} outputs compared passed"
+
+
+KINDS: dict[str, type[FoldArtefact]] = {"method": MethodFold, "graph": GraphFold}
+"""What a fold's file says of itself, and what it then is."""

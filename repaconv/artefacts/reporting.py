@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import SerializeAsAny
+
 from repaconv.artefacts.benching import BenchArtefact
 from repaconv.artefacts.building import BuildArtefact
 from repaconv.artefacts.bundling import CollectArtefact
@@ -18,7 +20,7 @@ class Report(Artefact):
 
     stage: str = "report"
     title: str
-    folded: FoldArtefact
+    folded: SerializeAsAny[FoldArtefact]
     verified: VerifyArtefact | None
     exports: tuple[ExportArtefact, ...]
     benches: tuple[BenchArtefact, ...]

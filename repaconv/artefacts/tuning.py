@@ -52,7 +52,7 @@ class TuneArtefact(Artefact):
     runtime: str
     method: str
     shapes_sha256: str
-    image_size: ImageSize
+    image_size: ImageSize | None
     batch: int
     threads: int
     seed: int

@@ -16,7 +16,7 @@ SCOPE = "preprocessing"
 
 
 def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.ModelProto:
-    """The graph behind normalisation: input ``image`` [B, H, W, C] in uint8, RGB, in place of ``input``.
+    """The graph behind normalisation: input ``image`` [B, H, W, C] in uint8, RGB, in place of its own.
 
     Resizing and cropping stay outside: no runtime's Resize gives the numbers of the Pillow that trained the model.
 
@@ -31,6 +31,7 @@ def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.Mo
     whole.CopyFrom(model)
     graph = whole.graph
     network = graph.input[0]
+    pixels = INPUT if network.name != INPUT else "pixels"
     batch, channels, height, width = (d.dim_param or d.dim_value for d in network.type.tensor_type.shape.dim)
     swapped = wanted.channel_order == "BGR" and channels == 3
     constants = {
@@ -46,7 +47,7 @@ def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.Mo
         ("Div", [f"{SCOPE}.std"], {}),
         ("Transpose", [], {"perm": [0, 3, 1, 2]}),
     ]
-    value, nodes = INPUT, []
+    value, nodes = pixels, []
     for number, (operator, more, attributes) in enumerate(steps):
         output = network.name if number == len(steps) - 1 else f"{SCOPE}.{number}"
         nodes.append(helper.make_node(operator, [value, *more], [output], f"{SCOPE}/{operator}_{number}", **attributes))
@@ -55,12 +56,12 @@ def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.Mo
     del graph.node[:]
     graph.node.extend([*nodes, *old])
     shape = [batch, height, width, channels]
-    network.CopyFrom(helper.make_tensor_value_info(INPUT, TensorProto.UINT8, shape))
+    network.CopyFrom(helper.make_tensor_value_info(pixels, TensorProto.UINT8, shape))
     return whole
 
 
 def without_preprocessing(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network behind the preprocessing, which takes ``input`` [B, C, H, W] in float32 again."""
+    """The network behind the preprocessing, which takes [B, C, H, W] in float32 again, under its own name."""
     import onnx
     from onnx import TensorProto, helper
 

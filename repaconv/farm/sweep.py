@@ -170,7 +170,7 @@ def _by(target: str, scheduler: str | None) -> dict[str, str]:
     return {**made_by(), "machine": machine_key(fingerprint(())), "runtime": f"{engine.name} {engine.version()}"}
 
 
-def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) -> tuple[Path, ImageSize]:
+def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) -> tuple[Path, ImageSize | None]:
     """The cell's ONNX model, and the size of its images; folded and exported if it was not.
 
     Raises:
@@ -187,7 +187,7 @@ def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) ->
     if stage_of(run.fold_json) != "fold":
         settings = {name: str(value) for name, value in entry.set.items()}
         fold(checkpoint, method=entry.method, settings=settings, weights=entry.weights, out=run.folder)
-    folded = read_artefact(run.fold_json, FoldArtefact)
+    folded = runs.fold_of(run)
     try:
         return _graph(run, folded, target, cell.precision), folded.image_size
     except (UsageProblem, Refused):  # not there yet, or gone

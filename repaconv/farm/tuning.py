@@ -23,7 +23,9 @@ def on_workers(cluster: ClusterOrder, order: TuneOrder, *, progress: Progress = 
     """
     target = resolved(order.target)
 
-    def measure(reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize) -> dict[str, Ratio]:
+    def measure(
+        reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize | None
+    ) -> dict[str, Ratio]:
         sha256s = {path: sha256_of(path) for path in (reference, *others.values())}
         default = Model(name="default form", sha256=sha256s[reference])
         how = BenchOrder(

@@ -10,13 +10,14 @@ from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label, nothing_to_build
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import payload_of, read_artefact, write_bytes, write_text
+from repaconv.files import payload_of, write_bytes, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, BuildOrder
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, load_onnx, load_target, made_by, silent, with_files
 from repaconv.steps.elsewhere import ways, why_not_here
 from repaconv.steps.exports import export_for
+from repaconv.steps.inputs import choose_inputs
 from repaconv.steps.subject import subject_of
 from repaconv.steps.timings import Timings
 
@@ -89,7 +90,7 @@ def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
     _require_taken(engine, workspace=order.workspace_mib, timing_cache=order.timing_cache, replay=order.replay)
     version = _version_for(device, engine)
     taken, model = runs.run_and_model(Path(run) if run else None)
-    folded = read_artefact(taken.fold_json, FoldArtefact)
+    folded = runs.fold_of(taken)
     typed = "fp32" if device.typed_by == "runtime" and order.precision == "bf16" else order.precision
     exported, path, variant = export_for(taken, folded, order.target, typed, model=model)
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
@@ -165,7 +166,7 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
         model=plan.source,
         precision=order.precision,
         capabilities=(device.compute_capability,),
-        shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.folded, device),
+        shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.run, plan.folded, device),
         islands=plan.exported.islands,
         here=device.architecture == platform.machine(),
         threads=device.bench.threads,
@@ -176,13 +177,16 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
     )
 
 
-def _shapes(model: onnx.ModelProto, folded: FoldArtefact, device: Target) -> dict[str, tuple[Any, Any, Any]]:
+def _shapes(
+    model: onnx.ModelProto, run: runs.Run, folded: FoldArtefact, device: Target
+) -> dict[str, tuple[Any, Any, Any]]:
     """Least, usual and largest shape of an input with free dimensions: a range of batches, images of the usual size.
 
     An engine that takes images of any size is slower at each of them; another size is another export.
     """
     found = {}
-    size = dict(zip(("height", "width"), folded.image_size, strict=True))
+    size = dict(zip(("height", "width"), folded.image_size or (), strict=False))
+    size |= subject_of(run).free_sizes(device.bench.batch) if not folded.image_size else {}
     for entry in model.graph.input:
         dims = [(d.dim_param, d.dim_value) for d in entry.type.tensor_type.shape.dim]
         if not any(name for name, _ in dims) or not device.compute_capability:
@@ -203,7 +207,6 @@ def _write(plan: _Plan, built: Built) -> list[Path]:
 
 def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     """The engine against the ONNX model that it was built from, on random images."""
-    from repaconv.proof.data import random_pixels
     from repaconv.proof.outputs import compared
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import FixedBatch
@@ -211,17 +214,19 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     progress("engine against its model", 0, 0)
     folded, exported, precision = plan.folded, plan.exported, plan.order.precision
     subject = subject_of(plan.run)
-    logits = "logits" in subject.outputs
+    logits, whole = "logits" in subject.outputs, folded.whole
     allowed = tolerance("engine", precision=precision, logits=logits, decides=subject.decides, usual=folded.tolerances)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    batch = None if exported.batch == "dynamic" else int(exported.batch)
-    given = random_pixels((subject.config.in_channels, *size), folded.preprocessing, count=PROBES, seed=0)
+    batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
+    given = choose_inputs(subject, count=PROBES, size=size, pixels=folded.preprocessing is not None)
     spec = SessionSpec(threads=plan.device.bench.threads, precision=precision)
     after = FixedBatch(plan.engine.open(plan.file, spec), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
     batches = (piece.feeds(before.inputs) for piece in given.batches(AT_ONCE))
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
-    return compared(before, after, batches, plan.file.name, allowed).links("engine", f"{name} under ONNX Runtime")
+    return compared(before, after, batches, plan.file.name, allowed, whole=whole).links(
+        "engine", f"{name} under ONNX Runtime"
+    )
 
 
 def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:
@@ -254,7 +259,7 @@ def _for_images(plan: _Plan) -> str:
     """Of what size they must be, where the graph takes any and the engine does not."""
     if plan.exported.image_size != "dynamic" or not plan.device.compute_capability:
         return ""
-    height, width = plan.folded.image_size
+    height, width = plan.folded.image_size or (0, 0)
     return f"; for images of {height} x {width}, the usual: for others, export with --image-size"
 
 

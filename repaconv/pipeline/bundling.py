@@ -19,11 +19,13 @@ from repaconv.files import (
     sha256_of_bytes,
     write_with,
 )
+from repaconv.onnxfile import read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BundleOrder
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.steps.exports import export_for
+from repaconv.steps.given_graph import inputs_of
 from repaconv.steps.inputs import choose_inputs, filled
 from repaconv.steps.subject import Subject, subject_of
 
@@ -91,14 +93,20 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
     exported, path, variant = export_for(taken, folded, order.target, order.precision, model=model, batch=order.batch)
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
     source = runs.graph_of(taken, exported)
+    if len(subject.inputs) != 1 or len(subject.outputs) != 1 or folded.whole:
+        raise UsageProblem(
+            f"{taken.folder} takes {len(subject.inputs)} inputs and gives {len(subject.outputs)} outputs; a bundle "
+            "holds images and one output of them.",
+            hint=f"Take the graph to the board yourself, and build it there with trtexec: {source.name}.",
+            code="bundle.outputs",
+        )
     slot = taken.bundle_json(variant.full)
     out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
     require_ours(slot, "bundle", out)
     batch = _batch(order, exported, device)
     checkpoint = subject.source  # one that is gone is told of before its images are
     given = choose_inputs(
-        folded,
-        subject.config,
+        subject,
         inputs=order.inputs,
         images=order.images,
         count=order.count,
@@ -199,8 +207,8 @@ def _content(plan: _Plan, calls: list[_Recorded]) -> dict[str, bytes]:
         "runtime_version": plan.device.runtime_version,
         "precision": plan.order.precision,
         "islands": list(exported.islands),
-        "input": "image" if exported.preprocessing else "input",
-        "output": plan.folded.output,
+        "input": inputs_of(read_graph(plan.source))[0].name,
+        "output": plan.subject.outputs[0],
         "shape": list(calls[0].shape),
         "dynamic": "dynamic" in (exported.batch, exported.image_size),
         "batches": len(calls),

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefacts import Cost, Fact, FoldArtefact, FoldStep, ImageSize, Payload, TensorInfo
+from repaconv.artefacts import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.orders.knobs import by_name
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def fold_file_by(
     order: FoldOrder, checkpoint: str | Path, *, overrule: bool | None = None, progress: Progress = silent
-) -> FoldArtefact:
+) -> MethodFold:
     """Fold a checkpoint into its deploy form and write ``model.safetensors`` and ``fold.json``.
 
     Args:
@@ -83,8 +83,9 @@ def _plan(order: FoldOrder, checkpoint: Path, overrule: bool) -> _Plan:
     backbone = registry.load(registry.BACKBONES, trained.backbone)
     size = backbone.image_size(trained.config, trained.preprocessing.image_size)
     require_size(backbone, trained.config, *size)
-    shapes = shapes_sha256(trained.backbone, backbone.to_json(trained.config), size)
-    written = chosen_form(order.form, method, shapes)
+    config = backbone.to_json(trained.config)
+    shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
+    written = chosen_form(order.form, method.official_rewrites, shapes)
     run = runs.prepare_run(checkpoint, found.origin.sha256, Path(order.out) if order.out else None, force=order.force)
     return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
 
@@ -194,14 +195,14 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
     return _Folded(tensors, tuple(steps), *known[0])
 
 
-def _artefact(plan: _Plan, done: _Folded) -> FoldArtefact:
+def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
     from repaconv.checkpoint import claimed_accuracy
     from repaconv.proof.policy import exact_rtols
 
     trained, model = plan.trained, plan.run.model
     forced = ["--force"] if plan.overruled else []
     depth = blocks([step.module for step in done.steps])
-    return FoldArtefact(
+    return MethodFold(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
         beside=runs.clear_later_stages(plan.run),

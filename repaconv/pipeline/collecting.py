@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import runs
-from repaconv.artefacts import BundleArtefact, CollectArtefact, FoldArtefact, LayerTime, Link, Verdict
+from repaconv.artefacts import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import REFERENCE
 from repaconv.steps.common import Progress, made_by, silent, with_files
 from repaconv.steps.exports import exports_of
+from repaconv.steps.subject import subject_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,19 +205,19 @@ def _judged(
     from repaconv.engines import trtexec
     from repaconv.proof.outputs import Comparison
 
-    folded = read_artefact(taken.fold_json, FoldArtefact)
+    output = subject_of(taken).outputs[0]
     calls = sorted((name for name in found if name.startswith("output_")), key=lambda name: int(name[7:-5]))
     outputs = []
     for name in calls:
         tensors = trtexec.outputs(_as_json(found, name))
-        if folded.output not in tensors:
-            raise _damaged(f"{name} has no {folded.output}")
-        outputs.append(tensors[folded.output].reshape(made.batch, -1))
+        if output not in tensors:
+            raise _damaged(f"{name} has no {output}")
+        outputs.append(tensors[output].reshape(made.batch, -1))
     whole = np.concatenate(outputs)[: made.images] if outputs else np.zeros((0, 0))
     if whole.shape != expected.shape:
         raise _damaged(f"its outputs are {list(whole.shape)}, the network gives {list(expected.shape)}")
     compared = Comparison(candidate, made.tolerance)
-    compared.add({folded.output: whole}, {folded.output: expected})
+    compared.add({output: whole}, {output: expected})
     return compared.links("engine", REFERENCE)
 
 
@@ -236,7 +237,7 @@ def _typed(made: BundleArtefact, types: dict[str, int], told: tuple[int, int], t
 
 def _may_differ(made: BundleArtefact, taken: runs.Run) -> int:
     """How many layers the bundled graph leaves in another precision."""
-    folded = read_artefact(taken.fold_json, FoldArtefact)
+    folded = runs.fold_of(taken)
     for exported, _, _ in exports_of(taken, folded):
         if exported.payload.sha256 == made.onnx_sha256:
             return len(exported.in_float) + len(exported.islands)

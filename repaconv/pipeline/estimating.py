@@ -11,7 +11,6 @@ from repaconv.artefacts import (
     BundleArtefact,
     CollectArtefact,
     EstimateArtefact,
-    FoldArtefact,
     ImageSize,
     Limits,
 )
@@ -21,9 +20,10 @@ from repaconv.onnxfile import is_graph, read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import EstimateOrder
 from repaconv.replacing import put, require_ours
+from repaconv.steps.calls import image_shape
 from repaconv.steps.common import Progress, as_image_size, at_least_one, load_target, made_by, silent, with_files
 from repaconv.steps.comparing import precision_of
-from repaconv.steps.contenders import contenders_of, image_shape
+from repaconv.steps.contenders import contenders_of
 from repaconv.steps.engines import lowers
 from repaconv.steps.exports import export_for
 from repaconv.steps.limits import limits_of
@@ -125,7 +125,7 @@ def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
 
 def _of_run(run: runs.Run, device: Target, order: EstimateOrder) -> _Taken:
     """The run's export for the target."""
-    folded = read_artefact(run.fold_json, FoldArtefact)
+    folded = runs.fold_of(run)
     typed = "fp32" if lowers(device, order.precision) else order.precision
     size = as_image_size(order.image_size)
     exported, path, variant = export_for(run, folded, order.target, typed, batch=order.batch, image_size=size)

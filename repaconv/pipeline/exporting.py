@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv import registry, runs
+from repaconv import runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
-from repaconv.files import payload_of, read_artefact
-from repaconv.forms.choice import OFFICIAL, chosen
+from repaconv.files import payload_of
+from repaconv.forms.choice import chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import ExportOrder
@@ -27,9 +27,9 @@ from repaconv.steps.common import (
     with_files,
 )
 from repaconv.steps.exports import target_sha256
-from repaconv.steps.forms import Written, chosen_form, shapes_sha256
+from repaconv.steps.forms import written_for
 from repaconv.steps.graphs import Graph, write_graph
-from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, require_same_size
+from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
 from repaconv.steps.precisions import Typed, require_computed, typed_lower
 from repaconv.steps.subject import GraphSpec, Subject, subject_of
 from repaconv.variants import Variant, unusual
@@ -62,8 +62,7 @@ def export_by(
         where that cannot be told.
 
     Raises:
-        GateFailed: If an earlier stage failed and ``unverified`` was not asked for.
-        Refused: If the folded model is gone or changed.
+        GateFailed, Refused: If an earlier stage failed and ``unverified`` was not asked for; if the fold is changed.
         UsageProblem: If there is no run, the network does not take that image size, there are too few images or of
             another size, or a file is there already that is somebody else's.
     """
@@ -75,7 +74,9 @@ def export_by(
         data = write_graph(model, plan.path, graph.data)
     artefact = _artefact(plan, graph, typed, model, data)
     put(plan.slot, artefact)
-    return with_files(artefact, [plan.run.model], [plan.path, *([data] if data else []), plan.slot])
+    return with_files(
+        artefact, [plan.run.payload_of_fold(plan.folded)], [plan.path, *([data] if data else []), plan.slot]
+    )
 
 
 export = by_name(export_by, ExportOrder)
@@ -91,7 +92,7 @@ class _Plan(NamedTuple):
     overridden: tuple[str, ...]
     device: Target
     subject: Subject
-    size: ImageSize
+    size: ImageSize | None
     free_size: bool
     opset: int
     newest: int
@@ -109,27 +110,28 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
 
     _require_known(order)
     taken = runs.find_run(Path(run) if run else None)
-    folded = read_artefact(taken.fold_json, FoldArtefact)
+    subject = subject_of(taken)
+    folded = subject.folded
     overridden = runs.require_sound(taken, folded, unverified=order.unverified)
     device = load_target(order.target)
     require_computed(device, order.precision)
-    subject = subject_of(taken)
-    size = as_image_size(order.image_size) or folded.image_size
-    subject.require_size(*size)
+    size = _size(order, subject)
     free_size = folded.any_image_size and order.image_size is None
     newest = device.newest_opset or device.opset
     opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
-    written = _form(order, folded)
-    wanted = device.form(folded.method) if written.rewrites is None else written.rewrites
+    written = written_for(order.form, subject)
+    wanted = device.form(folded.called) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, order.precision), opset if order.precision == "int8" else newest)
     variant = Variant(
         target=device.name,
         form=Variant.form_of(written.name),
         precision=order.precision,
-        batch="dynamic" if order.batch is None else order.batch,
+        batch="dynamic" if order.batch in (None, folded.batch) else order.batch,
         image_size=unusual("dynamic" if free_size else size, folded),
         preprocessing=order.with_preprocessing,
     )
+    if order.with_preprocessing:
+        preprocessing_for(subject)
     slot, path = taken.export_json(variant.name), Path(onnx) if onnx else taken.onnx(variant.name)
     require_ours(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     return _Plan(
@@ -153,12 +155,12 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     )
 
 
-def _form(order: ExportOrder, folded: FoldArtefact) -> Written:
-    """The form that was asked for here, else where the checkpoint was folded."""
-    if order.form is None:
-        return Written(folded.form, folded.rewrites)
-    method = registry.load(registry.METHODS, folded.method) if order.form == OFFICIAL else None
-    return chosen_form(order.form, method, shapes_sha256(folded.backbone, folded.config, folded.image_size))
+def _size(order: ExportOrder, subject: Subject) -> ImageSize | None:
+    """Of its images, if it takes that; None where it takes no images."""
+    size = as_image_size(order.image_size) or subject.folded.image_size
+    if size:
+        subject.require_size(*size)
+    return size
 
 
 def _require_known(order: ExportOrder) -> None:
@@ -172,24 +174,25 @@ def _require_known(order: ExportOrder) -> None:
     at_least_one("batch", order.batch, 1)
 
 
-def _images(order: ExportOrder, subject: Subject, size: ImageSize, free_size: bool) -> Split | None:
+def _images(order: ExportOrder, subject: Subject, size: ImageSize | None, free_size: bool) -> Split | None:
     """By which a lower precision is calibrated and judged."""
     if order.precision == "fp32":
         return None
     count = 2 * CALIBRATION_IMAGES
     given = choose_inputs(
-        subject.folded,
-        subject.config,
+        subject,
         inputs=order.inputs,
         images=order.images,
         count=count,
         seed=1,
         size=size,
     )
-    subject.require_size(*given.shape[2:])
-    if not free_size:
-        require_same_size(given, size)
-    return Split.of(given, batch=order.batch, ranges=order.precision != "bf16")
+    if given.size and size:
+        subject.require_size(*given.size)
+        if not free_size:
+            require_same_size(given, size)
+    fixed = order.batch or (subject.folded.batch if isinstance(subject.folded.batch, int) else None)
+    return Split.of(given, batch=fixed, ranges=order.precision != "bf16")
 
 
 def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
@@ -198,6 +201,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
     spec = GraphSpec(
         size=plan.size,
         opset=plan.opset,
+        newest=plan.opset if plan.order.precision == "int8" else plan.newest,
         lacks=plan.device.lacks,
         batch=plan.order.batch,
         free_size=plan.free_size,
@@ -228,7 +232,7 @@ def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_pa
     from repaconv.exporters.to_onnx import add_metadata, check
 
     pixels = plan.order.with_preprocessing
-    model = with_preprocessing(typed.model, plan.folded.preprocessing) if pixels else typed.model
+    model = with_preprocessing(typed.model, preprocessing_for(plan.subject)) if pixels else typed.model
     check(model, scratch if graph.data else None)
     add_metadata(model, _metadata(plan, graph.links[0]))
     return model
@@ -239,14 +243,14 @@ def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
     folded, order = plan.folded, plan.order
     allowed = exported.tolerance.rtol if exported.tolerance else 0
     return {
-        "repaconv.method": folded.method,
+        "repaconv.method": folded.called,
         "repaconv.version": made_by()["repaconv"],
         "repaconv.source_sha256": folded.origin.sha256,
         "repaconv.model_sha256": folded.payload.sha256,
         "repaconv.precision": order.precision,
-        "repaconv.image_size": "x".join(map(str, plan.size)),
+        "repaconv.image_size": "x".join(map(str, plan.size or ())),
         "repaconv.lossy": "no" if order.precision == "fp32" else "yes",
-        "repaconv.preprocessing": folded.preprocessing.model_dump_json(),
+        "repaconv.preprocessing": folded.preprocessing.model_dump_json() if folded.preprocessing else "",
         "repaconv.preprocessing_in_graph": "yes" if order.with_preprocessing else "no",
         "repaconv.tolerance": f"{allowed:g} relative to the largest output of each image",
         "repaconv.unverified": "; ".join(plan.overridden),
@@ -283,7 +287,7 @@ def _artefact(
         changes=graph.changes,
         exporter_opset=plan.opset,
         opset=opset_of(model),
-        batch=plan.variant.batch,
+        batch=plan.order.batch or plan.folded.batch,
         image_size="dynamic" if plan.free_size else plan.size,
         simplified=graph.simplified,
         simplifier=graph.simplifier,

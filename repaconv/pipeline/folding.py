@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from repaconv.artefacts import FoldArtefact, OnnxFoldArtefact
+from repaconv.artefacts import GraphFold, MethodFold
 from repaconv.errors import UsageProblem
 from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
@@ -39,17 +39,17 @@ def fold(
     form: str | Path = "default",
     progress: Progress = silent,
     **hyper: Any,
-) -> FoldArtefact: ...
+) -> MethodFold: ...
 
 
 def fold(
     checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any
-) -> FoldArtefact | OnnxFoldArtefact | nn.Module:
+) -> MethodFold | GraphFold | nn.Module:
     """Fold a checkpoint, an ONNX graph, or a live module of the user's own.
 
     Args:
         checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); an
-            ONNX file, for which ``<stem>.folded.onnx`` is (see `repaconv.pipeline.onnx_folding.fold_onnx`); or a
+            ONNX file, for which ``<stem>.folded.onnx`` and it are (`repaconv.pipeline.onnx_folding.fold_onnx_by`); or a
             ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.steps.live.fold_live`).
         method: Its method, or ``auto``.
         arguments: Those of `fold_file`, or ``example``, an input of a live module; all others are settings by name,
@@ -81,26 +81,22 @@ def fold(
     return fold_live(checkpoint, method, settings, example)
 
 
-def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> OnnxFoldArtefact:
+def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> GraphFold:
     """Fold an ONNX file; what is for checkpoints alone is refused."""
-    from repaconv.pipeline.onnx_folding import fold_onnx
+    from repaconv.pipeline.onnx_folding import fold_onnx_by
 
     alone = [name for name in ("weights", "identify", "allow_deployed") if arguments.get(name)]
-    alone += [*(["method"] if method != "auto" else []), *(["set"] if settings else [])]
-    alone += ["form"] if str(arguments.get("form", "default")) != "default" else []
+    alone += ["method"] if method != "auto" else []
     if alone:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
         raise UsageProblem(
             f"{options} is for checkpoints, and {path} is an ONNX graph.",
-            hint="A graph says all that folding it needs: repaconv fold model.onnx [-o OUT] [--force].",
+            hint="A graph says all that folding it needs: repaconv fold model.onnx [-o OUT] [--set mean=...].",
             code="usage.onnx",
         )
-    return fold_onnx(
-        path,
-        out=arguments.get("out"),
-        force=bool(arguments.get("force")),
-        progress=arguments.get("progress", silent),
-    )
+    given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
+    order = FoldOrder(**{**given, "settings": settings or None, "form": str(given.get("form", "default"))})
+    return fold_onnx_by(order, path, progress=arguments.get("progress", silent))
 
 
 def _as_text(value: Any) -> str:

@@ -13,8 +13,8 @@ from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
 from repaconv.forms.choice import NAMED
 from repaconv.orders.knobs import AnyOrder, by_name, knobs
 from repaconv.orders.stages import BenchOrder, ExportOrder, GateOrder
-from repaconv.pipeline.checkpoint_folding import fold_file
 from repaconv.pipeline.exporting import export_by
+from repaconv.pipeline.folding import fold
 from repaconv.pipeline.measuring import bench_by
 from repaconv.pipeline.verification import verify_by
 from repaconv.proof.policy import LOSSY
@@ -151,7 +151,7 @@ class _Gate:
 
     def _fold(self, recipe: Recipe) -> Artefact:
         try:
-            done = fold_file(
+            done = fold(
                 self._place(recipe.checkpoint),
                 method=recipe.method,
                 settings=recipe.settings,
@@ -165,11 +165,7 @@ class _Gate:
             if problem.code.startswith("run."):
                 problem.hint = 'Give the recipe another folder, out = "FOLDER", or move that one away.'
             raise
-        steps = done.certificate
-        largest = max((step.max_rel_error for step in steps), default=0.0)
-        message = f"{len(steps)} parts of {done.method} folded, each within {largest:.1e} (float64)"
-        message += "".join(f"; {step.module}: {step.reason}" for step in steps if step.reason)
-        self._note("fold", "certificate", "passed", message, ("checkpoint",))
+        self._note("fold", "certificate", "passed", done.done, ("checkpoint",))
         for told in done.unverified:
             self._note("fold", "settings", "not verified", told, ("set",))
         return done

@@ -156,7 +156,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         runtime=models[first].engine,
         precision=models[first].precision,
         batch=found.batch,
-        image_size=found.shape[1:],
+        image_size=found.calls.shape[1:] if found.calls.shape else None,
         threads=plan.threads,
         rounds=plan.rounds,
         warmup_rounds=found.measured.warmup_rounds,
@@ -185,10 +185,10 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
 
 def _agreed(plan: Plan, found: Found) -> Link | None:
     """Whether both compute the same; None where they do not see the same: of bare graphs, one may take pixels."""
-    alike = len({each.session.takes_pixels for each in found.models.values()}) == 1
-    if plan.known.preprocessing is None and not alike:
+    alike = len({each.takes_pixels for each in found.models.values()}) == 1
+    if plan.known.subject is None and not alike:
         return None
-    return agreement(plan.run, found.models, found.outputs, logits=plan.known.logits)
+    return agreement(plan.run, found.models, found.calls.batches, found.outputs)
 
 
 def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:

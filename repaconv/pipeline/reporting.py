@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from repaconv.artefacts import (
     ExportArtefact,
     FoldArtefact,
     Link,
+    MethodFold,
     PaperTable,
     Report,
     VerifyArtefact,
@@ -76,7 +77,7 @@ def report(
 
 
 def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
-    folded = read_artefact(taken.fold_json, FoldArtefact)
+    folded = runs.fold_of(taken)
     held = _held(taken, folded)
     verified, exports, builds = held.verified, held.exports, held.builds
     changed = _changed(taken, folded, exports, builds)
@@ -87,15 +88,14 @@ def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     parts: list[Artefact] = [folded, *([verified] if verified else []), *exports, *held.benches, *builds]
     parts += held.collected
     before_after: list[tuple[str, float, float]] = [
-        ("parameters", folded.training.parameters, folded.deploy.parameters),
-        ("MACs an image", folded.training.macs, folded.deploy.macs),
+        *folded.saved,
         ("bytes of weights", folded.origin.bytes, folded.payload.bytes),
     ]
     return Report(
         made_by=made_by(),
         verdict="failed" if changed or any(part.verdict == "failed" for part in parts) else "passed",
         unverified=tuple(dict.fromkeys(word for part in parts for word in part.unverified)),
-        title=f"{Path(folded.origin.path).stem}: {folded.method}",
+        title=f"{Path(folded.origin.path).stem}: {folded.called}",
         folded=folded,
         verified=verified,
         exports=tuple(exports),
@@ -105,11 +105,18 @@ def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         collected=tuple(held.collected),
         links=tuple({link.model_dump_json(): link for link in links}.values()),
         before_after=tuple(before_after),
-        worst_fold=max((step.max_rel_error for step in folded.certificate), default=0.0),
+        worst_fold=_worst(folded, links),
         open=(*changed, *held.gone, *_open(folded, held, links)),
         paper=paper,
         commands=tuple(_commands(taken, folded, held)),
     )
+
+
+def _worst(folded: FoldArtefact, links: Sequence[Link]) -> float:
+    """The largest difference of the fold in float64: of its parts where there is a certificate, else of the whole."""
+    if isinstance(folded, MethodFold):
+        return max((step.max_rel_error for step in folded.certificate), default=0.0)
+    return max((link.metrics.max_rel_error for link in links if link.name == "fold" and link.metrics), default=0.0)
 
 
 class _Held(NamedTuple):
@@ -199,7 +206,7 @@ def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
     found += [f"the latency on {each.target} is {each.quality.verdict}" for each in held.benches if _doubted(each)]
     source = Path(folded.origin.path)
     if not source.is_file() or sha256_of(source) != folded.origin.sha256:
-        found.append(f"the checkpoint {source.name} is gone or another: nothing can be made again")
+        found.append(f"the {folded.origin_told} {source.name} is gone or another: nothing can be made again")
     return found
 
 
@@ -231,7 +238,8 @@ def _short(path: Path) -> str:
 def _paper(taken: runs.Run, progress: Progress) -> PaperTable | None:
     """None where the method brings none, or is not installed here."""
     try:
-        return table(read_artefact(taken.fold_json, FoldArtefact).method, progress=progress)
+        folded = runs.fold_of(taken)
+        return table(folded.method, progress=progress) if isinstance(folded, MethodFold) else None
     except RepaconvError:
         return None
 

@@ -11,28 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, FoldArtefact, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import (
-    read_artefact,
-    sha256_of,
-    write_artefact,
-)
+from repaconv.files import sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline.folding import fold
 from repaconv.replacing import put, require_ours
 from repaconv.steps.answers import brought_by, judged_by, place_of, runtime_of
 from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import (
-    Progress,
-    at_least_one,
-    load_target,
-    made_by,
-    silent,
-    with_files,
-)
+from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
 from repaconv.steps.forms import TUNED, remembered, shapes_sha256
 from repaconv.steps.journal import Journal, Measurer, measured_here
 from repaconv.steps.lowering import enough_images, lowered
+from repaconv.steps.subject import Subject, subject_of
 
 if TYPE_CHECKING:
     from repaconv.targets import Target
@@ -71,8 +61,8 @@ def tune_by(
         answer = answer.model_copy(update={"note": "known from an earlier search"})
         return _put(plan, answer, plan.lossy or plan.known)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=plan.run.folder) as scratch:
-        forms = Candidates.of(plan.run, plan.folded, plan.device, plan.names, Path(scratch), progress)
-        journal = Journal.begin(plan.known, order.budget_s, plan.rounds, _measuring(plan, forms), forms, progress)
+        forms = Candidates.of(plan.subject, plan.device, plan.names, Path(scratch), progress)
+        journal = Journal.begin(plan.known, order.budget_s, plan.rounds, _measuring(plan), forms, progress)
         if plan.again:
             journal.forget()
         found = plan.answer(plan.known) or _searched(plan, forms, journal)
@@ -80,7 +70,7 @@ def tune_by(
             found = _lowered(plan, forms, journal, found, Path(scratch), progress)
     if found.complete:
         journal.forget()
-    return _put(plan, found, plan.run.model)
+    return _put(plan, found, plan.run.payload_of_fold(plan.folded))
 
 
 tune = by_name(tune_by, TuneOrder)
@@ -91,7 +81,7 @@ class _Plan(NamedTuple):
 
     order: TuneOrder
     run: runs.Run
-    folded: FoldArtefact
+    subject: Subject
     overridden: tuple[str, ...]
     device: Target
     batch: int
@@ -105,9 +95,14 @@ class _Plan(NamedTuple):
     again: bool
 
     @property
+    def folded(self) -> FoldArtefact:
+        """What `fold` wrote of it."""
+        return self.subject.folded
+
+    @property
     def shapes(self) -> str:
         """What all checkpoints of these shapes share."""
-        return shapes_sha256(self.folded.backbone, self.folded.config, self.folded.image_size)
+        return shapes_sha256(self.folded.shapes)
 
     def answer(self, path: Path) -> TuneArtefact | None:
         """What is known, unless it is of a search that was cut short and had less time than there is now."""
@@ -127,15 +122,16 @@ def _plan(
             code="tune.images",
         )
     run = _run_of(source, order.settings, progress)
-    folded = read_artefact(run.fold_json, FoldArtefact)
-    _require_judges(order, folded)
+    subject = subject_of(run)
+    folded = subject.folded
+    _require_judges(order, subject)
     overridden = runs.require_sound(run, folded, unverified=order.unverified)
     device = load_target(order.target)
     names = sorted(registry.registered(registry.REWRITES) if order.rewrites is None else order.rewrites)
     usual = device.bench
     asked: dict[str, Any] = {
-        "method": folded.method,
-        "batch": at_least_one("batch", order.batch, usual.batch),
+        "method": folded.called,
+        "batch": at_least_one("batch", order.batch, usual.batch if folded.batch == "dynamic" else folded.batch),
         "threads": at_least_one("threads", order.threads, usual.threads),
         "rounds": at_least_one("rounds", order.rounds, usual.rounds),
         "seed": order.seed,
@@ -147,11 +143,11 @@ def _plan(
     require_ours(path, "tune")
     lossy = None
     if order.max_disagreement is not None:
-        lossy = place_of(folded, device, {**asked, **judged_by(order, folded), "loss": order.max_disagreement})
+        lossy = place_of(folded, device, {**asked, **judged_by(order, subject), "loss": order.max_disagreement})
     return _Plan(
         order=order,
         run=run,
-        folded=folded,
+        subject=subject,
         overridden=overridden,
         device=device,
         batch=asked["batch"],
@@ -166,17 +162,17 @@ def _plan(
     )
 
 
-def _require_judges(order: TuneOrder, folded: FoldArtefact) -> None:
+def _require_judges(order: TuneOrder, subject: Subject) -> None:
     """Refuse to judge a lower precision by what cannot tell."""
     if order.max_disagreement is None:
         return
-    if folded.output != "logits":
+    if subject.outputs != ("logits",):
         raise UsageProblem(
-            "lower precision is judged by first classes, and this network gives features.",
+            f"lower precision is judged by first classes, and this network gives {', '.join(subject.outputs)}.",
             hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
             code="tune.features",
         )
-    enough_images(order, folded)
+    enough_images(order, subject)
 
 
 def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> runs.Run:
@@ -195,7 +191,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     if not run.fold_json.is_file():
         fold(source, settings=settings, progress=progress)
         return run
-    known = read_artefact(run.fold_json, FoldArtefact)
+    known = runs.fold_of(run)
     asked = {"checkpoint": sha256_of(Path(source)), **(settings or {})}
     has = {"checkpoint": known.origin.sha256, **known.settings}
     if asked == has:
@@ -208,17 +204,17 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     )
 
 
-def _measuring(plan: _Plan, forms: Candidates) -> Measurer:
+def _measuring(plan: _Plan) -> Measurer:
     """What measures forms beside the default one."""
-    size = plan.folded.image_size
+    size, batch = plan.folded.image_size, plan.batch
     if plan.measurer is not None:
         return partial(plan.measurer, image_size=size)
     return partial(
         measured_here,
         engine=registry.load(registry.ENGINES, plan.device.runtime),
         threads=plan.threads,
-        dims={"batch": plan.batch, "height": size[0], "width": size[1]},
-        shape=(plan.batch, forms.channels, *size),
+        dims={"batch": batch, "height": size[0], "width": size[1]} if size else plan.subject.free_sizes(batch),
+        call=plan.subject.drawn(batch, plan.order.seed, batch=batch).piece(0, batch),
         seed=plan.order.seed,
     )
 
@@ -234,7 +230,7 @@ def _searched(plan: _Plan, forms: Candidates, journal: Journal) -> TuneArtefact:
         verdict="passed",
         target=plan.device.name,
         runtime=runtime_of(plan.device, here=here),
-        method=plan.folded.method,
+        method=plan.folded.called,
         shapes_sha256=plan.shapes,
         image_size=plan.folded.image_size,
         batch=plan.batch,
@@ -274,7 +270,7 @@ def _lowered(
     device = plan.device
     low = lowered(
         plan.order,
-        plan.folded,
+        plan.subject,
         lambda precision, newest: forms.model(forms.fitting(device.kept(exact.rewrites, precision), newest)),
         [name for name in device.precisions if name not in ("fp32", "tf32")],
         device,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import BuildArtefact, Link, Metrics, VerifyArtefact
@@ -44,7 +44,12 @@ def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Pr
     curves = _drawn(plan, links)
     artefact = _artefact(plan, links, curves, scale)
     put(plan.path, artefact)
-    took = [plan.source, plan.run.model, *plan.chain.took, *([Path(order.inputs)] if order.inputs else [])]
+    took = [
+        plan.source,
+        plan.run.payload_of_fold(plan.subject.folded),
+        *plan.chain.took,
+        *([Path(order.inputs)] if order.inputs else []),
+    ]
     return with_files(artefact, took, [plan.path, *curves])
 
 
@@ -77,8 +82,7 @@ def _plan(order: VerifyOrder, run: str | Path | None) -> _Plan:
     source = subject.source  # a checkpoint that is gone is told of before anything else
     exports = exports_of(taken, subject.folded)
     given = choose_inputs(
-        subject.folded,
-        subject.config,
+        subject,
         inputs=order.inputs,
         images=order.images,
         classes=order.classes,
@@ -86,7 +90,8 @@ def _plan(order: VerifyOrder, run: str | Path | None) -> _Plan:
         seed=order.seed,
         pixels=any(each.artefact.preprocessing for each in exports),
     )
-    subject.require_size(*given.shape[2:])
+    if given.size:
+        subject.require_size(*given.size)
     engine = Path(order.engine) if order.engine else None
     built = built_as(engine) if engine else None
     chain = chain_of(subject, exports, given, Rules(subject, order.rtol, order.atol), engine, built)
@@ -111,8 +116,6 @@ def _require_used(asked: set[str], chain: Chain) -> None:
 
 def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
     """Run all ends batch by batch; what is measured for scale is so on the first batch alone."""
-    from repaconv.proof.parity import measure
-
     scale: dict[str, Metrics] = {}
     subject, given, done = plan.subject, plan.given, 0
     for batch in given.batches():
@@ -123,15 +126,24 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
             # both ends of the fold are in float64, where rounding decides nothing
             decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
             undecided = None if decided else subject.exact.undecided
-            step.compared.add(step.run(batch), reference, labels=batch.labels, undecided=undecided)
+            step.compared.add(step.run(batch), reference, labels=batch.labels, undecided=undecided, whole=batch.whole)
         if not done:
             single = subject.single().run(feeds)
-            for output, right in reference.items():
-                name = "training form in float32 against float64" + (f", output {output}" if len(reference) > 1 else "")
-                scale[name] = measure(single[output], right, logits=output == "logits")
-        done += len(batch.images)
+            scale = _for_scale(single, reference, whole=batch.whole)
+        done += batch.count
     progress("verify", done, given.shape[0])
     return scale
+
+
+def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool) -> dict[str, Metrics]:
+    """What rounding alone does to every output of numbers."""
+    from repaconv.artefacts import Tolerance
+    from repaconv.proof.outputs import Comparison
+
+    found = Comparison("training form in float32", Tolerance(kind="exact", rtol=0.0))
+    found.add(single, reference, whole=whole)
+    ends = ((link.candidate.partition(", "), link.metrics) for link in found.links("onnx", "float64"))
+    return {f"{form} against float64{comma}{output}": seen for (form, comma, output), seen in ends if seen}
 
 
 def _links(plan: _Plan) -> list[Link]:
@@ -154,11 +166,10 @@ def _judged(step: Step, plan: _Plan) -> Iterator[Link]:
     from repaconv.proof.locate import broken
 
     lossy, links = step.compared.allowed.kind == "lossy", step.compared.links(step.name, REFERENCE, step.note)
-    for link, meter in zip(links, step.compared.meters.values(), strict=True):
+    for link, worst in zip(links, step.compared.worst.values(), strict=True):
         link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256})
         if link.verdict == "failed" or lossy or (plan.order.drift and step.name != "recorded"):
-            worst = plan.given.piece(meter.worst, meter.worst + 1)
-            where = step.locate(worst.feeds(plan.subject.inputs))
+            where = step.locate(plan.given.piece(worst, worst + 1).feeds(plan.subject.inputs))
             where = where.model_copy(update={"module": plan.subject.users_names(where.module)})
             if link.verdict == "passed" and not lossy:  # some value on the way has a small scale; that is no fault
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})

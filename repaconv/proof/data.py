@@ -6,7 +6,7 @@ Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no la
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,63 +20,88 @@ from repaconv.artefacts import Preprocessing
 from repaconv.engines.contract import Feeds, Port
 from repaconv.errors import Refused
 from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
+from repaconv.proof.runners import named
 
 # Names under which an official output stands in an .npz, the most exact first.
 RECORDED = ("output_train_fp64", "output_fp64", "output_train", "output", "logits", "features")
 IMAGES_AT_ONCE = 8
+IMAGES = "input"
+"""Under which images are given: a network of one input takes them whatever it calls that."""
+FLOATS = ("float16", "float32", "float64")
 RANDOM_IMAGES = 4
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images [n, C, H, W] in float32, as the network takes them, and what is known of them.
+    """What a network is called with once, and what is known of it.
 
     Attributes:
-        images: Normalised.
-        recorded: The official output [n, ...].
-        labels: Their classes [n], -1 where unknown.
+        given: Every input by its name, as the network takes it: of images the normalised ones [n, C, H, W].
+        recorded: Official outputs, by name.
+        labels: The images' classes [n], -1 where unknown.
         pixels: The same images before normalisation, [n, H, W, C] in uint8.
+        whole: Whether its outputs are judged as one, not as one for each image.
     """
 
-    images: NDArray[np.float32]
-    recorded: NDArray[np.floating] | None = None
+    given: Feeds
+    recorded: Mapping[str, NDArray[Any]] | None = None
     labels: NDArray[np.int64] | None = None
     pixels: NDArray[np.uint8] | None = None
+    whole: bool = False
+
+    @property
+    def images(self) -> NDArray[Any]:
+        """The only input, or the first."""
+        return next(iter(self.given.values()))
+
+    @property
+    def count(self) -> int:
+        """Of images; a call that is judged whole is one."""
+        return 1 if self.whole else len(self.images)
 
     def feeds(self, inputs: Sequence[Port]) -> Feeds:
-        """As a model of these inputs takes them: pixels where those are bytes."""
-        found: dict[str, NDArray[Any]] = {}
+        """As a model of these inputs takes them: pixels where those are bytes, floats in the model's own type."""
+        found = named([port.name for port in inputs], self.given)
         for port in inputs:
-            found[port.name] = self.images
-            if port.dtype == "uint8":
+            if port.dtype == "uint8" and found[port.name].dtype.kind == "f":
                 assert self.pixels is not None
                 found[port.name] = self.pixels
+            elif found[port.name].dtype.kind == "f" and port.dtype in FLOATS:
+                found[port.name] = found[port.name].astype(port.dtype)
         return found
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images under a name, in batches; nothing is held between two of them.
+    """Images, or calls of any inputs, under a name, in batches; nothing is held between two of them.
 
     Attributes:
         name: For people.
-        shape: [N, C, H, W].
-        piece: The batch of images [start, stop).
+        shape: [N, C, H, W] of images; [N] of calls.
+        piece: The batch of images [start, stop); of calls, the one at start.
         recorded: Name of the official output, if there is one.
         labels: Where the classes come from, or why there are none.
         preprocessing: What was done to image files, and where that is from.
+        whole: Whether a batch is judged as one, and of one.
     """
 
     name: str
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     piece: Callable[[int, int], Batch]
     recorded: str = ""
     labels: str = ""
     preprocessing: str = ""
+    whole: bool = False
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of images."""
+        return (self.shape[2], self.shape[3]) if len(self.shape) == 4 else None
 
     def batches(self, at_once: int = IMAGES_AT_ONCE) -> Iterator[Batch]:
         """All images in order; the next batch is read while one is worked on."""
-        ends = [(start, min(start + at_once, self.shape[0])) for start in range(0, self.shape[0], at_once)]
+        step = 1 if self.whole else at_once
+        ends = [(start, min(start + step, self.shape[0])) for start in range(0, self.shape[0], step)]
         with ThreadPoolExecutor(1) as pool:
             following = pool.submit(self.piece, *ends[0])
             for end in ends[1:]:
@@ -85,7 +110,7 @@ class Inputs:
             yield following.result()
 
     @property
-    def images(self) -> NDArray[np.float32]:
+    def images(self) -> NDArray[Any]:
         """All of them at once [N, C, H, W]."""
         return self.piece(0, self.shape[0]).images
 
@@ -95,7 +120,7 @@ def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inpu
 
     def piece(start: int, stop: int) -> Batch:
         each = [np.random.default_rng([seed, n]).standard_normal(shape, dtype=np.float32) for n in range(start, stop)]
-        return Batch(np.stack(each))
+        return Batch({IMAGES: np.stack(each)})
 
     return Inputs(f"{count} random images, seed {seed}", (count, *shape), piece)
 
@@ -110,7 +135,7 @@ def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: 
             for n in range(start, stop)
         ]
         pixels = np.stack(draws)
-        return Batch(prepared(pixels, wanted), pixels=pixels)
+        return Batch({IMAGES: prepared(pixels, wanted)}, pixels=pixels)
 
     return Inputs(f"{count} images of random pixels, seed {seed}", (count, *shape), piece)
 
@@ -143,8 +168,8 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
 
     def piece(start: int, stop: int) -> Batch:
         return Batch(
-            np.ascontiguousarray(given[start:stop], dtype=np.float32),
-            arrays[recorded][start:stop] if recorded else None,
+            {IMAGES: np.ascontiguousarray(given[start:stop], dtype=np.float32)},
+            {recorded: arrays[recorded][start:stop]} if recorded else None,
             None if labels is None else labels[start:stop].astype(np.int64),
         )
 
@@ -209,7 +234,7 @@ def image_inputs(
     *,
     size: tuple[int, int],
     channels: int,
-    classes: int,
+    classes: int | None,
     class_names: Path | None = None,
     limit: int | None = None,
 ) -> Inputs:
@@ -220,7 +245,7 @@ def image_inputs(
         wanted: The checkpoint's preprocessing.
         size: (height, width) of the crop.
         channels: 3, or 1 for grey.
-        classes: Of the network; 0 without a head.
+        classes: Of the network; 0 without a head, None where that is not known.
         class_names: A file with one name a line, in the order of the classes.
         limit: Take so many, evenly spread.
 
@@ -228,12 +253,34 @@ def image_inputs(
         Refused: If there are none, or one cannot be read.
     """
     files = image_files(folder, limit)
-    labels = Labels.of(folder, files, classes, class_names)
+    labels = Labels.of(folder, files, classes or 0, class_names)
 
     def piece(start: int, stop: int) -> Batch:
         pixels = np.stack([read_image(path, wanted, size, channels) for path in files[start:stop]])
         known = None if labels.of_images is None else labels.of_images[start:stop]
-        return Batch(prepared(pixels, wanted), None, known, pixels)
+        return Batch({IMAGES: prepared(pixels, wanted)}, None, known, pixels)
 
     name = f"{len(files)} images of {folder.name}"
     return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size))
+
+
+def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str]) -> Inputs:
+    """One call of any inputs: arrays of an .npz by the inputs' names, and official outputs by the outputs'.
+
+    Raises:
+        Refused: If the file is no .npz, or lacks an input.
+    """
+    arrays = _arrays(path)
+    lacking = [port.name for port in inputs if port.name not in arrays]
+    if lacking:
+        raise Refused(
+            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}, and not the input {lacking[0]}.",
+            hint=f"Save all of them: numpy.savez(path, {', '.join(f'{port.name}=...' for port in inputs)}).",
+            code="inputs.shape",
+        )
+    given = {port.name: arrays[port.name].astype(port.dtype) for port in inputs}
+    recorded = {name: arrays[name] for name in outputs} if set(outputs) <= arrays.keys() else {}
+    batch = Batch(given, recorded or None, whole=True)
+    unused = ", ".join(sorted(arrays.keys() - given.keys() - recorded.keys()))
+    name = f"{path.name} (one call{'; not used: ' if unused else ''}{unused})"
+    return Inputs(name, (1,), lambda _start, _stop: batch, ", ".join(recorded), whole=True)

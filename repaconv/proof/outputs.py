@@ -6,16 +6,17 @@ that is `repaconv.proof.compare`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefacts import Link, Tolerance
+from repaconv.artefacts import Link, Tolerance, Verdict
 from repaconv.engines.contract import Feeds
 from repaconv.errors import Refused
-from repaconv.proof.parity import Meter
+from repaconv.proof.decided import Decided
+from repaconv.proof.parity import Meter, not_verified
 from repaconv.proof.runners import Runner, named
 
 
@@ -25,12 +26,14 @@ class Comparison:
     Attributes:
         allowed: Of the link.
         meters: What was measured so far, by output; one that is called ``logits`` has classes.
+        unlike: Outputs that could not be compared at some call, the verdict on that, and why.
     """
 
     def __init__(self, candidate: str, allowed: Tolerance) -> None:
         """``candidate`` is what the candidate is called."""
         self.candidate, self.allowed = candidate, allowed
-        self.meters: dict[str, Meter] = {}
+        self.meters: dict[str, Meter | Decided] = {}
+        self.unlike: dict[str, tuple[Verdict, str]] = {}
 
     def add(
         self,
@@ -39,8 +42,16 @@ class Comparison:
         *,
         labels: NDArray[np.int64] | None = None,
         undecided: NDArray[np.bool_] | None = None,
+        whole: bool = False,
     ) -> None:
         """One batch; see `repaconv.proof.parity.Meter.add`.
+
+        Args:
+            found: The candidate's outputs.
+            right: The reference's.
+            labels: Of the images.
+            undecided: Of the images, or of the one call.
+            whole: Every output is one, not one for each image, and may have another shape at each call.
 
         Raises:
             Refused: If the outputs are others, in number or in shape.
@@ -48,18 +59,43 @@ class Comparison:
         if len(found) != len(right):
             raise self._others(f"{len(found)} outputs", str(len(right)))
         for name, value in named(list(right), found).items():
-            if value.shape != right[name].shape:
-                raise self._others(f"shape {list(value.shape)}", str(list(right[name].shape)))
-            meter = self.meters.setdefault(name, Meter(self.allowed, logits=name == "logits"))
-            meter.add(value, right[name], labels=labels, undecided=undecided)
+            got, expected = _numbers(value), _numbers(right[name])
+            if got is None or expected is None:
+                self.unlike[name] = ("not verified", "no tensor of numbers: not compared")
+                continue
+            if got.shape != expected.shape and not whole:
+                raise self._others(f"shape {list(got.shape)}", str(list(expected.shape)))
+            if got.shape == expected.shape and expected.size:
+                meter = self.meters.setdefault(name, self._meter(name, expected))
+                rows = (1, -1) if whole or expected.ndim < 2 else expected.shape
+                meter.add(*_alike(got.reshape(rows), expected.reshape(rows)), labels=labels, undecided=undecided)
+            elif got.shape == expected.shape:
+                self.unlike.setdefault(name, ("not verified", "empty on every call"))
+            elif undecided is not None and undecided.any():
+                self.unlike.setdefault(name, ("not verified", "rounding decides its shape"))
+            else:
+                self.unlike[name] = ("failed", f"shape {list(got.shape)} for {list(expected.shape)}")
+
+    def _meter(self, name: str, right: NDArray[Any]) -> Meter | Decided:
+        return Meter(self.allowed, logits=name == "logits") if right.dtype.kind == "f" else Decided(self.allowed)
 
     def links(self, name: str, reference: str, note: str = "") -> tuple[Link, ...]:
         """A link for every output, in the order of `meters`."""
-        several = len(self.meters) > 1
-        return tuple(
-            meter.link(name, reference, f"{self.candidate}, output {output}" if several else self.candidate, note)
-            for output, meter in self.meters.items()
-        )
+        outputs = list(dict.fromkeys([*self.meters, *self.unlike]))
+        return tuple(self._link(output, name, reference, note, several=len(outputs) > 1) for output in outputs)
+
+    def _link(self, output: str, name: str, reference: str, note: str, *, several: bool) -> Link:
+        called = f"{self.candidate}, output {output}" if several else self.candidate
+        verdict, told = self.unlike.get(output, ("not verified", ""))
+        if output in self.meters and verdict != "failed":
+            return self.meters[output].link(name, reference, called, note)
+        return not_verified(name, reference, called, told).model_copy(update={"verdict": verdict})
+
+    @property
+    def worst(self) -> dict[str, int]:
+        """Of each output, in the order of `links`, the image or call with the largest error."""
+        outputs = dict.fromkeys([*self.meters, *self.unlike])
+        return {name: self.meters[name].worst if name in self.meters else 0 for name in outputs}
 
     def _others(self, has: str, wanted: str) -> Refused:
         return Refused(
@@ -70,10 +106,44 @@ class Comparison:
 
 
 def compared(
-    reference: Runner, candidate: Runner, batches: Iterable[Feeds], called: str, allowed: Tolerance
+    reference: Runner,
+    candidate: Runner,
+    batches: Iterable[Feeds],
+    called: str,
+    allowed: Tolerance,
+    *,
+    whole: bool = False,
 ) -> Comparison:
     """Both run on all batches, whose names are those of their inputs."""
     found = Comparison(called, allowed)
     for feeds in batches:
-        found.add(candidate.run(feeds), reference.run(feeds))
+        found.add(candidate.run(feeds), reference.run(feeds), whole=whole)
     return found
+
+
+def joined(links: Sequence[Link]) -> Link:
+    """One link of those of several outputs: one that failed, else of what passed the one that differs most."""
+    failed = [link for link in links if link.verdict == "failed"]
+    passed = [link for link in links if link.verdict == "passed"]
+    worst = max(
+        failed or passed or links, key=lambda link: link.metrics.max_rel_error if link.metrics else 0.0, default=None
+    )
+    if worst is None:
+        raise ValueError("nothing was compared")
+    if len(links) == 1:
+        return worst
+    told = f"{len(passed)} of {len(links)} outputs passed"
+    return worst.model_copy(update={"note": "; ".join(filter(None, [told, worst.note]))})
+
+
+def _numbers(value: Any) -> NDArray[Any] | None:
+    """An output as an array; None if it is a sequence, a map or text."""
+    array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+    return array if array is not None and array.dtype.kind in "fiub" else None
+
+
+def _alike(found: NDArray[Any], right: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same with 0 where both have the same infinity, as masks do."""
+    if right.dtype.kind != "f" or not (same := np.isinf(right) & (found == right)).any():
+        return found, right
+    return np.where(same, 0.0, found), np.where(same, 0.0, right)

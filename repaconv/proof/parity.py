@@ -155,7 +155,7 @@ class Meter:
     def link(self, name: str, reference: str, candidate: str, note: str = "") -> Link:
         """The link with its verdict."""
         if self._undecided > UNDECIDED_SHARE * self._seen or self._undecided == self._seen:
-            why = f"in {self._undecided} of {self._seen} images rounding decides which tokens merge"
+            why = f"in {self._undecided} of {self._seen} images rounding decides what comes out"
             return not_verified(name, reference, candidate, why)
         metrics, accuracy = self.metrics(), self.counts.accuracy()
         verdict = verdict_by(metrics, self.tolerance, accuracy)

@@ -31,6 +31,9 @@ USUAL = {
 }
 """Tried after the primes and what the graph's metadata say."""
 
+IN_USE = (224, 256, 320, 384, 512, 640, 128, 96, 64, 48, 32, 28, 16, 8)
+"""Sides that a network of images of any size is likely to be used at."""
+
 WANTED = 3
 """Assignments of the free sizes."""
 SMALLER = (1.0, 0.1, 0.01, 0.001)
@@ -50,10 +53,23 @@ class Unrunnable(Exception):
 
 @dataclass(frozen=True)
 class Probes:
-    """Inputs by name, some times; and what they were, for people."""
+    """Inputs by name, some times; and what they were, for people.
+
+    Attributes:
+        feeds: Inputs by name.
+        told: What they were.
+        usual: Free sizes of a call that is no probe.
+        other: Those of the first probe.
+        gain: On what is drawn normally, at which nothing overflows.
+        below: Of `NUMBERS`.
+    """
 
     feeds: tuple[dict[str, Array], ...]
     told: str
+    usual: Sizes
+    other: Sizes
+    gain: float
+    below: int
 
 
 @dataclass(frozen=True)
@@ -80,10 +96,25 @@ def probes(model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, A
     for below in NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]:
         search = _Search(inputs, run, kinds, usual, below)
         if found := search.assignments():
-            feeds = list(search.feeds(found))
+            gain = search.gain(found[0])
+            feeds = list(search.feeds(found, gain))
             still = _integral(model) - unmoved(model)
-            return Probes((*feeds, *search.stirring(found[0], feeds, still)), search.told(found))
+            every = (*feeds, *search.stirring(found[0], feeds, still))
+            return Probes(every, search.told(found), search.usual_sizes(found[0]), found[0], gain, below)
     raise Unrunnable(search.problem)
+
+
+def drawn(model: onnx.ModelProto, sizes: Sizes, seed: int | list[int], *, gain: float, below: int) -> dict[str, Array]:
+    """A call's inputs, as `probes` found them to run.
+
+    Args:
+        model: The graph.
+        sizes: Its free sizes by name; one that is not said is 1.
+        seed: Of the draw.
+        gain: See `Probes`.
+        below: See `Probes`.
+    """
+    return _drawn(_inputs(model), sizes, seed, gain, below)
 
 
 def _inputs(model: onnx.ModelProto) -> list[_Input]:
@@ -103,6 +134,12 @@ def _inputs(model: onnx.ModelProto) -> list[_Input]:
         )
         found.append(_Input(value.name, dims, dtype, wishes[value.name]))
     return found
+
+
+def _drawn(inputs: list[_Input], sizes: Sizes, seed: int | list[int], gain: float, below: int) -> dict[str, Array]:
+    generator = np.random.default_rng(seed)
+    shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
+    return {one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below) for one in inputs}
 
 
 def _integral(model: onnx.ModelProto) -> set[str]:
@@ -183,18 +220,24 @@ class _Search:
         return True
 
     def _drawn(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
-        generator = np.random.default_rng(seed)
-        shapes = {
-            one.name: tuple(sizes[dim] if isinstance(dim, str) else dim for dim in one.dims) for one in self.inputs
-        }
-        return {
-            one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=self.below)
-            for one in self.inputs
-        }  # fmt: skip
+        return _drawn(self.inputs, sizes, seed, gain, self.below)
 
-    def feeds(self, found: list[Sizes]) -> Iterator[dict[str, Array]]:
+    def usual_sizes(self, otherwise: Sizes) -> Sizes:
+        """Free sizes as networks have them in use: one of a batch, a side that the graph's maker wrote down."""
+        own = {kind: values[len(PRIMES[kind]) :] for kind, values in self.usual.items()}
+        own = {**own, "batch": (1,), "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL["side"])], *IN_USE)))}
+        for place in range(max(map(len, own.values()))):
+            sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()}
+            if self._runs(sizes):
+                return sizes
+        return otherwise
+
+    def gain(self, sizes: Sizes) -> float:
+        """The first at which all outputs are finite."""
+        return next((gain for gain in SMALLER if self._finite(self._drawn(sizes, 0, gain))), 1.0)
+
+    def feeds(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
         """Every assignment once, the first twice, and that with other gains where it stays finite."""
-        usual = next((gain for gain in SMALLER if self._finite(self._drawn(found[0], 0, gain))), 1.0)
         drawn = [self._drawn(sizes, seed, usual) for seed, sizes in enumerate([*found, found[0]])]
         yield from drawn
         for gain in GAINS if any(one.dtype.kind == "f" for one in self.inputs) else ():

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repaconv.engines.contract import Session
+from repaconv.engines.contract import Feeds, Session
 from repaconv.proof.locate import PLACES_AT_ONCE
+from repaconv.proof.runners import named
 from repaconv.proof.traces import OnnxTrace
 
 if TYPE_CHECKING:
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 def largest_values(
-    model: onnx.ModelProto, load: Callable[[bytes], Session], batches: Iterable[NDArray[np.float32]]
+    model: onnx.ModelProto, load: Callable[[bytes], Session], calls: Iterable[Feeds]
 ) -> dict[str, float]:
-    """max|value| by name over these images [n, C, H, W]; NaN where a value was."""
+    """max|value| by name over these calls; NaN where a value was."""
     trace = OnnxTrace(model, load, by_module=False)
-    given = model.graph.input[0].name
-    found = {given: 0.0}
-    for images in batches:
-        feeds = {given: images}
-        found[given] = max(found[given], float(np.abs(images).max()))
+    stored = {weight.name for weight in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name not in stored]
+    found = dict.fromkeys(names, 0.0)
+    for call in calls:
+        feeds = named(names, call)
+        found |= {name: max(found[name], float(np.abs(array).max(initial=0.0))) for name, array in feeds.items()}
         places = trace.places(feeds)
         for start in range(0, len(places), PLACES_AT_ONCE):
             for place, value in trace.values(places[start : start + PLACES_AT_ONCE], feeds).items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.engines.contract import Array, Feeds, OnCard, Session
+from repaconv.engines.contract import Array, Feeds, OnCard, Port, Session
 from repaconv.errors import Refused
 
 if TYPE_CHECKING:
@@ -24,6 +24,15 @@ UNDECIDED = 1e-5
 
 class Runner(Protocol):
     """What can be run: every input by its name to every output by its name. A `Session` is one."""
+
+    def run(self, feeds: Feeds) -> Mapping[str, Any]:
+        """All outputs for these inputs."""
+
+
+class Ported(Protocol):
+    """A runner that says what it takes, as a `Session` does."""
+
+    inputs: tuple[Port, ...]
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """All outputs for these inputs."""
@@ -132,15 +141,16 @@ def named(names: Sequence[str], feeds: Feeds) -> dict[str, Array]:
 class FixedBatch:
     """A session whose graph takes so many images at once, no more, no fewer: the last batch is filled up with zeros."""
 
-    def __init__(self, session: Session, batch: int | None) -> None:
+    def __init__(self, session: Ported, batch: int | None) -> None:
         """``batch`` None lets all through."""
         self._session, self._batch = session, batch
         self.inputs = session.inputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Inputs [n, ...] to outputs [n, ...]."""
+        """Inputs [n, ...] to outputs [n, ...]; under other names, they are taken in their order."""
+        feeds = named([port.name for port in self.inputs], feeds) if self.inputs else feeds
         if self._batch is None:
-            return self._session.run(feeds)
+            return dict(self._session.run(feeds))
         count = len(next(iter(feeds.values())))
         calls = [
             self._session.run({name: self._piece(array, start) for name, array in feeds.items()})
@@ -152,6 +162,17 @@ class FixedBatch:
         piece = array[start : start + self._batch] if self._batch else array
         missing = (self._batch or 0) - len(piece)
         return np.concatenate([piece, np.zeros_like(piece[:1]).repeat(missing, 0)]) if missing else piece
+
+
+def channels_first(port: Port) -> tuple[int | str | None, ...]:
+    """An input's shape, of images as [B, C, H, W]: pixels are [B, H, W, C] in bytes."""
+    shape = port.shape
+    return (shape[0], shape[3], *shape[1:3]) if port.dtype == "uint8" and len(shape) == 4 else shape
+
+
+def call_of(session: Session, feeds: Feeds) -> Callable[[], Any]:
+    """One inference of a round; on a card, of inputs that lie there already, and it returns its milliseconds."""
+    return session.clocked(feeds) if isinstance(session, OnCard) else partial(session.run, feeds)
 
 
 class Images:
@@ -172,15 +193,14 @@ class Images:
         if len(session.inputs) != 1:
             raise Refused(
                 f"the engine takes {len(session.inputs)} inputs: {', '.join(port.name for port in session.inputs)}.",
-                hint="repaconv runs image models, which take one.",
+                hint="An image model takes one.",
                 code="engine.inputs",
             )
         self.session, self.options = session, session.options
         self._whole = FixedBatch(session, batch)
         self._given, self._wanted = session.inputs[0].name, session.outputs[0].name
-        shape = session.inputs[0].shape
         self.takes_pixels = session.inputs[0].dtype == "uint8"
-        self.input_shape = (shape[0], shape[3], *shape[1:3]) if self.takes_pixels and len(shape) == 4 else shape
+        self.input_shape = channels_first(session.inputs[0])
 
     @property
     def on_card(self) -> bool:
@@ -189,9 +209,7 @@ class Images:
 
     def call(self, images: NDArray[Any]) -> Callable[[], Any]:
         """One inference of a round; on a card, of images that lie there already, and it returns its milliseconds."""
-        if isinstance(self.session, OnCard):
-            return self.session.clocked({self._given: images})
-        return partial(self.run, images)
+        return call_of(self.session, {self._given: images})
 
     def run(self, images: NDArray[Any]) -> Array:
         """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""

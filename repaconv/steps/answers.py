@@ -16,6 +16,7 @@ from repaconv.steps.forms import TUNED, shapes_sha256
 from repaconv.steps.inputs import choose_inputs
 
 if TYPE_CHECKING:
+    from repaconv.steps.subject import Subject
     from repaconv.targets import Target
 
 
@@ -33,7 +34,7 @@ def place_of(folded: FoldArtefact, device: Target, asked: Mapping[str, Any]) -> 
         "made_by": made_by("torch", "onnx", "onnxscript", "onnxruntime"),
         **asked,
     }
-    shapes = shapes_sha256(folded.backbone, folded.config, folded.image_size)
+    shapes = shapes_sha256(folded.shapes)
     digest = sha256_of_bytes(canonical_json(question).encode())
     return cache_folder(TUNED) / f"{shapes[:16]}-{digest[:16]}.json"
 
@@ -45,18 +46,18 @@ def brought_by(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
 
 
-def judged_by(order: TuneOrder, folded: FoldArtefact) -> dict[str, Any]:
+def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
     """What an answer with lower precision depends on besides: weights and images, by their hashes."""
     from repaconv.proof.images import image_files
 
-    config = registry.load(registry.BACKBONES, folded.backbone).from_json(folded.config)
-    choose_inputs(folded, config, inputs=order.inputs, images=order.images)  # refuses what is none, before any work
+    folded = subject.folded
+    choose_inputs(subject, inputs=order.inputs, images=order.images)  # refuses what is none, before any work
     images = Path(order.images or "")
     files = [Path(order.inputs)] if order.inputs else image_files(images, None)
     return {
         "weights": folded.payload.sha256,
         "images": {str(file.relative_to(images) if order.images else file.name): sha256_of(file) for file in files},
-        "preprocessing": folded.preprocessing.model_dump(mode="json"),
+        "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
         "policy": POLICY,
     }
 

@@ -104,9 +104,9 @@ def name_in(path: Path, subject: Path) -> str:
 
 def key_of(name: str, done: BenchArtefact) -> str:
     """Under which a measurement stands in a file of baselines, for one machine."""
-    size = "x".join(map(str, done.image_size))
+    size = f", {'x'.join(map(str, done.image_size))} px" if done.image_size else ""
     what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
-    return f"{what}, {done.threads} threads, batch {done.batch}, {size} px, beside {_yardstick(done) or 'nothing'}"
+    return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {_yardstick(done) or 'nothing'}"
 
 
 def _yardstick(done: BenchArtefact) -> str:

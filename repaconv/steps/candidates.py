@@ -7,30 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv import runs
-from repaconv.artefacts import FoldArtefact
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
 from repaconv.steps.common import DEPLOY, Progress
-from repaconv.steps.subject import GraphSpec, subject_of
+from repaconv.steps.subject import GraphSpec, Subject
 
 if TYPE_CHECKING:
     import onnx
 
     from repaconv.forms.search import Form
     from repaconv.graphs.contract import Rewrite
+    from repaconv.proof.data import Batch
     from repaconv.targets import Target
 
 
 @dataclass
 class Candidates:
-    """The forms of one network as files, each made once."""
+    """The forms of one network as files, each made once; ``judging`` is what they are compared on."""
 
     raw: onnx.ModelProto
     rewrites: dict[str, Rewrite]
     default: Form
-    channels: int
+    judging: Batch
     folder: Path
     made: dict[Form, Path] = field(default_factory=dict)
     counted: dict[Form, int] = field(default_factory=dict)
@@ -38,8 +37,7 @@ class Candidates:
     @classmethod
     def of(
         cls,
-        run: runs.Run,
-        folded: FoldArtefact,
+        subject: Subject,
         device: Target,
         names: Sequence[str],
         scratch: Path,
@@ -52,11 +50,11 @@ class Candidates:
         """
         from repaconv.graphs.graph import rewritten
 
-        known = chosen(names, device.newest_opset or device.opset).rewrites
-        subject = subject_of(run)
+        folded, known = subject.folded, chosen(names, device.newest_opset or device.opset).rewrites
         spec = GraphSpec(
             size=folded.image_size,
             opset=device.opset,
+            newest=device.newest_opset,
             lacks=device.lacks,
             free_size=folded.any_image_size,
             simplifiers=(),
@@ -71,8 +69,8 @@ class Candidates:
         fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
         progress("what applies", 0, 0)
         rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
-        default = tuple(name for name in rewrites if name in device.form(folded.method))
-        return cls(graph.model, rewrites, default, subject.config.in_channels, scratch)
+        default = tuple(name for name in rewrites if name in device.form(folded.called))
+        return cls(graph.model, rewrites, default, judging_call(subject), scratch)
 
     def model(self, form: Form) -> onnx.ModelProto:
         """The graph in a form."""
@@ -102,3 +100,9 @@ class Candidates:
             if not self.made[form].is_file():
                 write_bytes(self.made[form], content)
         return self.made[form]
+
+
+def judging_call(subject: Subject) -> Batch:
+    """Three images, as many as a call takes where that is fixed, or a call where it takes no images."""
+    count = subject.folded.batch if isinstance(subject.folded.batch, int) else 1 if subject.folded.whole else 3
+    return subject.drawn(count, 0).piece(0, count)

@@ -13,6 +13,7 @@ from repaconv.engines.contract import OnCard
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.proof.outputs import Comparison
+from repaconv.proof.runners import channels_first
 from repaconv.steps.common import TRAINING, load_onnx
 from repaconv.steps.engines import open_engine
 from repaconv.steps.exports import Export
@@ -134,9 +135,8 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     ]
     if given.recorded:
         official = f"official output ({given.recorded})"
-        output = subject.outputs[0]
         recorded = Comparison(official, rules.allowed("recorded"))
-        steps.append(Step("recorded", recorded, lambda batch: {output: batch.recorded}, lambda _: RECORDED))
+        steps.append(Step("recorded", recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
     return Chain(tuple(steps))
 
 
@@ -175,7 +175,8 @@ def _graph_steps(
     if exported.preprocessing:
         bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
         core = load_onnx(bare.SerializeToString(), path.parent)
-    batch, note, allowed = _fixed(exported.batch), BF16_NOTE if typed else "", rules.allowed(name)
+    batch = None if subject.folded.whole else _fixed(exported.batch)
+    note, allowed = BF16_NOTE if typed else "", rules.allowed(name)
 
     def followed(feeds: Feeds) -> Location:
         return within_graph(subject, exported, path, feeds, allowed)
@@ -200,23 +201,24 @@ def _of_engine(engine: Path, built: BuildArtefact | None, given: Inputs, rules: 
         model = open_engine(engine, built, threads=1)
     except EnvironmentProblem as problem:
         return Chain((), (_idle("engine", engine.name, f"{problem.message} {problem.hint}".strip()),), (engine,))
-    shape = model.input_shape
+    first = model.inputs[0]
+    shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
         raise UsageProblem(
             f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
             hint="Give --inputs or --images of that size.",
             code="inputs.shape",
         )
-    if model.takes_pixels and not _has_pixels(given):
+    if pixels and not _has_pixels(given):
         raise UsageProblem(
             f"{engine} takes pixels, {NORMALISED}.",
             hint="Give --images, or neither --images nor --inputs.",
             code="inputs.pixels",
         )
     compared = Comparison(engine.name, rules.allowed("engine", built.precision if built else "fp32"))
-    run = _running(model.session, _fixed(shape[0] if shape else None))
-    on = model.session
-    fallen = on.fallen(given.piece(0, _fixed(shape[0]) or 1).feeds(on.inputs)) if isinstance(on, OnCard) else ()
+    run = _running(model, None if given.whole else _fixed(shape[0] if shape else None))
+    first_call = given.piece(0, _fixed(shape[0]) or 1).feeds(model.inputs)
+    fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
     note = f"on the processor: {', '.join(fallen)}" if fallen else ""
     step = Step("engine", compared, run, lambda _: ENGINE, note, sha256=sha256_of(engine), fallen=fallen)
     return Chain((step,), (), (engine,))
@@ -243,9 +245,9 @@ def _idle(name: str, label: str, why_not: str) -> Link:
 
 def _cannot_take(exported: ExportArtefact, given: Inputs) -> str:
     """Why a graph cannot take these images; empty if it can."""
-    if exported.image_size == "dynamic" or tuple(given.shape[2:]) == tuple(exported.image_size):
+    if exported.image_size in (None, "dynamic", given.size):
         return ""
-    return f"the graph takes images of {exported.image_size} pixels only, these are of {tuple(given.shape[2:])}"
+    return f"the graph takes images of {exported.image_size} pixels only, these are of {given.size}"
 
 
 def _has_pixels(given: Inputs) -> bool:

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefacts import FoldArtefact, Location
+from repaconv.artefacts import ImageSize, Location, MethodFold
 from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.proof.runners import TorchRunner, decides, weighted
 from repaconv.steps.common import TRAINING, Progress, read_again, require_size, stored_weights
-from repaconv.steps.graphs import Graph, proved_graph
+from repaconv.steps.graphs import Graph, Proving, exported_graph
 from repaconv.steps.subject import GraphSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from repaconv.proof.data import Inputs
     from repaconv.trained.contract import Reading
 
 
@@ -30,13 +31,24 @@ class CheckpointSubject:
     """
 
     run: runs.Run
-    folded: FoldArtefact
+    folded: MethodFold
     checkpoint: str | Path | None = None
 
-    @cached_property
-    def config(self) -> Any:
-        """Of the deploy form."""
-        return self._backbone.from_json(self.folded.config)
+    @property
+    def classes(self) -> int:
+        """Of its head."""
+        return int(self._config.classes)
+
+    @property
+    def official(self) -> tuple[str, ...]:
+        """The method's."""
+        rewrites: tuple[str, ...] = registry.load(registry.METHODS, self.folded.method).official_rewrites
+        return rewrites
+
+    @property
+    def by_module(self) -> bool:
+        """They are torch modules."""
+        return True
 
     @property
     def source(self) -> Path:
@@ -46,7 +58,7 @@ class CheckpointSubject:
     @property
     def inputs(self) -> tuple[Port, ...]:
         """Images [B, C, H, W]."""
-        return (Port("input", ("batch", self.config.in_channels, "height", "width"), "float32"),)
+        return (Port("input", ("batch", self._config.in_channels, "height", "width"), "float32"),)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -56,7 +68,7 @@ class CheckpointSubject:
     @cached_property
     def decides(self) -> bool:
         """By what the deploy form says of itself."""
-        return decides(self._backbone.deploy(self.config))
+        return decides(self._backbone.deploy(self._config))
 
     @cached_property
     def reference(self) -> TorchRunner:
@@ -67,12 +79,12 @@ class CheckpointSubject:
     def exact(self) -> TorchRunner:
         """The deploy form, folded again, in float64."""
         tensors = {name: value for part in self.reading.parts() for name, value in part.tensors.items()}
-        return self._form(self._backbone.deploy(self.config), tensors, double=True)
+        return self._form(self._backbone.deploy(self._config), tensors, double=True)
 
     @cached_property
     def stored(self) -> TorchRunner:
         """The deploy form with the run's weights, in float32."""
-        return self._form(self._backbone.deploy(self.config), stored_weights(self.run, self.folded), double=False)
+        return self._form(self._backbone.deploy(self._config), stored_weights(self.run, self.folded), double=False)
 
     @property
     def reading(self) -> Reading:
@@ -92,25 +104,24 @@ class CheckpointSubject:
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
         """The deploy form or the training form, exported by torch."""
-        return proved_graph(
-            form,
-            *self._parted(form),
-            (self.config.in_channels, *spec.size),
-            output=self.folded.output,
-            opset=spec.opset,
-            lacks=spec.lacks,
-            batch=spec.batch,
-            free_size=spec.free_size,
-            tolerances=self.folded.tolerances,
-            rewrites=spec.rewrites,
-            simplifiers=spec.simplifiers,
-            scratch=scratch,
-            progress=progress,
-        )
+        shape = (self._config.in_channels, *(spec.size or self.folded.image_size))
+        ways = Proving(form, spec, self.folded.tolerances, scratch, progress)
+        return exported_graph(ways, *self._parted(form), shape, output=self.folded.output)
+
+    def free_sizes(self, batch: int) -> dict[str, int]:
+        """It takes images."""
+        return {}
+
+    def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
+        """Standard normal images."""
+        from repaconv.proof.data import random_inputs
+
+        shape = (self._config.in_channels, *(size or self.folded.image_size))
+        return random_inputs(shape, count=count, seed=seed)
 
     def require_size(self, height: int, width: int) -> None:
         """See `repaconv.steps.common.require_size`."""
-        require_size(self._backbone, self.config, height, width)
+        require_size(self._backbone, self._config, height, width)
 
     def parting(self, feeds: Feeds, allowed: float) -> Location:
         """Within a block the two forms compute different things: they are compared at its seams."""
@@ -136,7 +147,7 @@ class CheckpointSubject:
         """A form's module, its weights not yet set, and they."""
         if form == TRAINING:
             return self.reading.module(), self.reading.tensors
-        return self._backbone.deploy(self.config), stored_weights(self.run, self.folded)
+        return self._backbone.deploy(self._config), stored_weights(self.run, self.folded)
 
     def _form(self, module: nn.Module, tensors: Mapping[str, Tensor], *, double: bool) -> TorchRunner:
         return TorchRunner(module, tensors, double=double, outputs=self.outputs)
@@ -144,6 +155,11 @@ class CheckpointSubject:
     @cached_property
     def _read(self) -> tuple[Reading, Path]:
         return read_again(self.folded, self.checkpoint)
+
+    @cached_property
+    def _config(self) -> Any:
+        """Of the deploy form."""
+        return self._backbone.from_json(self.folded.config)
 
     @cached_property
     def _backbone(self) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from repaconv import registry, runs
-from repaconv.artefacts import Artefact, Fact, FoldArtefact, ImageSize
+from repaconv.artefacts import Artefact, Fact, FoldArtefact, ImageSize, MethodFold
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import sha256_of
 
@@ -99,7 +99,7 @@ def load_method(name: str) -> Method:
     return with_adapters(method)
 
 
-def read_again(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Reading, Path]:
+def read_again(folded: MethodFold, checkpoint: str | Path | None) -> tuple[Reading, Path]:
     """Read the run's checkpoint again, exactly as `fold` did.
 
     Raises:
@@ -107,21 +107,35 @@ def read_again(folded: FoldArtefact, checkpoint: str | Path | None) -> tuple[Rea
     """
     from repaconv.checkpoint import read_checkpoint
 
-    path = Path(checkpoint) if checkpoint else Path(folded.origin.path)
+    path = source_of(folded, checkpoint)
+    found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
+    return load_method(folded.method).read(found, folded.settings), path
+
+
+def source_of(folded: FoldArtefact, moved: str | Path | None) -> Path:
+    """The file that a run was folded from, if it is still the one that it was.
+
+    Args:
+        folded: The fold.
+        moved: Where it is now, if it has moved.
+
+    Raises:
+        Refused: If it is gone or has changed.
+    """
+    path, what = Path(moved) if moved else Path(folded.origin.path), folded.origin_told
     if not path.is_file():
         raise Refused(
-            f"the run's checkpoint {path} is not there.",
+            f"the run's {what} {path} is not there.",
             hint="Say where it is now with --checkpoint.",
             code="checkpoint.missing",
         )
     if sha256_of(path) != folded.origin.sha256:
         raise Refused(
-            f"{path} is not the checkpoint that was folded: its hash is another.",
+            f"{path} is not the {what} that was folded: its hash is another.",
             hint="Fold it again.",
             code="checkpoint.changed",
         )
-    found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
-    return load_method(folded.method).read(found, folded.settings), path
+    return path
 
 
 def stored_weights(run: runs.Run, folded: FoldArtefact) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +14,12 @@ from repaconv.steps.engines import built_as, engine_of, open_engine
 from repaconv.steps.subject import subject_of
 
 if TYPE_CHECKING:
-    from repaconv.engines.contract import Network
-    from repaconv.proof.runners import Images
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.engines.contract import Network, Session
+    from repaconv.proof.data import Batch
+    from repaconv.steps.subject import Subject
     from repaconv.targets import Target
 
 COMPARED = 8
@@ -28,10 +32,15 @@ class Opened(NamedTuple):
     ``profiles`` says whether the engine can tell where the time goes: of graphs, not of what was built of them.
     """
 
-    session: Images
+    session: Session
     engine: str
     precision: str
     profiles: bool
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether its one input are bytes of an image."""
+        return [(port.dtype, len(port.shape)) for port in self.session.inputs] == [("uint8", 4)]
 
 
 def opened(
@@ -51,18 +60,17 @@ def opened(
         Refused: If it does not take the model.
     """
     from repaconv.engines.contract import SessionSpec
-    from repaconv.proof.runners import Images
 
     engine = registry.load(registry.ENGINES, device.runtime)
     spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims)
     if not isinstance(model, Path):
-        return Opened(Images(engine.open(model, spec)), f"{engine.name} {engine.version()}", spec.precision, False)
+        return Opened(engine.open(model, spec), f"{engine.name} {engine.version()}", spec.precision, False)
     built = built_as(model)
     says = built.precision if built else precision_of(model)
     if built is not None or model.suffix != ".onnx" or "networks" in engine.can:
         engine, session = engine_of(model, built), open_engine(model, built, threads=threads, sizes=dims)
     else:
-        session = Images(engine.open(model, spec))
+        session = engine.open(model, spec)
     profiles = built is None and "profile" in engine.can
     return Opened(session, f"{engine.name} {engine.version()}", precision or says, profiles)
 
@@ -73,39 +81,57 @@ def precision_of(path: Path) -> str:
 
 
 def agreement(
-    run: runs.Run | None, models: Mapping[str, Opened], outputs: Sequence[Mapping[str, Any]], *, logits: bool
+    run: runs.Run | None,
+    models: Mapping[str, Opened],
+    calls: Sequence[Batch],
+    outputs: Sequence[Mapping[str, Mapping[str, Any]]],
 ) -> Link | None:
     """Whether both compute the same, by the rule of what they are: a lossy one's where one of them is lossy.
 
     Args:
         run: Whose they are, which says what is allowed; the policy alone when None.
         models: The two, the subject first.
-        outputs: Of both by name [n, K], batch by batch.
-        logits: Whether they are logits.
+        calls: What they were called with.
+        outputs: Of both, by model and by name, call by call.
 
     Returns:
-        The link, judged against the one that is less lossy; None if their outputs do not compare.
+        The link of all outputs, judged against the one that is less lossy; None if their outputs do not compare.
     """
-    from repaconv.proof.outputs import Comparison
+    from repaconv.proof.outputs import Comparison, joined
     from repaconv.proof.policy import tolerance
 
     subject, other = models
-    if outputs[0][subject].shape != outputs[0][other].shape or outputs[0][subject].ndim != 2:
+    if not _comparable(outputs[0][subject], outputs[0][other]):
         return None
     low = coarser([opened.precision for opened in models.values()])
     link = "agreement" if low == "fp32" else low
     backwards = low == models[other].precision != models[subject].precision
     reference, candidate = (subject, other) if backwards else (other, subject)
-    name = "logits" if logits else "output"
-    compared = Comparison(candidate, tolerance(link, logits=logits, **_allowed(run)))
-    for each in outputs:
-        compared.add({name: each[candidate]}, {name: each[reference]})
-    return compared.links("agreement", reference)[0]
+    names, network = list(outputs[0][subject]), subject_of(run) if run else None
+    whole = network.folded.whole if network else not _by_image(outputs[0][subject].values())
+    usual: dict[str, Any] = {"usual": network.folded.tolerances, "decides": network.decides} if network else {}
+    compared = Comparison(candidate, tolerance(link, logits="logits" in names, **usual))
+    for call, each in zip(calls, outputs, strict=True):
+        got, right = (dict(zip(names, each[end].values(), strict=True)) for end in (candidate, reference))
+        compared.add(got, right, undecided=_undecided(network, call) if low == "fp32" else None, whole=whole)
+    return joined(compared.links("agreement", reference))
 
 
-def _allowed(run: runs.Run | None) -> dict[str, Any]:
-    """What of a run's network bears on tolerances."""
-    if run is None:
-        return {}
-    subject = subject_of(run)
-    return {"usual": subject.folded.tolerances, "decides": subject.decides}
+def _undecided(network: Subject | None, call: Batch) -> NDArray[np.bool_] | None:
+    """In which images rounding may decide otherwise, of a network that decides something."""
+    if network is None or not network.decides:
+        return None
+    network.stored.run(call.feeds(network.inputs))
+    return network.stored.undecided
+
+
+def _by_image(outputs: Iterable[Any]) -> bool:
+    """Whether every output has as many rows."""
+    shapes: list[tuple[int, ...]] = [getattr(output, "shape", ()) for output in outputs]
+    return all(len(shape) > 1 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
+
+
+def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether they have as many outputs, of the same shapes."""
+    pairs = zip(one.values(), other.values(), strict=False)
+    return len(one) == len(other) and all(getattr(a, "shape", None) == getattr(b, "shape", ()) for a, b in pairs)

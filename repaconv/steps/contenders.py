@@ -13,7 +13,6 @@ from repaconv.artefacts import (
     ExportArtefact,
     FoldArtefact,
     ImageSize,
-    Preprocessing,
     TrainingArtefact,
     parse_image_size,
 )
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Network
     from repaconv.targets import Target
 
-PROBED = 8
-"""Images in the larger batch by which memory is measured."""
-
 
 class Contender(NamedTuple):
     """One thing to measure: what it is called, as nothing beside it is, its file, and its module where that runs."""
@@ -45,17 +41,16 @@ class Contender(NamedTuple):
 
 
 class Contenders(NamedTuple):
-    """All that is known of them; ``variant``, ``export`` and ``preprocessing`` are those of a run.
+    """All that is known of them; ``variant``, ``export`` and ``subject`` are those of a run.
 
     ``size`` is the run's, or what a bare graph of ours says is usual.
     """
 
     subjects: list[Contender]
     overridden: tuple[str, ...]
-    logits: bool
     size: ImageSize | None
     note: str
-    preprocessing: Preprocessing | None
+    subject: Subject | None
     variant: Variant | None = None
     export: Export | None = None
 
@@ -84,29 +79,28 @@ def contenders_of(
         overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
         size = None if image_size else _usual_size(path)
         note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
-        return Contenders([Contender(path.name, path), *other], overridden, _says_logits(path), size, note, None)
+        return Contenders([Contender(path.name, path), *other], overridden, size, note, None)
     if takes_networks(device := load_target(target)):
         return _networks(subject_of(run), other, device, unverified=unverified)
-    folded = read_artefact(run.fold_json, FoldArtefact)
+    subject = subject_of(run)
+    folded = subject.folded
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
     exported = export.artefact
     overridden = runs.require_sound(run, folded, (exported, export.path), unverified=unverified)
     subjects = [Contender(DEPLOY, runs.graph_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    other, note = _beside(other, lambda: Contender(TRAINING, training_onnx(subject_of(run), export, progress)))
-    logits, preprocessing = folded.output == "logits", folded.preprocessing
-    return Contenders([*subjects, *other], overridden, logits, size, note, preprocessing, export.variant, export)
+    other, note = _beside(other, lambda: Contender(TRAINING, training_onnx(subject, export, progress)))
+    return Contenders([*subjects, *other], overridden, size, note, subject, export.variant, export)
 
 
 def _networks(subject: Subject, other: list[Contender], device: Target, *, unverified: bool) -> Contenders:
     """The run's modules themselves, for a runtime that takes them."""
     run, folded = subject.run, subject.folded
     overridden = runs.require_sound(run, folded, unverified=unverified)
-    first = Contender(DEPLOY, run.model, subject.network(DEPLOY))
+    first = Contender(DEPLOY, run.payload_of_fold(folded), subject.network(DEPLOY))
     other, note = _beside(other, lambda: Contender(TRAINING, subject.source, subject.network(TRAINING)))
     variant = Variant(target=device.name)
-    logits = folded.output == "logits"
-    return Contenders([first, *other], overridden, logits, folded.image_size, note, folded.preprocessing, variant)
+    return Contenders([first, *other], overridden, folded.image_size, note, subject, variant)
 
 
 def _beside(other: list[Contender], training: Callable[[], Contender]) -> tuple[list[Contender], str]:
@@ -165,8 +159,9 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
     spec = GraphSpec(
         size=subject.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         opset=exported.exporter_opset or exported.opset,
+        newest=exported.opset,
         lacks=exported.lacks,
-        batch=None if exported.batch == "dynamic" else int(exported.batch),
+        batch=None if exported.batch in ("dynamic", subject.folded.batch) else int(exported.batch),
         free_size=exported.image_size == "dynamic",
     )
     with tempfile.TemporaryDirectory(prefix=".export-", dir=subject.run.folder) as scratch:
@@ -201,11 +196,6 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _says_logits(path: Path) -> bool:
-    """Whether a bare graph is one of ours whose output are logits; of others nothing is known."""
-    return path.suffix == ".onnx" and [output.name for output in read_graph(path).graph.output] == ["logits"]
-
-
 def _usual_size(path: Path) -> ImageSize | None:
     """The images that a graph of ours is meant for, where it takes any; None where it says nothing of them."""
     if path.suffix != ".onnx":
@@ -214,67 +204,3 @@ def _usual_size(path: Path) -> ImageSize | None:
     with suppress(KeyError, ValueError):
         return parse_image_size(said_by(path)["repaconv.image_size"]) if {"height", "width"} <= free else None
     return None
-
-
-def image_shape(
-    model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
-) -> tuple[int, int, int]:
-    """[C, H, W] of what the model takes.
-
-    Raises:
-        UsageProblem: If the model wants another batch or size, or no images.
-    """
-    if len(model_shape) != 4 or not isinstance(model_shape[1], int):
-        raise UsageProblem(
-            f"{path} takes an input of shape {list(model_shape)}, not images [B, C, H, W].",
-            hint="bench measures image models.",
-            code="bench.shape",
-        )
-    wanted = (batch, model_shape[1], *(size or model_shape[2:]))
-    if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
-        raise UsageProblem(f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape")
-    if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
-        raise UsageProblem(
-            f"{path} takes {list(model_shape)}, asked for was {list(wanted)}.",
-            hint="Leave --batch and --image-size out, or export with others.",
-            code="bench.shape",
-        )
-    return (wanted[1], wanted[2], wanted[3])
-
-
-def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
-    """For a bare graph, of which nothing is known: numbers about as large as normalised pixels."""
-    channels = shape[0]
-    return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
-
-
-def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: ImageSize | None) -> float:
-    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included.
-
-    A card's memory is not asked beforehand: what it does not hold it says (`repaconv.engines.card.within_memory`).
-    """
-    import numpy as np
-
-    grown = []
-    for subject in subjects:
-        dims = {"height": size[0], "width": size[1]} if size else {}
-        session = load(subject, dims=dims).session
-        if session.on_card:
-            return 1.0
-        channels, height, width = image_shape(session.input_shape, 1, size, subject.path)
-        if session.input_shape[0] not in (None, "batch"):
-            return float("inf")
-        kind = np.uint8 if session.takes_pixels else np.float32
-        resident = []
-        for images in (1, 1 + PROBED):
-            shape = (images, height, width, channels) if session.takes_pixels else (images, channels, height, width)
-            session.run(np.zeros(shape, dtype=kind))
-            resident.append(_peak_bytes())
-        grown.append((resident[1] - resident[0]) / PROBED)
-    return max(*grown, 1.0)
-
-
-def _peak_bytes() -> int:
-    import resource
-
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import registry, runs
-from repaconv.artefacts import FoldArtefact
 from repaconv.engines.card import require_card
 from repaconv.errors import EnvironmentProblem
-from repaconv.files import read_artefact
 from repaconv.orders.stages import BenchOrder, EstimateOrder
 from repaconv.steps.engines import lowers, takes_networks
 from repaconv.steps.exports import exports_of
@@ -107,7 +105,7 @@ def ways(
 
 def _exported(device: Target, order: BenchOrder, run: runs.Run) -> bool:
     """Whether the run has an export for that target in that precision."""
-    every = [each.artefact for each in exports_of(run, read_artefact(run.fold_json, FoldArtefact))]
+    every = [each.artefact for each in exports_of(run, runs.fold_of(run))]
     return (device.name, _typed(device, order)) in {(each.target, each.precision) for each in every}
 
 

@@ -14,8 +14,7 @@ from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import read_artefact, stage_of
 
 if TYPE_CHECKING:
-    from repaconv.engines.contract import Engine
-    from repaconv.proof.runners import Images
+    from repaconv.engines.contract import Engine, Session
     from repaconv.targets import Target
 
 USUAL = "tensorrt"
@@ -71,15 +70,14 @@ def _opener(path: Path) -> str:
 
 def open_engine(
     path: Path, built: BuildArtefact | None, *, threads: int, sizes: Mapping[str, int] = MappingProxyType({})
-) -> Images:
+) -> Session:
     """An engine file ready to run, by the runtime that it is for, in the precision that it was built in.
 
     Raises:
         EnvironmentProblem: If that runtime, or the device it needs, is not here.
-        Refused: If it does not load, or is no image model.
+        Refused: If it does not load.
     """
     from repaconv.engines.contract import SessionSpec
-    from repaconv.proof.runners import Images
 
     spec = SessionSpec(threads=threads, precision=built.precision if built else "fp32", sizes=sizes)
-    return Images(engine_of(path, built).open(path, spec))
+    return engine_of(path, built).open(path, spec)

@@ -44,7 +44,7 @@ def exports_of(run: runs.Run, folded: FoldArtefact) -> list[Export]:
         artefact = read_artefact(path, ExportArtefact)
         if artefact.model_sha256 != folded.payload.sha256:
             raise Refused(
-                f"{path} was exported from other weights than {run.model}.",
+                f"{path} was exported from other weights than {run.payload_of_fold(folded)}.",
                 hint="Run `repaconv export --onnx` again.",
                 code="artefact.hash",
             )
@@ -90,7 +90,7 @@ def export_for(
         raise _none(run, every, target, device, precision, model)
     if len(found) == 1:
         return found[0]
-    exact = [each for each in found if _asked(each) == (batch or "dynamic", size, False, folded.form)]
+    exact = [each for each in found if _asked(each) == (batch or folded.batch, size, False, folded.form)]
     fitting = [each for each in found if _takes(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
@@ -102,7 +102,7 @@ def export_for(
     )
 
 
-def _asked(export: Export) -> tuple[int | str, ImageSize | str, bool, str]:
+def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str]:
     has = export.artefact
     return has.batch, has.image_size, has.preprocessing, has.form
 
@@ -110,7 +110,7 @@ def _asked(export: Export) -> tuple[int | str, ImageSize | str, bool, str]:
 def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
     """Whether it takes that batch and that size, where they matter."""
     has = export.artefact
-    return has.batch in ("dynamic", batch or has.batch) and has.image_size in ("dynamic", size or has.image_size)
+    return has.batch in ("dynamic", batch or has.batch) and has.image_size in (None, "dynamic", size or has.image_size)
 
 
 def float32_beside(run: runs.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:

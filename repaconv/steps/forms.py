@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry
-from repaconv.artefacts import ImageSize, TuneArtefact
+from repaconv.artefacts import TuneArtefact
 from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
 from repaconv.forms.choice import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.steps.common import made_by
-from repaconv.trained.contract import Method
+
+if TYPE_CHECKING:
+    from repaconv.steps.subject import Subject
 
 TUNED = "tuned"
 """Folder of the tuner's results, in a run and in the cache."""
@@ -24,18 +27,17 @@ class Written(NamedTuple):
     rewrites: tuple[str, ...] | None
 
 
-def shapes_sha256(backbone: str, config: dict[str, Any], size: ImageSize) -> str:
-    """What all checkpoints of the same shapes share."""
-    plain = {"backbone": backbone, "config": config, "image_size": list(size)}
-    return sha256_of_bytes(canonical_json(plain).encode())
+def shapes_sha256(shapes: Mapping[str, Any]) -> str:
+    """A hash of `FoldArtefact.shapes`."""
+    return sha256_of_bytes(canonical_json(dict(shapes)).encode())
 
 
-def chosen_form(form: str | Path, method: Method | None, shapes: str) -> Written:
+def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Written:
     """The form that was asked for.
 
     Args:
         form: One of `NAMED`, or the file that `tune` wrote.
-        method: Whose official form it may be; None where that is not asked for.
+        official: Rewrites of the official form.
         shapes: See `shapes_sha256`.
 
     Raises:
@@ -45,7 +47,7 @@ def chosen_form(form: str | Path, method: Method | None, shapes: str) -> Written
     if form == DEFAULT:
         return Written(DEFAULT, None)
     if form == OFFICIAL:
-        return Written(OFFICIAL, method.official_rewrites if method else ())
+        return Written(OFFICIAL, official)
     if form == FASTEST:
         return Written(FASTEST, _known(shapes).rewrites)
     path = Path(form)
@@ -64,6 +66,19 @@ def chosen_form(form: str | Path, method: Method | None, shapes: str) -> Written
             code="form.shapes",
         )
     return Written(path.name, tuned.rewrites)
+
+
+def written_for(asked: str | None, subject: Subject) -> Written:
+    """The form that is asked for here, else the one that was where the network was folded.
+
+    Raises:
+        UsageProblem: See `chosen_form`.
+        Refused: See `chosen_form`.
+    """
+    folded = subject.folded
+    if asked is None:
+        return Written(folded.form, folded.rewrites)
+    return chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
 
 
 def remembered(path: Path) -> TuneArtefact | None:

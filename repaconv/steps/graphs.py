@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import Change, Link
-from repaconv.exporters.simplify import TOOLS
+from repaconv.exporters.simplify import not_done
 from repaconv.files import write_bytes, write_with
-from repaconv.steps.common import Progress, image_model, load_onnx
+from repaconv.proof.runners import named
+from repaconv.steps.common import Progress, load_onnx
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from repaconv.engines.contract import Feeds
     from repaconv.graphs.contract import Rewrite
-    from repaconv.proof.runners import TorchRunner
+    from repaconv.proof.traces import Trace
+    from repaconv.steps.subject import Form, GraphSpec
 
 EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX in its form", "ONNX simplified"
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
@@ -45,115 +48,137 @@ class Graph(NamedTuple):
         return self.links[0].verdict != "failed"
 
 
-def proved_graph(
-    what: str,
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    shape: tuple[int, int, int],
-    *,
-    output: str,
-    opset: int,
-    lacks: Collection[str] = (),
-    batch: int | None,
-    free_size: bool,
-    tolerances: Mapping[str, float],
-    rewrites: Sequence[Rewrite] = (),
-    simplifiers: tuple[str, ...] = TOOLS,
-    scratch: Path,
-    progress: Progress,
-) -> Graph:
-    """Export a module with these weights, write it in its form, and follow it, graph by graph, under ONNX Runtime.
+class Proving(NamedTuple):
+    """How a graph is made and proved: of which form, how it is written, what its links allow, and where.
 
-    A rewritten graph that computes something else is thrown away, as a simplified one is.
+    Attributes:
+        form: What it is of.
+        spec: How it is written.
+        tolerances: Of exact links.
+        scratch: A folder for large weights.
+        progress: See `Progress`.
+        decides: Whether something in it decides what is discrete.
     """
-    from repaconv.exporters.simplify import not_done
+
+    form: str
+    spec: GraphSpec
+    tolerances: Mapping[str, float]
+    scratch: Path
+    progress: Progress
+    decides: bool = False
+
+
+def exported_graph(
+    ways: Proving, module: nn.Module, tensors: Mapping[str, Tensor], shape: tuple[int, int, int], *, output: str
+) -> Graph:
+    """Export a module with these weights, write it in its form, and follow it, graph by graph, under ONNX Runtime."""
     from repaconv.exporters.to_onnx import DATA, check, to_onnx
     from repaconv.proof.runners import TorchRunner
 
-    progress(f"{what}: torch", 0, 0)
-    runner = TorchRunner(module, tensors, double=False)
-    judge, expected = _Judge.of(runner, _probes(shape, batch, free_size), tolerances, logits=output == "logits")
+    spec, scratch = ways.spec, ways.scratch
+    ways.progress(f"{ways.form}: torch", 0, 0)
+    runner = TorchRunner(module, tensors, double=False, outputs=(output,))
+    judge = Judge.of(runner, _probes(shape, spec.batch, spec.free_size), ways)
     _load_float32(module, tensors)
-    progress(f"{what}: to ONNX", 0, 0)
+    ways.progress(f"{ways.form}: to ONNX", 0, 0)
     exported = to_onnx(
-        module, shape, output=output, opset=opset, lacks=lacks, batch=batch, free_size=free_size, scratch=scratch
+        module,
+        shape,
+        output=output,
+        opset=spec.opset,
+        lacks=spec.lacks,
+        batch=spec.batch,
+        free_size=spec.free_size,
+        scratch=scratch,
     )
     data = scratch / DATA if (scratch / DATA).is_file() else None
     judge = judge._replace(folder=scratch if data else None)
     check(exported, judge.folder)
-    progress(f"{what}: ONNX Runtime", 0, 0)
+    ways.progress(f"{ways.form}: ONNX Runtime", 0, 0)
     before = judge.run(exported)
-    link = judge.link("exported", (f"{what} in torch, float32", EXPORTED), before, expected)
+    link = judge.link("exported", (f"{ways.form} in torch, float32", EXPORTED), before)
     if data is not None:
         return Graph(exported, (link, not_done("not tried on a net above 2 GiB")), "none", False, data)
-    plain = Graph(exported, (judge.located(link, runner, exported),), "none", False, None)
-    if rewrites:
-        progress(f"{what}: its form", 0, 0)
-        plain = _in_form(plain, rewrites, judge, before)
-    if not simplifiers:
+    link = judge.located(link, runner.trace(), exported, by_module=True)
+    return finished(Graph(exported, (link,), "none", False, None), judge._replace(expected=before))
+
+
+def finished(plain: Graph, judge: Judge) -> Graph:
+    """A proved graph in its form and simplified; a step that computes something else is thrown away.
+
+    Args:
+        plain: The graph.
+        judge: Which expects what that computes.
+    """
+    ways = judge.ways
+    spec = ways.spec
+    if spec.rewrites:
+        ways.progress(f"{ways.form}: its form", 0, 0)
+        plain = _in_form(plain, spec.rewrites, judge)
+    if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_done("not asked for")))
-    progress(f"{what}: simplify", 0, 0)
-    return _simplified(plain, simplifiers, judge, before)
+    ways.progress(f"{ways.form}: simplify", 0, 0)
+    return _simplified(plain, spec.simplifiers, judge)
 
 
-class _Judge(NamedTuple):
-    """The images on which graphs are compared, and what is allowed; ``folder`` has weights that are files."""
+Outputs = list[Mapping[str, Any]]
 
-    probes: list[NDArray[np.float32]]
-    undecided: list[NDArray[np.bool_] | None]
-    tolerances: Mapping[str, float]
-    logits: bool
+
+class Judge(NamedTuple):
+    """The calls on which graphs are compared, what is right for them, and what is allowed.
+
+    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files.
+    """
+
+    feeds: Sequence[Feeds]
+    expected: Outputs
+    undecided: Sequence[NDArray[np.bool_] | None]
+    ways: Proving
+    whole: bool = False
     folder: Path | None = None
 
     @classmethod
-    def of(
-        cls, runner: TorchRunner, probes: list[NDArray[np.float32]], tolerances: Mapping[str, float], *, logits: bool
-    ) -> tuple[_Judge, list[NDArray[np.floating]]]:
-        """By what torch computes, which comes with it."""
-        expected, undecided = [], []
-        for probe in probes:
-            expected.append(runner.run({"input": probe})["output"])
-            undecided.append(runner.undecided)
-        return cls(probes, undecided, tolerances, logits), expected
+    def of(cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False) -> Judge:
+        """By what a form of the network computes."""
+        expected: Outputs = []
+        undecided = []
+        for each in feeds:
+            expected.append(form.run(each))
+            undecided.append(form.undecided)
+        return cls(feeds, expected, undecided, ways, whole)
 
-    def run(self, model: onnx.ModelProto) -> list[NDArray[np.floating]]:
-        """A graph's outputs, probe by probe."""
-        session = image_model(model.SerializeToString(), self.folder)
-        return [session.run(probe) for probe in self.probes]
+    def run(self, model: onnx.ModelProto) -> Outputs:
+        """A graph's outputs, call by call."""
+        session = load_onnx(model.SerializeToString(), self.folder)
+        names = [port.name for port in session.inputs]
+        return [session.run(named(names, feeds)) for feeds in self.feeds]
 
-    def link(
-        self,
-        name: str,
-        ends: tuple[str, str],
-        outputs: Sequence[NDArray[np.floating]],
-        against: Sequence[NDArray[np.floating]],
-    ) -> Link:
+    def link(self, name: str, ends: tuple[str, str], outputs: Outputs) -> Link:
         """Judge outputs, which are of ends (reference, candidate)."""
-        from repaconv.proof.parity import Meter
+        from repaconv.proof.outputs import Comparison, joined
         from repaconv.proof.policy import tolerance
 
-        meter = Meter(tolerance(name, logits=self.logits, usual=self.tolerances), logits=self.logits)
-        for got, right, unsure in zip(outputs, against, self.undecided, strict=True):
-            meter.add(got, right, undecided=unsure)
-        return meter.link(name, *ends)
+        logits = "logits" in self.expected[0]
+        allowed = tolerance(name, logits=logits, decides=self.ways.decides, usual=self.ways.tolerances)
+        found = Comparison(ends[1], allowed)
+        for got, right, unsure in zip(outputs, self.expected, self.undecided, strict=True):
+            found.add(got, right, undecided=unsure, whole=self.whole)
+        return joined(found.links(name, ends[0]))
 
-    def located(self, link: Link, right: TorchRunner | onnx.ModelProto, wrong: onnx.ModelProto) -> Link:
+    def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
         """A link that failed, with where its ends part."""
         from repaconv.proof.locate import locate
-        from repaconv.proof.runners import TorchRunner
-        from repaconv.proof.traces import OnnxTrace, TorchTrace
+        from repaconv.proof.traces import OnnxTrace
 
         if link.verdict != "failed":
             return link
         assert link.tolerance is not None
-        torch = isinstance(right, TorchRunner)
-        reference = TorchTrace(right) if torch else OnnxTrace(right, load_onnx, by_module=False)
-        candidate = OnnxTrace(wrong, load_onnx, by_module=torch)
-        where = locate(reference, candidate, {"input": self.probes[0]}, allowed=link.tolerance.rtol)
+        candidate = OnnxTrace(wrong, load_onnx, by_module=by_module)
+        where = locate(right, candidate, self.feeds[0], allowed=link.tolerance.rtol)
         return link.model_copy(update={"location": where})
 
 
-def _probes(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[NDArray[np.float32]]:
+def _probes(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[Feeds]:
     """Two batches: of 1 and 3 images where the batch is free; where the size is free, the second of another size."""
     from repaconv.proof.data import random_inputs
 
@@ -161,7 +186,7 @@ def _probes(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> 
     sizes = [(height, width), (height + 1, width + 6) if free_size else (height, width)]
     counts = [1, 3] if batch is None else [batch, batch]  # not the exporter's 2: a graph may be right at that alone
     return [
-        random_inputs((channels, *size), count=count, seed=seed).images
+        random_inputs((channels, *size), count=count, seed=seed).piece(0, count).given
         for seed, (size, count) in enumerate(zip(sizes, counts, strict=True))
     ]
 
@@ -173,15 +198,17 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(weights, assign=True)
 
 
-def _simplified(graph: Graph, tools: tuple[str, ...], judge: _Judge, before: list[NDArray[np.floating]]) -> Graph:
+def _simplified(graph: Graph, tools: tuple[str, ...], judge: Judge) -> Graph:
     """What a simplifier makes of a graph, if it computes the same; else the graph."""
     from repaconv.exporters.simplify import simplify
     from repaconv.exporters.to_onnx import check
+    from repaconv.proof.traces import OnnxTrace
 
     ends = (FORM if graph.changes else EXPORTED, SIMPLIFIED)
 
     def compare(smaller: onnx.ModelProto) -> Link:
-        return judge.located(judge.link("simplified", ends, judge.run(smaller), before), graph.model, smaller)
+        right = OnnxTrace(graph.model, load_onnx, by_module=False)
+        return judge.located(judge.link("simplified", ends, judge.run(smaller)), right, smaller, by_module=False)
 
     result = simplify(graph.model, compare, tools)
     check(result.model)
@@ -189,7 +216,7 @@ def _simplified(graph: Graph, tools: tuple[str, ...], judge: _Judge, before: lis
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 
 
-def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: _Judge, before: list[NDArray[np.floating]]) -> Graph:
+def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
     """The graph in its form, with what was changed and the proof, if something was; else as it was."""
     from repaconv.exporters.to_onnx import check
     from repaconv.graphs.graph import rewritten
@@ -201,7 +228,7 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: _Judge, before
         if not changes:
             return exported
         check(model)
-        link = judge.link("form", (EXPORTED, FORM), judge.run(model), before)
+        link = judge.link("form", (EXPORTED, FORM), judge.run(model))
     except Exception as error:  # a plug-in over a graph that it does not know: whatever it raises, the graph stays
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({why}); {thrown_away}")

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.artefacts import FoldArtefact, ImageSize, Preprocessing
+from repaconv.artefacts import ImageSize, Preprocessing
 from repaconv.errors import UsageProblem
 from repaconv.steps.common import at_least_one
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from repaconv.engines.contract import Feeds
     from repaconv.proof.data import Inputs
+    from repaconv.steps.subject import Subject
 
 CALIBRATION_IMAGES = 32
 
 
 def choose_inputs(
-    folded: FoldArtefact,
-    config: Any,
+    subject: Subject,
     *,
     inputs: str | Path | None = None,
     images: str | Path | None = None,
@@ -32,53 +34,91 @@ def choose_inputs(
     size: ImageSize | None = None,
     pixels: bool = False,
 ) -> Inputs:
-    """The images for a folded network.
+    """What a run's network is run on: images, or calls where it takes other inputs.
 
     Args:
-        folded: Whose preprocessing is used.
-        config: Of its backbone.
+        subject: Whose inputs and preprocessing they are.
         inputs: An .npz.
         images: A folder.
         classes: A file with one class name a line, for a folder.
-        count: Of random images; of a folder's, all when None.
-        seed: Of random images.
+        count: Of random images or calls; of a folder's images, all when None.
+        seed: Of random ones.
         size: (height, width); that of the fold when None.
         pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
 
     Raises:
-        UsageProblem: If both are given, fewer images than one, or the preprocessing is for another number of channels.
+        UsageProblem: If both are given, fewer images than one, there is no preprocessing for pixels, or the network
+            takes no images.
     """
     from repaconv.proof import data
 
     if inputs and images:
         raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
-    number, size = at_least_one("count", count, data.RANDOM_IMAGES), size or folded.image_size
+    number, size = at_least_one("count", count, data.RANDOM_IMAGES), size or subject.folded.image_size
+    if size is None:
+        _require_no_images(subject, images or pixels)
+        return data.npz_calls(Path(inputs), subject.inputs, subject.outputs) if inputs else subject.drawn(number, seed)
     if inputs:
-        return data.npz_inputs(Path(inputs), config.in_channels, config.classes)
-    if images or pixels:
-        _require_channels(folded.preprocessing, config.in_channels)
-    if images:
-        return data.image_inputs(
-            Path(images),
-            folded.preprocessing,
-            size=size,
-            channels=config.in_channels,
-            classes=config.classes,
-            class_names=Path(classes) if classes else None,
-            limit=count,
+        given = data.npz_inputs(Path(inputs), _channels(subject), subject.classes)
+    elif images:
+        given = _of_folder(subject, Path(images), Path(classes) if classes else None, count, size)
+    elif pixels:
+        shape = (_channels(subject), *size)
+        given = data.random_pixels(shape, preprocessing_for(subject), count=number, seed=seed)
+    else:
+        given = subject.drawn(number, seed, size)
+    return replace(given, whole=subject.folded.whole)
+
+
+def _of_folder(subject: Subject, folder: Path, classes: Path | None, limit: int | None, size: ImageSize) -> Inputs:
+    from repaconv.proof.data import image_inputs
+
+    return image_inputs(
+        folder,
+        preprocessing_for(subject),
+        size=size,
+        channels=_channels(subject),
+        classes=subject.classes,
+        class_names=classes,
+        limit=limit,
+    )
+
+
+def _channels(subject: Subject) -> int:
+    return int(subject.inputs[0].shape[1] or 0)
+
+
+def _require_no_images(subject: Subject, asked: Any) -> None:
+    """Refuse images for a network of other inputs."""
+    if asked:
+        takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in subject.inputs)
+        raise UsageProblem(
+            f"this network takes no images: {takes}.",
+            hint="Give its inputs by name with --inputs FILE.npz, or nothing: they are drawn.",
+            code="inputs.none",
         )
-    shape, drawn = (config.in_channels, *size), {"count": number, "seed": seed}
-    return data.random_pixels(shape, folded.preprocessing, **drawn) if pixels else data.random_inputs(shape, **drawn)
 
 
-def _require_channels(wanted: Preprocessing, channels: int) -> None:
-    """Refuse pixels for which there is no preprocessing."""
+def preprocessing_for(subject: Subject) -> Preprocessing:
+    """What turns pixels into images for a network.
+
+    Raises:
+        UsageProblem: If nothing tells that, or it is for other channels.
+    """
+    wanted, channels = subject.folded.preprocessing, _channels(subject)
+    if wanted is None:
+        raise UsageProblem(
+            "nothing tells how this network's images are normalised.",
+            hint="Fold with --set mean=... --set std=..., on the scale of 0 to 255, one number for each channel.",
+            code="preprocessing.none",
+        )
     if channels not in (1, 3) or len(wanted.mean) not in (1, channels):
         raise UsageProblem(
             f"the network takes {channels} channels, and its preprocessing has {len(wanted.mean)} means.",
             hint="Fold with --set mean=... --set std=..., one number for each channel.",
             code="preprocessing.channels",
         )
+    return wanted
 
 
 class Split(NamedTuple):
@@ -95,6 +135,11 @@ class Split(NamedTuple):
     fitting: list[int]
     judging: list[int]
     batch: int | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether a call is judged as one."""
+        return self.given.whole
 
     @classmethod
     def of(cls, given: Inputs, *, batch: int | None = None, ranges: bool = True) -> Split:
@@ -121,19 +166,23 @@ class Split(NamedTuple):
             return f"{self.given.name}: {len(self.judging)} judge"
         return f"{self.given.name}: {len(self.fitting)} calibrate, the other {len(self.judging)} judge"
 
-    def calibrating(self) -> list[NDArray[np.float32]]:
-        """Batches of [n, C, H, W]; where the batch is fixed, the last is filled up with images of its own."""
-        return [filled(piece, self.batch) for piece in self._pieces(self.fitting)]
+    def calibrating(self) -> list[Feeds]:
+        """Calls; of images where the batch is fixed, the last is filled up with images of its own."""
+        batch = None if self.given.whole else self.batch
+        return [{name: filled(array, batch) for name, array in call.items()} for call in self._calls(self.fitting)]
 
-    def judges(self) -> Iterator[NDArray[np.float32]]:
-        """Batches of [n, C, H, W]; the last may have fewer."""
-        return self._pieces(self.judging)
+    def judges(self) -> Iterator[Feeds]:
+        """Calls; the last may have fewer images."""
+        return self._calls(self.judging)
 
-    def _pieces(self, places: list[int]) -> Iterator[NDArray[np.float32]]:
-        step = self.batch or 8
+    def _calls(self, places: list[int]) -> Iterator[Feeds]:
+        step = 1 if self.given.whole else self.batch or 8
         for start in range(0, len(places), step):
-            chosen = places[start : start + step]
-            yield np.concatenate([self.given.piece(place, place + 1).images for place in chosen])
+            calls = [self.given.piece(place, place + 1).given for place in places[start : start + step]]
+            yield {
+                name: np.concatenate([call[name] for call in calls]) if step > 1 else calls[0][name]
+                for name in calls[0]
+            }
 
 
 def require_same_size(given: Inputs, size: ImageSize) -> None:
@@ -142,9 +191,9 @@ def require_same_size(given: Inputs, size: ImageSize) -> None:
     Raises:
         UsageProblem: Naming both.
     """
-    if tuple(given.shape[2:]) != tuple(size):
+    if given.size != tuple(size):
         raise UsageProblem(
-            f"{given.name} are of {' x '.join(map(str, given.shape[2:]))} pixels, the graph takes "
+            f"{given.name} are of {' x '.join(map(str, given.size or ()))} pixels, the graph takes "
             f"{' x '.join(map(str, size))}.",
             hint="Give images of that size, or --image-size.",
             code="inputs.shape",

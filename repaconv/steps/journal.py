@@ -17,6 +17,7 @@ from repaconv.steps.common import Progress, load_onnx
 
 if TYPE_CHECKING:
     from repaconv.forms.search import Form
+    from repaconv.proof.data import Batch
 
 Measurer = Callable[..., Mapping[str, Ratio]]
 """(reference, graphs by name, rounds, image_size=) to the graphs' ratios: what is above 1 is faster than it."""
@@ -88,20 +89,20 @@ class Journal:
         return {form: self.rows[key] for form, path in wanted.items() if (key := self._key(path, rounds)) in self.rows}
 
     def _same(self, path: Path, reference: Path) -> bool:
-        """Whether a form computes what the default one does, on three images; a wrong one is not worth measuring."""
+        """Whether a form computes what the default one does, on one call; a wrong one is not worth measuring."""
         from repaconv.proof.outputs import Comparison
         from repaconv.proof.policy import tolerance
+        from repaconv.proof.verdicts import verdict_of
 
         if path not in self.judged:
+            call = self.graphs.judging
             session = load_onnx(path)
-            given = session.inputs[0]
-            images = _images((3, *(size if isinstance(size, int) else 64 for size in given.shape[1:])), 0)
-            feeds = {given.name: images}
             if self.expected is None:
-                self.expected = load_onnx(reference).run(feeds)
+                self.expected = load_onnx(reference).run(call.feeds(session.inputs))
             found = Comparison("form", tolerance("form"))
-            found.add(session.run(feeds), self.expected)
-            self.judged[path] = all(link.verdict == "passed" for link in found.links("form", "default form"))
+            found.add(session.run(call.feeds(session.inputs)), self.expected, whole=call.whole)
+            links = found.links("form", "default form")
+            self.judged[path] = verdict_of(links) == "passed"
         return self.judged[path]
 
     def _key(self, path: Path, rounds: int) -> str:
@@ -130,27 +131,20 @@ def measured_here(
     engine: Any,
     threads: int,
     dims: Mapping[str, int],
-    shape: tuple[int, ...],
+    call: Batch,
     seed: int,
 ) -> dict[str, Ratio]:
     """Everything beside the reference, interleaved, on cores of their own."""
-    from repaconv.engines.contract import SessionSpec
+    from repaconv.engines.contract import OnCard, SessionSpec
     from repaconv.measure.protocol import measure, pinned
     from repaconv.measure.statistics import ratio
-    from repaconv.proof.runners import Images
+    from repaconv.proof.runners import call_of
 
-    images = _images(shape, seed)
     with pinned(threads) as cores:
         paths = {"": reference, **others}
         spec = SessionSpec(threads=threads, sizes=dims)
-        sessions = {name: Images(engine.open(path, spec)) for name, path in paths.items()}
-        calls = {name: session.call(images) for name, session in sessions.items()}
-        clocked = {name for name, session in sessions.items() if session.on_card}
+        sessions = {name: engine.open(path, spec) for name, path in paths.items()}
+        calls = {name: call_of(session, call.feeds(session.inputs)) for name, session in sessions.items()}
+        clocked = {name for name, session in sessions.items() if isinstance(session, OnCard)}
         samples = measure(calls, rounds=rounds, warmup_rounds=2, seed=seed, cores=cores, clocked=clocked).samples_ms
     return {name: ratio("form", samples[name], "default form", samples[""], seed) for name in others}
-
-
-def _images(shape: tuple[int, ...], seed: int) -> Any:
-    from repaconv.proof.data import random_inputs
-
-    return random_inputs(shape[1:], count=shape[0], seed=seed).images  # type: ignore[arg-type]

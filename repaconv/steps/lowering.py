@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv import registry
-from repaconv.artefacts import FoldArtefact, LoweredCandidate, Ratio
+from repaconv.artefacts import LoweredCandidate, Ratio
 from repaconv.errors import UsageProblem
 from repaconv.files import write_bytes
 from repaconv.orders.stages import TuneOrder
 from repaconv.proof.policy import bounded
-from repaconv.steps.common import Progress, image_model
+from repaconv.proof.runners import named
+from repaconv.steps.common import Progress, load_onnx
 from repaconv.steps.graphs import runnable
 from repaconv.steps.inputs import Split, choose_inputs
 from repaconv.steps.precisions import in_precision
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx
-    from numpy.typing import NDArray
 
+    from repaconv.engines.contract import Feeds
+    from repaconv.steps.subject import Subject
     from repaconv.targets import Target
 
 SMALLEST = 0.001
@@ -39,7 +39,7 @@ class Lowered(NamedTuple):
 
 def lowered(
     order: TuneOrder,
-    folded: FoldArtefact,
+    subject: Subject,
     graph: Callable[[str, int], onnx.ModelProto],
     precisions: Sequence[str],
     device: Target,
@@ -54,7 +54,7 @@ def lowered(
 
     Args:
         order: Which images judge, and on what share of them the first class may be another.
-        folded: The network.
+        subject: The network.
         graph: The winner's form, as far as a precision keeps it, in no newer opset than that.
         precisions: To try; none for none.
         device: The target.
@@ -63,17 +63,14 @@ def lowered(
         progress: See `Progress`.
     """
     from repaconv.exporters.precision import INT8_OPSET
-    from repaconv.proof.runners import decides
 
     if not precisions:
         return Lowered("fp32", (), "")
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
-    given = enough_images(order, folded)
+    given = enough_images(order, subject)
     calibrating, judging = given.calibrating(), list(given.judges())
     newest = device.newest_opset or device.opset
     reference = graph("fp32", newest)
     right = _outputs(reference, judging)
-    choosing = decides(backbone.deploy(backbone.from_json(folded.config)))
     write_bytes(first := scratch / "fp32.onnx", reference.SerializeToString())
     rows, paths = [], {}
     for precision in precisions:
@@ -81,7 +78,7 @@ def lowered(
         model = graph(precision, min(device.opset, INT8_OPSET) if precision == "int8" else newest)
         typed, _ = in_precision(model, precision, calibrating, symmetric="zero-points" in device.forbids)
         outputs = _outputs(runnable(typed, precision), judging)
-        rows.append(_judged(precision, outputs, right, allowed=order.max_disagreement or 0.0, decides=choosing))
+        rows.append(_judged(precision, outputs, right, allowed=order.max_disagreement or 0.0, decides=subject.decides))
         if not rows[-1].told:
             write_bytes(path := scratch / f"{precision}.onnx", typed.SerializeToString())
             paths[precision] = path
@@ -90,8 +87,8 @@ def lowered(
 
 def _judged(
     precision: str,
-    outputs: Sequence[NDArray[np.floating]],
-    right: Sequence[NDArray[np.floating]],
+    outputs: Sequence[Mapping[str, Any]],
+    right: Sequence[Mapping[str, Any]],
     *,
     allowed: float,
     decides: bool,
@@ -102,7 +99,7 @@ def _judged(
 
     meter = Meter(tolerance(precision, decides=decides), logits=True)
     for output, expected in zip(outputs, right, strict=True):
-        meter.add(output, expected)
+        meter.add(*(next(iter(each.values())) for each in (output, expected)))
     link, found = meter.link(precision, "ONNX, float32", f"ONNX, {precision}"), meter.metrics()
     other = found.top1_flips / found.images
     told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
@@ -121,14 +118,13 @@ def _fastest(rows: Sequence[LoweredCandidate], ratios: Mapping[str, Ratio], imag
     return Lowered(best.precision if best else "fp32", tuple(rows), images)
 
 
-def enough_images(order: TuneOrder, folded: FoldArtefact) -> Split:
+def enough_images(order: TuneOrder, subject: Subject) -> Split:
     """The images for lower precision.
 
     Raises:
         UsageProblem: If those that judge are so few that one of them is more than what is allowed.
     """
-    config = registry.load(registry.BACKBONES, folded.backbone).from_json(folded.config)
-    given = Split.of(choose_inputs(folded, config, inputs=order.inputs, images=order.images))
+    given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images))
     allowed = bounded("max_disagreement", order.max_disagreement or 0.0, 1)
     wanted = ceil(1 / max(allowed, SMALLEST))
     if len(given.judging) < wanted:
@@ -140,6 +136,7 @@ def enough_images(order: TuneOrder, folded: FoldArtefact) -> Split:
     return given
 
 
-def _outputs(model: onnx.ModelProto, pieces: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:
-    session = image_model(model.SerializeToString())
-    return [session.run(piece) for piece in pieces]
+def _outputs(model: onnx.ModelProto, calls: list[Feeds]) -> list[Mapping[str, Any]]:
+    session = load_onnx(model.SerializeToString())
+    names = [port.name for port in session.inputs]
+    return [session.run(named(names, call)) for call in calls]

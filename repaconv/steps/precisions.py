@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Link
 from repaconv.errors import UsageProblem
@@ -13,6 +13,7 @@ from repaconv.steps.inputs import Split, filled
 if TYPE_CHECKING:
     import onnx as onnx_package
 
+    from repaconv.engines.contract import Feeds
     from repaconv.steps.subject import Subject
     from repaconv.targets import Target
 
@@ -72,28 +73,30 @@ def typed_lower(
     typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric)
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here = runnable(typed, precision)
-    before, after = (FixedBatch(load_onnx(form.SerializeToString()), given.batch) for form in (model, runs_here))
+    batch = None if given.whole else given.batch
+    before, after = (FixedBatch(load_onnx(form.SerializeToString()), batch) for form in (model, runs_here))
     progress(f"{precision} against float32", 0, 0)
-    found = compared(before, after, ({"input": piece} for piece in given.judges()), f"ONNX, {precision}", allowed)
+    found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, whole=given.whole)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
-    first = calibrating[0] if calibrating else filled(next(given.judges()), given.batch)
-    where = locate(right, wrong, {"input": first}, allowed=None, decides=subject.decides)
+    first = calibrating[0] if calibrating else next(given.judges())
+    first = {name: filled(array, batch) for name, array in first.items()}
+    where = locate(right, wrong, first, allowed=None, decides=subject.decides)
     return Typed(typed, tuple(broken(link, where) for link in links), kept)
 
 
 def in_precision(
-    model: onnx_package.ModelProto, precision: str, pieces: list[Any], *, symmetric: bool
+    model: onnx_package.ModelProto, precision: str, calls: list[Feeds], *, symmetric: bool
 ) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
-    """The graph typed lower, by ranges on these images, and the nodes that stay in float32."""
+    """The graph typed lower, by ranges on these calls, and the nodes that stay in float32."""
     from repaconv.exporters.bfloat16 import to_bf16
     from repaconv.exporters.precision import islands, to_fp16, to_int8
     from repaconv.proof.ranges import largest_values
 
     if precision == "fp16":
-        kept = tuple(islands(model, largest_values(model, load_onnx, pieces)))
+        kept = tuple(islands(model, largest_values(model, load_onnx, calls)))
         return to_fp16(model, kept), kept
     if precision == "bf16":
         return to_bf16(model), ()
-    return to_int8(model, pieces, symmetric=symmetric), ()
+    return to_int8(model, calls, symmetric=symmetric), ()

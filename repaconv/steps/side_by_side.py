@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import ImageSize, Profile
+from repaconv.engines.contract import OnCard
 from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem
 from repaconv.orders.stages import BenchOrder
+from repaconv.steps.calls import Calls, calls_for, memory_an_image
 from repaconv.steps.common import Progress
-from repaconv.steps.comparing import COMPARED, Opened, opened
-from repaconv.steps.contenders import Contender, Contenders, any_preprocessing, image_shape, memory_an_image
+from repaconv.steps.comparing import Opened, opened
+from repaconv.steps.contenders import Contender, Contenders
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from repaconv.engines.contract import Feeds, Session
     from repaconv.measure.protocol import Measured
     from repaconv.measure.protocols import Protocol
-    from repaconv.proof.data import Batch
     from repaconv.targets import Target
 
 PROFILED = 20
@@ -53,22 +55,33 @@ class Plan(NamedTuple):
         lower = self.lowering if subject is self.subjects[0] else None
         return opened(subject.network or subject.path, self.device, lower, threads=self.threads, dims=dims)
 
+    def dims(self, batch: int) -> dict[str, int]:
+        """Sizes of free dimensions, by name."""
+        subject = self.known.subject
+        if subject is not None and self.size is None:
+            return subject.free_sizes(batch)
+        return {"batch": batch, **({"height": self.size[0], "width": self.size[1]} if self.size else {})}
+
     def batch(self) -> int:
         """Images a call; of a protocol that fills the memory, measured here."""
-        if self.order.batch is not None:
-            return self.order.batch
+        fixed = self.known.subject.folded.batch if self.known.subject else "dynamic"
+        if self.order.batch is not None or fixed != "dynamic":
+            return self.order.batch or int(fixed)
+        if self.known.subject and self.size is None:
+            return self.device.bench.batch
         return self.protocol.images(
             self.device.bench.batch, lambda: memory_an_image(self.subjects, self.opened, self.size)
         )
 
 
 class Found(NamedTuple):
-    """What was measured: the models, their outputs by batch and name, the samples, and on what machine."""
+    """What was measured: the models, what they were called with, their outputs by call, model and name, the samples,
+    and on what machine."""
 
     models: dict[str, Opened]
-    outputs: list[dict[str, NDArray[np.floating]]]
+    calls: Calls
+    outputs: list[dict[str, Mapping[str, Any]]]
     batch: int
-    shape: tuple[int, int, int]
     measured: Measured
     machine: dict[str, Any]
     profile: Profile | None
@@ -76,7 +89,7 @@ class Found(NamedTuple):
 
 
 def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
-    """Run them side by side on the same images, round by round; on half as many where the card holds no more.
+    """Run them side by side on the same inputs, round by round; on half as many where the card holds no more.
 
     Raises:
         EnvironmentProblem: If its memory does not hold what was asked for, and the protocol names no largest batch.
@@ -94,21 +107,18 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
 def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
     from repaconv.measure.fingerprint import fingerprint
     from repaconv.measure.protocol import first_in_line, measure
-    from repaconv.proof.data import random_pixels
+    from repaconv.proof.runners import call_of
 
     subject = plan.subjects[0]
-    dims = {"batch": batch, **({"height": plan.size[0], "width": plan.size[1]} if plan.size else {})}
-    models = {each.name: plan.opened(each, dims=dims) for each in plan.subjects}
+    models = {each.name: plan.opened(each, dims=plan.dims(batch)) for each in plan.subjects}
+    calls = calls_for(plan.known, models, batch, plan.size, plan.order.seed)
     sessions = {name: each.session for name, each in models.items()}
-    shape = image_shape(sessions[subject.name].input_shape, batch, plan.size, subject.path)
-    wanted = plan.known.preprocessing or any_preprocessing(shape)
-    given = random_pixels(shape, wanted, count=max(1, COMPARED // batch) * batch, seed=plan.order.seed)
-    fed = [_feeds(piece, sessions) for piece in given.batches(batch)]
+    fed = [{name: piece.feeds(session.inputs) for name, session in sessions.items()} for piece in calls.batches]
     outputs = [{name: _first_run(session, each[name]) for name, session in sessions.items()} for each in fed]
-    clocked = {name for name, session in sessions.items() if session.on_card}
+    clocked = {name for name, session in sessions.items() if isinstance(session, OnCard)}
     with first_in_line(plan.protocol.first_in_line) as why_not:
         measured = measure(
-            {name: session.call(fed[0][name]) for name, session in sessions.items()},
+            {name: call_of(session, fed[0][name]) for name, session in sessions.items()},
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.order.seed,
@@ -118,19 +128,14 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
         )
     return Found(
         models=models,
+        calls=calls,
         outputs=outputs,
         batch=batch,
-        shape=shape,
         measured=measured,
         machine=fingerprint(tuple(cores), card=bool(clocked)),
         profile=_profile(subject, models[subject.name], fed[0], measured.samples_ms) if plan.order.profile else None,
         note=f"chrt -f 99: {why_not}" if why_not else "",
     )
-
-
-def _feeds(piece: Batch, sessions: Mapping[str, Any]) -> dict[str, Any]:
-    """The same images for each, as it takes them."""
-    return {name: piece.pixels if session.takes_pixels else piece.images for name, session in sessions.items()}
 
 
 def _profile(
@@ -151,8 +156,7 @@ def _profile(
             hint="Profile the ONNX model of a target that runs ONNX Runtime.",
             code="bench.profile",
         )
-    session = opened.session.session
-    found = session.profile({session.inputs[0].name: feeds[subject.name]}, runs=PROFILED, warmup_runs=PROFILED // 4)
+    found = opened.session.profile(feeds[subject.name], runs=PROFILED, warmup_runs=PROFILED // 4)
     return profile_of(
         events_of(found.kernels, found.weights),
         PROFILED,
@@ -162,15 +166,15 @@ def _profile(
     )
 
 
-def _first_run(session: Any, images: NDArray[Any]) -> NDArray[np.floating]:
+def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:
     try:
-        found: NDArray[np.floating] = session.run(images)
+        return session.run(feeds)
     except RepaconvError:
         raise
     except Exception as error:
+        told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise UsageProblem(
-            f"the model does not run on images {list(images.shape)}: {str(error).splitlines()[0]}.",
-            hint="Both models must take the same images.",
+            f"the model does not run on {told}: {str(error).splitlines()[0]}.",
+            hint="Both models must take the same inputs.",
             code="bench.shape",
         ) from error
-    return found

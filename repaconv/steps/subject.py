@@ -1,6 +1,7 @@
 """What a run is of: a network in its forms, whatever it came from. `subject_of` alone knows from where.
 
-A checkpoint of a method is `repaconv.steps.checkpoint_subject`; another origin is one more file beside it.
+A checkpoint of a method is `repaconv.steps.checkpoint_subject`, a foreign graph `repaconv.steps.graph_subject`;
+another origin is one more file beside them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv import runs
-from repaconv.artefacts import FoldArtefact, ImageSize, Location
+from repaconv.artefacts import FoldArtefact, GraphFold, ImageSize, Location, MethodFold
 from repaconv.exporters.simplify import TOOLS
-from repaconv.files import read_artefact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds, Network, Port
     from repaconv.graphs.contract import Rewrite
+    from repaconv.proof.data import Inputs
     from repaconv.proof.traces import Trace
     from repaconv.steps.common import Progress
     from repaconv.steps.graphs import Graph
@@ -30,8 +31,9 @@ class GraphSpec:
     """How an ONNX graph is to be written.
 
     Attributes:
-        size: (height, width) of its images, or the usual one where that is free.
+        size: (height, width) of its images, or the usual one where that is free; None if it takes no images.
         opset: Of the exporter.
+        newest: What the target reads; ``opset`` when None.
         lacks: Operators that the target has not.
         batch: Images a call; None leaves it free.
         free_size: Whether images may have any size.
@@ -39,8 +41,9 @@ class GraphSpec:
         simplifiers: Tried in this order; none leave it as it is.
     """
 
-    size: ImageSize
+    size: ImageSize | None
     opset: int
+    newest: int | None = None
     lacks: tuple[str, ...] = ()
     batch: int | None = None
     free_size: bool = False
@@ -74,8 +77,16 @@ class Subject(Protocol):
         """What `fold` wrote of it."""
 
     @property
-    def config(self) -> Any:
-        """Of the folded network, with ``in_channels`` and ``classes``."""
+    def classes(self) -> int | None:
+        """How many it tells apart, 0 without a head; None where that is not known."""
+
+    @property
+    def official(self) -> tuple[str, ...]:
+        """Rewrites of the form in which its makers deploy it."""
+
+    @property
+    def by_module(self) -> bool:
+        """Whether places on the way through its forms are modules; else they are names of a graph's values."""
 
     @property
     def source(self) -> Path:
@@ -121,6 +132,19 @@ class Subject(Protocol):
             progress: See `Progress`.
         """
 
+    def free_sizes(self, batch: int) -> dict[str, int]:
+        """Free sizes of a call of its exported graph, by name, where it takes no images."""
+
+    def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
+        """Seeded random inputs: images of that size, the usual when None, or as many calls.
+
+        Args:
+            count: Of images or calls.
+            seed: Of the draw.
+            size: (height, width) of images.
+            batch: Of a call that takes no images, where that is free; the usual when None.
+        """
+
     def require_size(self, height: int, width: int) -> None:
         """Refuse images that it cannot take.
 
@@ -143,5 +167,10 @@ def subject_of(run: runs.Run, checkpoint: str | Path | None = None) -> Subject:
         checkpoint: Where its checkpoint is now, if it has moved.
     """
     from repaconv.steps.checkpoint_subject import CheckpointSubject
+    from repaconv.steps.graph_subject import GraphSubject
 
-    return CheckpointSubject(run, read_artefact(run.fold_json, FoldArtefact), checkpoint)
+    folded = runs.fold_of(run)
+    if isinstance(folded, MethodFold):
+        return CheckpointSubject(run, folded, checkpoint)
+    assert isinstance(folded, GraphFold)
+    return GraphSubject(run, folded, checkpoint)

@@ -38,7 +38,7 @@ def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: 
     moved = [name for name in exported.rewrites if not registry.load(registry.REWRITES, name).keeps]
     if moved:
         return Location(module="", reason=f"not followed: {', '.join(moved)} changes values on the way")
-    traced = OnnxTrace(candidate, load_onnx, by_module=True)
+    traced = OnnxTrace(candidate, load_onnx, by_module=subject.by_module)
     return locate(subject.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
 
 
@@ -56,7 +56,7 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
         return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
     fixed = {exported.batch, single.batch} - {"dynamic"}
     size = next(iter(feeds.values())).shape[2:]
-    if len(fixed) > 1 or single.image_size not in ("dynamic", size):
+    if len(fixed) > 1 or single.image_size not in (None, "dynamic", size):
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     reference = _bare(onnx.load(runs.graph_of(subject.run, single)), single)
     before, after = (OnnxTrace(graph, load_onnx, by_module=False) for graph in (reference, candidate))

@@ -40,9 +40,10 @@ def show(done: BenchArtefact) -> None:
     if done.note:
         out().print(plain(done.note))
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
+    pixels = f"{size(done.image_size)} px, " if done.image_size else ""
     out().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
-        f"batch {done.batch}, {size(done.image_size)} px, {done.rounds} interleaved rounds after {done.warmup_rounds} "
+        f"batch {done.batch}, {pixels}{done.rounds} interleaved rounds after {done.warmup_rounds} "
         f"of warm-up, load {done.machine.get('load_1min')}[/]"
     )
 

@@ -25,6 +25,6 @@ def show(done: ExportArtefact) -> None:
     if done.rewrites:
         out().print(f"written as {plain(done.form)} form: {form(done.rewrites)}, {len(done.changes)} changes")
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
-    shape = f"batch {done.batch}, image size {size(done.image_size)}"
+    shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")
     pixels = ", takes pixels" if done.preprocessing else ""
     out().print(f"{coloured(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")

@@ -8,17 +8,17 @@ from repaconv.cli.render import coloured, out, plain, table
 from repaconv.cli.showing.parts import costs, links
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import FoldArtefact, OnnxFoldArtefact
+    from repaconv.artefacts import GraphFold, MethodFold
 
 
-def show(done: FoldArtefact | OnnxFoldArtefact) -> None:
+def show(done: MethodFold | GraphFold) -> None:
     """See `_checkpoint` and `_graph`."""
-    from repaconv.artefacts import FoldArtefact
+    from repaconv.artefacts import MethodFold
 
-    _checkpoint(done) if isinstance(done, FoldArtefact) else _graph(done)
+    _checkpoint(done) if isinstance(done, MethodFold) else _graph(done)
 
 
-def _checkpoint(done: FoldArtefact) -> None:
+def _checkpoint(done: MethodFold) -> None:
     """The certificate, summed up, and what the fold saves."""
     rows = table("module", "folded", "float64 difference")
     for step in done.certificate:
@@ -35,7 +35,7 @@ def _checkpoint(done: FoldArtefact) -> None:
     out().print(f"{coloured(done.verdict)}: {told}")
 
 
-def _graph(done: OnnxFoldArtefact) -> None:
+def _graph(done: GraphFold) -> None:
     """Every change of the graph, what it costs before and after, and the links."""
     if done.changes:
         changes = table("rewrite", "place", "what was done")
@@ -55,5 +55,7 @@ def _graph(done: OnnxFoldArtefact) -> None:
         out().print(f"[yellow]left alone:[/] {plain(sentence)}")
     if done.links:
         out().print(links(done.links))
-    told = f"{len(done.changes)} changes, opset {done.opset}" if done.payload else "nothing to fold, nothing written"
+    nothing = "nothing to fold: the graph as given is the deploy form"
+    told = f"{len(done.changes)} changes, opset {done.opset}" if done.changes else nothing
+    told += f"; in float64 by {done.float64}" if done.float64 else "; nothing here evaluates it in float64"
     out().print(f"{coloured(done.verdict)}: {told}")

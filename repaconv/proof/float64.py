@@ -1,0 +1,207 @@
+"""A graph of any origin evaluated in float64, so that there is a truth to hold float32 against.
+
+ONNX Runtime evaluates a float64 copy where it has all kernels; it has none for convolutions, most pools and erf. Else
+onnx's reference implementation does, whose erf rounds to float32, whose BatchNormalization is wrong in older opsets and
+whose convolutions and pools take minutes: those are torch's, where they say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.engines.contract import Array, Feeds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import onnx
+
+    from repaconv.engines.contract import Session
+
+RUNTIME = "a float64 copy under ONNX Runtime"
+REFERENCE = "onnx's reference implementation in float64, convolutions and pools by torch"
+FLOATS = (1, 10, 16)
+"""ONNX's numbers of float32, float16 and bfloat16."""
+
+
+class Float64:
+    """A graph in float64.
+
+    Attributes:
+        told: What evaluates it.
+    """
+
+    def __init__(self, model: onnx.ModelProto, load: Callable[[bytes], Session]) -> None:
+        """Widen it; ``load`` opens a serialised graph under ONNX Runtime, and raises where that lacks a kernel."""
+        self.model = widened(model)
+        self._run: Callable[[Feeds], Mapping[str, Any]]
+        try:
+            session = load(self.model.SerializeToString())
+            self._run, self.told = session.run, RUNTIME
+        except Exception:  # the runtime's own, of many classes
+            self._run, self.told = _referred(self.model), REFERENCE
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """Inputs to outputs, floating ones in float64."""
+        return dict(self._run({name: _wide(array) for name, array in feeds.items()}))
+
+
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph in float64 throughout, its inputs and outputs included."""
+    from repaconv.graphs.graph import retyped
+
+    return retyped(model, dict.fromkeys(FLOATS, 11))
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _referred(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(model, new_ops=_by_torch())
+    names = [output.name for output in model.graph.output]
+    return lambda feeds: dict(zip(names, evaluator.run(None, dict(feeds)), strict=True))
+
+
+def _by_torch() -> list[Any]:
+    """Operators that torch evaluates, each where it says what ONNX does; else onnx's own implementation."""
+    from onnx.reference.ops import op_conv, op_conv_transpose, op_resize
+    from torch.nn import functional
+
+    class Conv(op_conv.Conv):  # type: ignore[misc]
+        def _run(self, *given: Any, **how: Any) -> Any:
+            way = _Way(given[0].ndim - 2, how)
+            if way.odd or way.rank > 3:
+                return super()._run(*given, **how)
+            x, weight, bias = _weighted(*given)
+            conv = (functional.conv1d, functional.conv2d, functional.conv3d)[way.rank - 1]
+            x, groups = functional.pad(x, way.around()), how.get("group") or 1
+            done = conv(x, weight, bias, way.of("strides"), 0, way.of("dilations"), groups)
+            return (done.numpy(),)
+
+    class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
+        def _run(self, *given: Any, **how: Any) -> Any:
+            way = _Way(given[0].ndim - 2, how)
+            if way.odd or way.rank != 2 or not way.even or how.get("output_shape") is not None:
+                return super()._run(*given, **how)
+            x, weight, bias = _weighted(*given)
+            further, groups = list(how.get("output_padding") or [0, 0])[:2], how.get("group") or 1
+            shape = way.of("strides"), way.begins, further, groups, way.of("dilations")
+            return (functional.conv_transpose2d(x, weight, bias, *shape).numpy(),)
+
+    class Resize(op_resize.Resize):  # type: ignore[misc]
+        def _run(self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **how: Any) -> Any:
+            done = _resized(x, scales, sizes, how)
+            return super()._run(x, roi, scales, sizes, **how) if done is None else (done,)
+
+    return [Conv, ConvTranspose, Resize, *_pointwise(), *_pools()]
+
+
+def _pointwise() -> list[Any]:
+    import torch
+    from onnx.reference.op_run import OpRun
+    from torch.nn import functional
+
+    class Erf(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any) -> Any:
+            return (torch.erf(_tensor(x)).numpy(),)
+
+    class Gelu(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any, approximate: str = "none") -> Any:
+            return (functional.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
+
+    class BatchNormalization(OpRun):  # type: ignore[misc]
+        """Onnx's own takes a batch's statistics in opsets 9 to 13, whatever the graph says."""
+
+        def _run(self, x: Any, *given: Any, epsilon: Any = None, training_mode: Any = None, **_how: Any) -> Any:
+            if training_mode:
+                raise NotImplementedError("a BatchNormalization in training mode")
+            scale, bias, mean, variance = map(_tensor, given)
+            eps = 1e-5 if epsilon is None else epsilon
+            return (functional.batch_norm(_tensor(x), mean, variance, scale, bias, False, 0.0, eps).numpy(),)
+
+    return [Erf, Gelu, BatchNormalization]
+
+
+def _pools() -> list[Any]:
+    import torch
+    from onnx.reference.ops import op_average_pool, op_max_pool
+    from torch.nn import functional
+
+    class MaxPool(op_max_pool.MaxPool):  # type: ignore[misc]
+        def _run(self, x: Any, **how: Any) -> Any:
+            way = _Way(x.ndim - 2, how)
+            if way.odd or way.rank != 2 or how.get("ceil_mode") or len(self.onnx_node.output) > 1:
+                return super()._run(x, **how)
+            padded, shape = functional.pad(_tensor(x), way.around(), value=-torch.inf), how["kernel_shape"]
+            return (functional.max_pool2d(padded, shape, way.of("strides"), 0, way.of("dilations")).numpy(),)
+
+    class AveragePool(op_average_pool.AveragePool_19):  # type: ignore[misc]
+        def _run(self, x: Any, **how: Any) -> Any:
+            way, shape = _Way(x.ndim - 2, how), how["kernel_shape"]
+            odd = way.odd or way.rank != 2 or how.get("ceil_mode") or not way.even or max(way.of("dilations")) > 1
+            if odd or any(2 * pad > size for pad, size in zip(way.begins, shape, strict=True)):
+                return super()._run(x, **how)
+            counted = bool(how.get("count_include_pad"))
+            return (functional.avg_pool2d(_tensor(x), shape, way.of("strides"), way.begins, False, counted).numpy(),)
+
+    return [MaxPool, AveragePool]
+
+
+class _Way:
+    """How a window goes over ``rank`` axes; ``odd`` where its padding is not written down."""
+
+    def __init__(self, rank: int, how: Mapping[str, Any]) -> None:
+        self.rank, self.how = rank, how
+        self.odd = how.get("auto_pad") not in (None, "NOTSET")
+        self.pads = [0] * (2 * rank) if how.get("pads") is None else [int(pad) for pad in how["pads"]]
+        self.begins = self.pads[:rank]
+        self.even = self.begins == self.pads[rank:]
+
+    def of(self, name: str) -> list[int]:
+        """Strides or dilations."""
+        return list(self.how.get(name) or [1] * self.rank)
+
+    def around(self) -> list[int]:
+        """ONNX's begins and ends as torch has them: the last axis first."""
+        return [self.pads[axis + side * self.rank] for axis in reversed(range(self.rank)) for side in (0, 1)]
+
+
+def _weighted(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:
+    return _tensor(x), _tensor(weight), None if bias is None else _tensor(bias)
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(array))
+
+
+def _resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
+    """Images repeated a whole number of times, or interpolated as torch does; None where ONNX means something else."""
+    import torch
+
+    plain = not any(how.get(name) for name in ("antialias", "axes", "exclude_outside"))
+    if x.ndim != 4 or not plain or how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
+        return None
+    given = scales is not None and len(scales)
+    ends = [size * float(scale) for size, scale in zip(x.shape, scales, strict=True)] if given else list(sizes)
+    wanted = [int(end) for end in ends]
+    if wanted != ends or wanted[:2] != list(x.shape[:2]) or min(wanted[2:]) < 2:
+        return None
+    mode, places = how.get("mode"), how.get("coordinate_transformation_mode") or "half_pixel"
+    times = [new / old for new, old in zip(wanted[2:], x.shape[2:], strict=True)]
+    floored = places == "asymmetric" and how.get("nearest_mode") == "floor"
+    if mode == "nearest" and (places == "half_pixel" or floored) and all(n.is_integer() for n in times):
+        return x.repeat(int(times[0]), 2).repeat(int(times[1]), 3)
+    if mode != "linear" or places not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        return None
+    corners = places == "align_corners"
+    done = torch.nn.functional.interpolate(_tensor(x), wanted[2:], mode="bilinear", align_corners=corners)
+    return np.asarray(done.numpy())

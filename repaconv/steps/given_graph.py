@@ -1,0 +1,128 @@
+"""An ONNX graph of whatever origin: loaded, folded as far as that needs no knowledge of its method, and drawn for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.artefacts import Change
+from repaconv.errors import Refused
+from repaconv.exporters.to_onnx import ONE_FILE_BYTES
+from repaconv.graphs.opsets import OLDEST
+from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Port
+
+CONTROL = ("If", "Loop", "Scan")
+QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
+
+
+def loaded(path: Path) -> onnx.ModelProto:
+    """The graph with its weights.
+
+    Raises:
+        Refused: If it is no sound ONNX file, wants files from outside its folder, or holds more than 2 GiB.
+    """
+    import onnx
+
+    if not path.is_file():
+        raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
+    require_inside(path)
+    weights = [path.parent / name for name in external_files(read_graph(path))]
+    gone = [file.name for file in weights if not file.is_file()]
+    if gone:
+        raise Refused(
+            f"{path} wants its weights from {gone[0]}, which is not there.",
+            hint="Put it back beside the graph.",
+            code="onnx.external",
+        )
+    if sum(file.stat().st_size for file in (path, *weights)) >= ONE_FILE_BYTES:
+        raise Refused(
+            f"{path} holds more than 2 GiB, which is more than one ONNX file can.",
+            hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export --onnx.",
+            code="onnx.too-large",
+        )
+    try:
+        model = onnx.shape_inference.infer_shapes(onnx.load(path))  # outputs need not have said theirs
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise Refused(
+            f"{path} is not valid ONNX: {str(error).splitlines()[0]}.",
+            hint="Export it again; `repaconv inspect` shows what it holds.",
+            code="onnx.invalid",
+        ) from error
+    return model
+
+
+def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph in float32 where it is of half precision, which not every runtime computes in; else itself."""
+    from repaconv.graphs.graph import retyped
+
+    halves = {10, 16}
+    values = (*model.graph.input, *model.graph.output)
+    kinds = {weight.data_type for weight in model.graph.initializer}
+    kinds |= {value.type.tensor_type.elem_type for value in values}
+    return retyped(model, dict.fromkeys(halves, 1)) if kinds & halves else model
+
+
+def folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Change]]:
+    """The rewritten graph, valid ONNX with the same inputs and outputs, and what was changed.
+
+    Raises:
+        Refused: If something goes wrong in it.
+    """
+    import onnx
+
+    from repaconv.folds.fold import FOLDS
+    from repaconv.graphs.graph import rewritten
+
+    if not looked_into(model):
+        return model, []
+    try:
+        smaller, changes = rewritten(model, FOLDS)
+        onnx.checker.check_model(smaller, full_check=True)
+    except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
+        told = str(error).strip().splitlines()
+        raise Refused(
+            f"{source} cannot be rewritten: {told[0] if told else type(error).__name__}.",
+            hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
+            code="onnx.rewrite",
+        ) from error
+    return smaller, changes
+
+
+def looked_into(model: onnx.ModelProto) -> bool:
+    """Whether its operators are those that folds know."""
+    return opset_of(model) >= OLDEST and not any(node.op_type in QUANTISED for node in model.graph.node)
+
+
+def left_alone(model: onnx.ModelProto) -> Iterator[str]:
+    """What is not looked into, and why."""
+    kinds = {node.op_type for node in model.graph.node}
+    if found := sorted(kinds & set(CONTROL)):
+        yield f"{', '.join(found)}: which branch runs is not known before it does"
+    if found := sorted(kinds & set(QUANTISED)):
+        yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
+    foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
+    if foreign:
+        yield f"operators of {', '.join(foreign)}: what they compute is not known here"
+
+
+def inputs_of(model: onnx.ModelProto) -> tuple[Port, ...]:
+    """What the graph takes, weights that are also inputs left out; a size that is free has its name, or None."""
+    stored = {weight.name for weight in model.graph.initializer}
+    return tuple(_port(value) for value in model.graph.input if value.name not in stored)
+
+
+def _port(value: onnx.ValueInfoProto) -> Port:
+    import onnx
+
+    from repaconv.engines.contract import Port
+
+    kind = value.type.tensor_type
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if kind.elem_type else ""
+    return Port(value.name, tuple(d.dim_value or d.dim_param or None for d in kind.shape.dim), dtype)

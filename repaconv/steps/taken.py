@@ -1,0 +1,164 @@
+"""What a graph of any origin takes and how far float32 can be trusted with it, found by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.artefacts import ImageSize, Sizes
+from repaconv.artefacts.folding import Batch
+from repaconv.errors import Refused
+from repaconv.files import sha256_of_bytes
+from repaconv.proof.policy import DEPTH, LARGEST_RTOL, exact_rtols
+from repaconv.steps.common import load_onnx
+from repaconv.steps.given_graph import in_single, inputs_of
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Feeds
+    from repaconv.proof.probes import Probes
+
+WORSE = 4.0
+"""How many times as far from float64 as float32 is on one call it may be on others, and in another order of sums."""
+
+
+DOUBTED = 1e-2
+"""Where float32 is further off than this, it is float64 that computes something else, and it is not taken."""
+
+
+class Taken(NamedTuple):
+    """Fields of `repaconv.artefacts.GraphFold`."""
+
+    image_size: ImageSize | None
+    any_image_size: bool
+    batch: Batch
+    whole: bool
+    sizes: Sizes
+    tolerances: dict[str, float]
+    float64: str
+    structure: str
+
+
+def taken_by(source: Path, model: onnx.ModelProto, folded: onnx.ModelProto) -> Taken:
+    """Run a graph on seeded inputs, and in float64 on one call.
+
+    Raises:
+        Refused: If it does not run.
+    """
+    from repaconv.proof.probes import Unrunnable, drawn, probes
+
+    model, folded = in_single(model), in_single(folded)
+    session = load_onnx(model.SerializeToString())
+    try:
+        found = probes(model, session.run)
+    except Unrunnable as error:
+        raise Refused(
+            f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
+            hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
+            code="onnx.unrunnable",
+        ) from error
+    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
+    usual, other = (
+        drawn(model, sizes, seed, gain=found.gain, below=found.below)
+        for seed, sizes in enumerate((found.usual, found.other))
+    )
+    told, rounded = _against_float64(model, folded, usual)
+    size, any_size, batch, names = _images(model, found)
+    rows = _by_image(model, batch, [(call, session.run(call)) for call in (usual, other)])
+    size = None if not rows and batch not in ("dynamic", 1) else size
+    return Taken(
+        image_size=size,
+        any_image_size=any_size,
+        batch=batch,
+        whole=size is None or not rows,
+        sizes=Sizes(usual=found.usual, other=found.other, gain=found.gain, below=found.below, **names),
+        tolerances=_tolerances(max(depth, DEPTH), rounded),
+        float64=told,
+        structure=structure_of(folded),
+    )
+
+
+def _against_float64(model: onnx.ModelProto, folded: onnx.ModelProto, call: Feeds) -> tuple[str, float]:
+    """What evaluates the graph in float64, if anything does, and how far float32 is from it on this call.
+
+    Where something is decided, another decision is no measure of rounding: then the policy's tolerances stay.
+    """
+    from repaconv.artefacts import Tolerance
+    from repaconv.graphs.deciding import decides
+    from repaconv.proof.float64 import Float64
+    from repaconv.proof.outputs import Comparison
+
+    try:
+        exact = Float64(model, load_onnx)
+        right = exact.run(call)
+    except Exception:  # of either runtime: an operator that has no float64
+        return "", 0.0
+    if decides(model):
+        return exact.told, 0.0
+    compared = Comparison("float32", Tolerance(kind="exact", rtol=0.0))
+    for graph in (model, folded):
+        compared.add(load_onnx(graph.SerializeToString()).run(call), right, whole=True)
+    found = [link.metrics.max_rel_error for link in compared.links("onnx", "float64") if link.metrics]
+    rounded = max(filter(isfinite, found), default=0.0)
+    return (exact.told, rounded) if rounded <= DOUBTED else ("", 0.0)
+
+
+def _tolerances(depth: int, rounded: float) -> dict[str, float]:
+    """The policy's, but where rounding alone does more."""
+    usual = exact_rtols(depth)
+    worse = max(1.0, WORSE * rounded / usual["onnx"])
+    return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}
+
+
+def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bool, Batch, dict[str, Any]]:
+    """The size of its images if it takes one input of them, whether that is free, its batch, names of free sizes."""
+    ports = inputs_of(model)
+    first = ports[0]
+    names = [dim if isinstance(dim, str) else f"{first.name}[{axis}]" for axis, dim in enumerate(first.shape)]
+    free = bool(first.shape) and not isinstance(first.shape[0], int) and found.other.get(names[0], 1) > 1
+    batch: Batch = "dynamic" if free else first.shape[0] if first.shape and isinstance(first.shape[0], int) else 1
+    told = {"batch": names[0] if first.shape and not isinstance(first.shape[0], int) else ""}
+    sides = first.shape[2:]
+    fixed = [isinstance(side, int) for side in sides]
+    floats = first.dtype in ("float32", "float16", "float64")
+    if (
+        len(ports) > 1
+        or len(first.shape) != 4
+        or not isinstance(first.shape[1], int)
+        or not floats
+        or len({*fixed}) > 1
+    ):
+        return None, False, batch, told
+    height, width = (
+        side if isinstance(side, int) else found.usual[n] for side, n in zip(sides, names[2:], strict=True)
+    )
+    return (height, width), not fixed[0], batch, {**told, "sides": () if fixed[0] else tuple(names[2:])}
+
+
+def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:
+    """Whether every output has a row for each image: as it says where the batch is fixed, else as it did."""
+    if isinstance(batch, int):
+        dims = [value.type.tensor_type.shape.dim for value in model.graph.output]
+        return all(len(dim) > 1 and dim[0].dim_value == batch for dim in dims)
+    rows = [(len(next(iter(given.values()))), found.values()) for given, found in calls]
+    return all(isinstance(out, np.ndarray) and out.ndim > 1 and len(out) == n for n, outs in rows for out in outs)
+
+
+def structure_of(model: onnx.ModelProto) -> str:
+    """A hash of the graph but for what its weights are."""
+    import onnx
+
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for weight in bare.graph.initializer:
+        if len(weight.dims) > 1:
+            weight.ClearField("raw_data")
+            weight.ClearField("float_data")
+    for node in bare.graph.node:
+        node.ClearField("doc_string")
+    return sha256_of_bytes(bare.SerializeToString(deterministic=True))

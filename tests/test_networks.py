@@ -1,0 +1,235 @@
+"""Any network through the whole chain: a foreign graph of several inputs and outputs, and one of images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import repaconv as rc
+from repaconv.engines.contract import Port
+from repaconv.errors import Refused, UsageProblem
+from repaconv.proof.data import npz_calls
+from repaconv.proof.decided import Decided
+from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _referred
+from repaconv.proof.outputs import Comparison
+from repaconv.proof.policy import tolerance
+from repaconv.runs import Run
+from repaconv.steps.common import load_onnx
+from repaconv.steps.subject import subject_of
+
+F, INT = TensorProto.FLOAT, TensorProto.INT64
+
+
+def saved(path, nodes, weights, inputs, outputs, opset=18) -> Path:
+    random = np.random.default_rng(0)
+    held = {
+        n: w if isinstance(w, np.ndarray) else random.standard_normal(w).astype(np.float32) for n, w in weights.items()
+    }
+    graph = helper.make_graph(
+        [helper.make_node(kind, read.split(), [write], **named) for kind, read, write, named in nodes],
+        "net",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in held.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return Path(path)
+
+
+@pytest.fixture
+def tokens() -> Path:
+    """Token ids and a mask to tokens, scores and a class."""
+    nodes = [
+        ("Gather", "table ids", "e", {}),
+        ("Cast", "mask", "m", {"to": F}),
+        ("Unsqueeze", "m two", "m3", {}),
+        ("Mul", "e m3", "em", {}),
+        ("MatMul", "em w", "1", {}),
+        ("Add", "1 b", "2", {}),
+        ("Mul", "2 s", "tokens", {}),
+        ("ReduceMean", "em one", "p", {"keepdims": 0}),
+        ("Gemm", "p h hb", "scores", {}),
+        ("ArgMax", "scores", "class", {"axis": 1, "keepdims": 0}),
+    ]
+    weights = {"table": (20, 8), "w": (8, 6), "b": (6,), "s": (6,), "h": (8, 5)}
+    weights |= {"hb": np.full(5, 0.1, np.float32)}
+    weights |= {"one": np.array([1]), "two": np.array([2])}
+    inputs = {"ids": (INT, ["B", "L"]), "mask": (INT, ["B", "L"])}
+    outputs = {"tokens": (F, ["B", "L", 6]), "scores": (F, ["B", 5]), "class": (INT, ["B"])}
+    return saved("tokens.onnx", nodes, weights, inputs, outputs)
+
+
+@pytest.fixture
+def detector() -> Path:
+    """Images of one size, one at a time, to classes and boxes, as an exporter of old wrote it."""
+    nodes = [
+        ("Conv", "image w", "1", {"pads": [1] * 4, "strides": [2, 2]}),
+        ("BatchNormalization", "1 g b m v", "2", {}),
+        ("Relu", "2", "3", {}),
+        ("MaxPool", "3", "4", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("GlobalAveragePool", "4", "5", {}),
+        ("Flatten", "5", "6", {}),
+        ("Gemm", "6 h hb", "logits", {}),
+        ("Conv", "4 k", "boxes", {}),
+    ]
+    weights = {"w": (8, 3, 3, 3), "g": (8,), "b": (8,), "m": (8,), "h": (8, 10), "hb": (10,), "k": (4, 8, 1, 1)}
+    weights["v"] = np.linspace(0.5, 2, 8, dtype=np.float32)
+    outputs = {"logits": (F, [1, 10]), "boxes": (F, [1, 4, 4, 4])}
+    return saved("detector.onnx", nodes, weights, {"image": (F, [1, 3, 16, 16])}, outputs, opset=13)
+
+
+def verdicts(links) -> dict[str, set[str]]:
+    return {name: {link.verdict for link in links if link.name == name} for name in {link.name for link in links}}
+
+
+def test_a_graph_of_several_inputs_and_outputs_goes_the_whole_way(tokens, repaconv):
+    done = rc.fold(tokens)
+    assert (done.image_size, done.whole, done.sizes.batch, done.float64) == (None, True, "B", RUNTIME)
+    exported = rc.export()
+    assert (exported.verdict, exported.batch, exported.image_size) == ("passed", "dynamic", None)
+    ran = rc.verify(count=12)
+    assert verdicts(ran.links) == {name: {"passed"} for name in ("fold", "stored", "onnx")}
+    assert {link.candidate.partition("output ")[2] for link in ran.links} == {"tokens", "scores", "class"}
+    after = onnx.load("repaconv-out/tokens/model.onnx").graph
+    assert [[value.name for value in side] for side in (after.input, after.output)] == [
+        ["ids", "mask"], ["tokens", "scores", "class"]
+    ]  # fmt: skip
+    built = rc.build(target="x86-64")
+    assert {link.verdict for link in built.links} == {"passed"}
+    measured = rc.bench(rounds=2, batch=3)
+    assert (measured.batch, measured.image_size, measured.agreement.verdict) == (3, None, "passed")
+    assert repaconv("report")[0] == 0
+    assert "an ONNX graph" in Path("repaconv-out/tokens/report.html").read_text()
+
+
+def test_what_is_planted_in_a_stored_graph_fails_at_its_output(tokens):
+    done = rc.fold(tokens)
+    stored = subject_of(Run(Path("repaconv-out/tokens")))
+    head = next(weight for weight in stored.deploy.graph.initializer if weight.name == "hb")
+    head.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(head) + 0.01, "hb"))
+    call = stored.drawn(2, 0).piece(0, 1)
+    found = Comparison("stored", tolerance("stored", usual=done.tolerances))
+    found.add(stored.stored.run(call.given), stored.reference.run(call.given), whole=True)
+    assert [link.verdict for link in found.links("stored", "float64")] == ["passed", "failed", "passed"]
+
+
+def test_images_of_a_foreign_graph_are_normalised_as_the_user_says(detector, repaconv):
+    done = rc.fold(detector)
+    assert (done.image_size, done.batch, done.whole, done.float64) == ((16, 16), 1, False, REFERENCE)
+    code, _, err = repaconv("export", "--onnx", "--with-preprocessing")
+    assert code == 2
+    assert "--set mean=" in err
+    rc.fold(detector, settings={"mean": "127.5", "std": "64"})
+    assert rc.export(with_preprocessing=True).verdict == "passed"
+    ran = rc.verify()
+    assert verdicts(ran.links) == {name: {"passed"} for name in ("fold", "stored", "onnx", "preprocessing")}
+    low = rc.export(precision="int8")
+    assert (low.verdict, low.batch, low.image_size) == ("passed", 1, (16, 16))
+    code, _, err = repaconv("export", "--onnx", "--batch", "4")
+    assert (code, "takes 1 a call" in err) == (2, True)
+
+
+def test_a_recipe_of_a_graph_is_gated(detector, repaconv):
+    Path("gate.toml").write_text(f'checkpoint = "{detector}"\n')
+    code, out, _ = repaconv("gate", "gate.toml", "--format", "json")
+    assert code == 0, out
+
+
+def test_a_run_of_a_graph_has_no_module_and_an_unknown_one_is_refused(detector, repaconv):
+    rc.fold(detector)
+    with pytest.raises(UsageProblem, match="runs torch modules"):
+        rc.bench(target="cpu-torch", rounds=2)
+    slot = Path("repaconv-out/detector/fold.json")
+    slot.write_text(json.dumps({**json.loads(slot.read_text()), "kind": "dream"}))
+    with pytest.raises(Refused, match="fold of a 'dream'"):
+        rc.verify()
+
+
+def test_inputs_are_given_by_name(tokens):
+    rc.fold(tokens)
+    ids, mask = np.zeros((1, 4), np.int64), np.ones((1, 4), np.int64)
+    np.savez("call.npz", ids=ids, mask=mask, more=mask)
+    assert rc.verify(inputs="call.npz").inputs == "call.npz (one call; not used: more)"
+    np.savez("half.npz", ids=ids)
+    with pytest.raises(Refused, match="not the input mask"):
+        rc.verify(inputs="half.npz")
+    with pytest.raises(UsageProblem, match="takes no images"):
+        rc.verify(images=".")
+    given = npz_calls(Path("call.npz"), (Port("ids", (None, None), "int64"),), ("more",))
+    assert given.recorded == "more"
+
+
+def test_what_is_decided_is_the_same_or_another():
+    right = np.array([[3], [5], [7]])
+    other = np.array([[3], [6], [7]])
+    for found, undecided, verdict in (
+        (right, None, "passed"),
+        (other, None, "failed"),
+        (other, np.array([False, True, False]), "passed"),
+        (right + 1, np.ones(3, bool), "not verified"),
+    ):
+        one = Decided(tolerance("onnx"))
+        one.add(found, right, undecided=undecided)
+        assert one.link("onnx", "a", "b").verdict == verdict
+    still = Decided(tolerance("onnx"))
+    still.add(np.ones((3, 1)), np.ones((3, 1)))
+    assert still.link("onnx", "a", "b").verdict == "not verified"
+
+
+RESIZED = [
+    {"mode": mode, "coordinate_transformation_mode": places}
+    for mode in ("nearest", "linear", "cubic")
+    for places in ("half_pixel", "align_corners")
+]
+OPERATORS = [
+    ("Conv", ((6, 4, 3, 3), (6,)), {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}),
+    ("Conv", ((8, 1, 3, 3),), {"group": 4, "auto_pad": "SAME_UPPER"}),
+    ("ConvTranspose", ((4, 3, 3, 3), (3,)), {"strides": [2, 2], "pads": [1] * 4, "output_padding": [1, 1]}),
+    ("MaxPool", (), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
+    ("AveragePool", (), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
+    ("AveragePool", (), {"kernel_shape": [3, 2], "ceil_mode": 1, "strides": [2, 2]}),
+    *[("Resize", (), {**how, "scales": [1.0, 1.0, 2.0, 3.0]}) for how in RESIZED],
+]
+
+
+@pytest.mark.parametrize(("kind", "weights", "how"), OPERATORS)
+def test_float64_is_what_onnx_says_it_is(kind, weights, how):
+    random, scales = np.random.default_rng(0), how.get("scales")
+    given = {
+        "x": random.standard_normal((2, 4, 5, 7)),
+        **{f"w{n}": random.standard_normal(s) for n, s in enumerate(weights)},
+    }
+    held = [numpy_helper.from_array(np.array(scales, np.float32), "scales")] if scales else []
+    node = helper.make_node(
+        kind, [*given, *(["", "scales"] if scales else [])], ["y"], **{k: v for k, v in how.items() if k != "scales"}
+    )
+    ports = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, array.shape) for name, array in given.items()]
+    graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    ours, right = _referred(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
+    assert ours.dtype == np.float64
+    np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14 * np.abs(right).max())
+
+
+def test_erf_is_float64_though_onnx_rounds_it():
+    from math import erf
+
+    x = np.linspace(-3, 3, 50, dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Erf", ["x"], ["y"])],
+        "one",
+        [helper.make_tensor_value_info("x", F, [50])],
+        [helper.make_tensor_value_info("y", F, [50])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    exact = Float64(model, load_onnx)
+    assert exact.told == REFERENCE
+    np.testing.assert_allclose(exact.run({"x": x})["y"], [erf(float(value)) for value in x], rtol=1e-15)

@@ -13,7 +13,7 @@ import repaconv as rc
 from repaconv import registry
 from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
-from repaconv.engines.ort_cuda import placed
+from repaconv.engines.ort_cuda import fallen_of, placed
 from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.proof.runners import Images
 from repaconv.runs import find_run
@@ -117,12 +117,16 @@ def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
 
 
 def test_nodes_that_the_processor_took_are_read_from_the_profile():
+    on_card, on_processor = {"provider": "CUDAExecutionProvider"}, {"provider": "CPUExecutionProvider"}
+    ranks = {**on_processor, "output_type_shape": [{"float": [8, 16]}, {"int64": [8, 16]}]}
     events = [
-        {"cat": "Node", "name": "fc/MatMul_kernel_time", "args": {"provider": "CUDAExecutionProvider"}},
-        {"cat": "Node", "name": "merge/TopK_kernel_time", "args": {"provider": "CPUExecutionProvider"}},
+        {"cat": "Node", "name": "fc/MatMul_kernel_time", "args": on_card},
+        {"cat": "Node", "name": "merge/TopK_kernel_time", "args": ranks},
+        {"cat": "Node", "name": "Shape_1_kernel_time", "args": {**on_processor, "output_type_shape": [{"int64": [4]}]}},
         {"cat": "Session", "name": "model_run", "args": {}},
     ]
-    assert placed(events) == {"fc/MatMul": "CUDAExecutionProvider", "merge/TopK": "CPUExecutionProvider"}
+    assert placed(events)["fc/MatMul"] == "CUDAExecutionProvider"
+    assert fallen_of(events) == ("merge/TopK",)
 
 
 @pytest.fixture(scope="module")

@@ -108,12 +108,14 @@ def _engine(step: Step) -> Any:
 
 def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]:
     """Every form opened by the row's runtime."""
-    from gpu.models import networks
+    from gpu.models import networks, truth
     from repaconv.engines.contract import SessionSpec
     from repaconv.proof.runners import Images
 
     engine, precision = _engine(step), step.given["precision"]
-    spec = SessionSpec(threads=1, precision=precision, sizes={"batch": batch})
+    height, width = truth(folder)[0].shape[2:]
+    sizes = {"batch": batch, "height": height, "width": width}
+    spec = SessionSpec(threads=1, precision=precision, sizes=sizes)
     if "networks" in engine.can:
         given: dict[str, Any] = dict(networks(folder))
     else:

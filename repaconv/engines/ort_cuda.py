@@ -8,17 +8,23 @@ without a word; `fallen` names those. Not verified here: no card of ours has bee
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from repaconv.engines.card import require_card, within_memory
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
 from repaconv.engines.ort import PROVIDER, OnnxRuntime, OrtSession, settings_for
-from repaconv.errors import EnvironmentProblem
+from repaconv.errors import EnvironmentProblem, require_module
 
+SIZES = 8
+"""Numbers of a shape, at most."""
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
@@ -67,6 +73,14 @@ class OrtCudaSession(OrtSession):
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Execution providers by node, of one run."""
+        return placed(self._events(feeds))
+
+    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+        """See `repaconv.engines.contract.OnCard`."""
+        return fallen_of(self._events(feeds))
+
+    def _events(self, feeds: Feeds) -> list[dict[str, Any]]:
+        """What ONNX Runtime's profiler writes of one run."""
         import onnxruntime
 
         with tempfile.TemporaryDirectory() as folder:
@@ -75,11 +89,8 @@ class OrtCudaSession(OrtSession):
             source = self._model if isinstance(self._model, bytes) else str(self._model)
             session = onnxruntime.InferenceSession(source, settings, providers=self._providers)
             session.run(None, dict(feeds))
-            return placed(json.loads(Path(session.end_profiling()).read_text()))
-
-    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
-        """See `repaconv.engines.contract.OnCard`."""
-        return tuple(name for name, provider in self.placement(feeds).items() if provider == PROVIDER)
+            events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+        return events
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
         """Not read.
@@ -97,6 +108,19 @@ def placed(events: list[dict[str, Any]]) -> dict[str, str]:
         for event in events
         if event.get("cat") == "Node" and str(event.get("name")).endswith("_kernel_time")
     }
+
+
+def fallen_of(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Nodes that the processor ran; not those of sizes, which are its own in any graph whose batch is free."""
+    others = placed([event for event in events if not _is_size(event)])
+    return tuple(name for name, provider in others.items() if provider == PROVIDER)
+
+
+def _is_size(event: dict[str, Any]) -> bool:
+    """Whether a node gives nothing but a few integers."""
+    told = event.get("args", {}).get("output_type_shape") or ()
+    outputs = [(kind, shape) for output in told for kind, shape in output.items()]
+    return bool(outputs) and all(kind.startswith("int") and prod(shape) <= SIZES for kind, shape in outputs)
 
 
 class OnnxRuntimeCuda(OnnxRuntime):
@@ -126,19 +150,35 @@ class OnnxRuntimeCuda(OnnxRuntime):
                 hint="pip install 'repaconv[onnxruntime-gpu]' in place of onnxruntime.",
                 code="runtime.provider",
             )
+        if self.first == TENSORRT:  # which is listed, installed or not
+            require_module("tensorrt", "TensorRT", "pip install 'repaconv[tensorrt]'")
         return version
 
     def providers(self, precision: str) -> list[Any]:
         """With TensorFloat-32 only where it is asked for."""
-        import onnxruntime
-
-        if hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()
+        _load_cuda()
         cuda = (CUDA, {"use_tf32": "1" if precision == "tf32" else "0"})
         return [*([TENSORRT] if self.first == TENSORRT else []), cuda, PROVIDER]
 
     def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
-        return OrtCudaSession(model, spec, providers)
+        with redirect_stdout(sys.stderr):  # it prints what it falls back to
+            return OrtCudaSession(model, spec, providers)
+
+
+def _load_cuda() -> None:
+    """CUDA and cuDNN from torch's own packages, which may lie elsewhere than ONNX Runtime does."""
+    import onnxruntime
+    import torch  # noqa: F401  loads its own
+
+    if not hasattr(onnxruntime, "preload_dlls"):
+        return
+    nvidia = find_spec("nvidia")
+    roots = (nvidia.submodule_search_locations if nvidia else None) or ()
+    folders = [Path(root) / part / "lib" for root in roots for part in ("cu13", "cudnn")]
+    with redirect_stdout(sys.stderr):  # it prints what it does not find
+        for folder in filter(Path.is_dir, folders):
+            onnxruntime.preload_dlls(directory=str(folder))
+        onnxruntime.preload_dlls()
 
 
 def _name(provider: Any) -> str:

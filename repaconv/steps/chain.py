@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
+NAMED = 8
+"""Nodes on the processor that a link names."""
 NORMALISED = "and these images are normalised already"
 
 
@@ -219,7 +221,8 @@ def _of_engine(engine: Path, built: BuildArtefact | None, given: Inputs, rules: 
     run = _running(model, None if given.whole else _fixed(shape[0] if shape else None))
     first_call = given.piece(0, _fixed(shape[0]) or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
-    note = f"on the processor: {', '.join(fallen)}" if fallen else ""
+    more = f" and {len(fallen) - NAMED} more" if len(fallen) > NAMED else ""
+    note = f"on the processor: {', '.join(fallen[:NAMED])}{more}" if fallen else ""
     step = Step("engine", compared, run, lambda _: ENGINE, note, sha256=sha256_of(engine), fallen=fallen)
     return Chain((step,), (), (engine,))
 

@@ -129,7 +129,8 @@ def facts(plan: list[Step]) -> tuple[dict[str, Any], dict[str, str]]:
         stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"not verified: repaconv does not run on this Python: it ended with {done.returncode}")
+        print(f"not verified: repaconv does not run on this Python, which ended with {done.returncode}")
+        raise SystemExit(3)
     told = json.loads(done.stdout.splitlines()[-1])
     return told["machine"], told["absent"]
 

@@ -198,13 +198,16 @@ def _opened(path: Path, folder: Path) -> dict[str, Any]:
 
     from gpu.models import decides, truth
     from repaconv.measure.protocol import measure
+    from repaconv.proof.runners import Images
     from repaconv.steps.engines import built_as, open_engine
 
-    session = open_engine(path, built_as(path), threads=1)
+    session = Images(open_engine(path, built_as(path), threads=1))
     images, right, undecided = truth(folder)
     link = _link(OURS, session, images, right, undecided, 1, "fp32", decides(folder))
     calls = {f"batch {count}": session.call(images[np.arange(count) % len(images)]) for count in BATCHES}
-    samples = measure(calls, rounds=50, warmup_rounds=10, seed=0, clocked=set(calls)).samples_ms
+    samples = measure(
+        calls, rounds=50, warmup_rounds=10, seed=0, clocked=set(calls) if session.on_card else ()
+    ).samples_ms
     return {
         "links": {OURS: link.model_dump(mode="json")},
         "engine_types": session.options,

@@ -106,7 +106,9 @@ def main():
     parser.add_argument("--pieces", type=Path, action="append", help="folders of pieces; beside gpu.sh if left out")
     parser.add_argument("--work", type=Path, default=Path("/tmp/repaconv-gpu"))
     parser.add_argument("--take", action="store_true", help="take pieces, and do no more")
+    parser.add_argument("-o", "--out", type=Path, default=Path("result.json"))
     given, rest = parser.parse_known_args()
+    given.work = given.work.resolve()
     given.work.mkdir(parents=True, exist_ok=True)
     wrong = take(KIT, given.pieces or [Path(os.environ.get("KIT_FOLDER", "."))], given.work / "pieces")
     for piece, reason in wrong.items():
@@ -123,9 +125,10 @@ def main():
     whole = [bundle for bundle in KIT["bundles"] if bundle not in missing]
     sites = [site_of(given.work, bundle) for bundle in reversed(whole)]  # of two the later one's comes first
     before = [*sites, str(given.work / "core" / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    told = ["--work", str(given.work), "--missing", json.dumps(missing)]
+    told = ["--work", str(given.work), "--missing", json.dumps(missing), "--out", str(given.out.resolve())]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, before)))
-    return subprocess.call([sys.executable, "-m", "gpu.session", *told, *rest], env=environment)
+    # from a folder of its own: what lies where it was called may have the same names
+    return subprocess.call([sys.executable, "-m", "gpu.session", *told, *rest], env=environment, cwd=str(given.work))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from repaconv.targets import Target
 
-LARGEST_BATCH = 32
+LARGEST_BATCH = 64
 ALONE = "on the device alone"
 PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
 

@@ -38,6 +38,8 @@ def apply(model: ir.Model) -> Iterator[Change]:
         DeduplicateInitializersPass()(model)
         if not CommonSubexpressionEliminationPass()(model).modified and not made:
             break
+    moves.back_to_norms(model)
+    clean(model)
     norms.merge(model)
     activations.ungroup(model)
     yield from told.values()

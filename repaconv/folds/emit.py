@@ -11,7 +11,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.folds.linear import LinearGraph
 from repaconv.folds.maps import Dense, Map, Pick, Vector
-from repaconv.folds.vertices import Vertex
+from repaconv.folds.vertices import Vertex, are_apart
 from repaconv.graphs.channels import IMAGE, LAST
 from repaconv.graphs.graph import Writer
 from repaconv.graphs.shapes import Sizes, set_shape, sizes
@@ -109,6 +109,9 @@ class _Emitter:
         terms = live
         dense = [(value, edge) for value, edge in terms if isinstance(edge, Dense)]
         picks = [(value, edge) for value, edge in terms if isinstance(edge, Pick)]
+        beside = self._beside(terms, shift)
+        if beside is not None:
+            return beside
         joined = self._joined(picks)
         parts = [] if joined is None else [joined]
         left = shift
@@ -199,6 +202,29 @@ class _Emitter:
             new = self.write("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
         set_shape(new, (*shape[: self.place], len(places), *shape[self.place + 1 :]), value)
         return new
+
+    def _beside(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
+        """Products and choices of channels that each has for itself, as one Concat; None where they overlap."""
+        dense = [edge for _, edge in terms if isinstance(edge, Dense)]
+        plain = all((edge.scale[edge.rows] == 1).all() for _, edge in terms if isinstance(edge, Pick))
+        if len(terms) < 2 or not dense or not plain or not are_apart([edge.rows for _, edge in terms]):
+            return None
+        parts, order, whole = [], [], self.shape
+        for value, edge in terms:
+            rows = np.flatnonzero(edge.rows)
+            self.shape = (*whole[: self.place], len(rows), *whole[self.place + 1 :])
+            own = shift[rows] if shift is not None and shift[rows].any() else None
+            if isinstance(edge, Dense):
+                parts.append(self._product(value, Dense(edge.matrix[rows]), own))
+            else:
+                part = self._chosen(value, edge.index[rows])
+                parts.append(part if own is None else self._node("Add", part, self._vector(own)))
+            order.append(rows)
+        self.shape = whole
+        firsts = sorted(range(len(parts)), key=lambda i: int(order[i][0]))
+        starts = np.concatenate([order[i] for i in firsts])
+        joined = self._node("Concat", *(parts[i] for i in firsts), axis=self.place)
+        return joined if bool((np.diff(starts) == 1).all()) else self._chosen_order(joined, np.argsort(starts))
 
     def _joined(self, picks: list[tuple[ir.Value, Pick]]) -> ir.Value | None:
         """Channels of several values beside each other, in whatever order, as one Concat; None where they overlap."""

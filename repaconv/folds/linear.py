@@ -16,10 +16,11 @@ more multiply-accumulates than before. Channels that no edge reads are dropped, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from repaconv.folds.arranging import arrange
 from repaconv.folds.maps import (
     Pick,
     after,
@@ -27,10 +28,8 @@ from repaconv.folds.maps import (
     plus,
     selection,
 )
+from repaconv.folds.returning import Removal, before, give_back, removal
 from repaconv.folds.vertices import Vertex, are_equal, gain_of, is_plain, kind_of, operator_of
-
-if TYPE_CHECKING:
-    pass
 
 
 class LinearGraph:
@@ -38,6 +37,7 @@ class LinearGraph:
 
     def __init__(self) -> None:
         self.vertices: dict[Vertex, None] = {}  # in the order of the graph
+        self._removals: list[Removal] = []
 
     def add(self, vertex: Vertex) -> Vertex:
         """Take a vertex in, and its edges."""
@@ -50,9 +50,11 @@ class LinearGraph:
         """Leave out all that pays, until nothing does."""
         while True:
             self._leave_out()
-            again = [self._merge_equals(), self._drop_channels()]
+            again = [self._merge_equals(), self._drop_channels(), arrange(self)]
             if not any(again):
-                return
+                break
+        give_back(self, self._removals)
+        arrange(self)
 
     # --- leaving out ---------------------------------------------------------------------------------
 
@@ -64,7 +66,9 @@ class LinearGraph:
                 return
             near = {*vertex.inputs, *vertex.outputs}
             near |= {other for one in (*vertex.inputs, *vertex.outputs) for other in (*one.outputs, *one.inputs)}
+            kept = before(vertex, gains[vertex])
             self._remove(vertex)
+            self._removals += [removal(vertex, kept)] if kept is not None else []
             del gains[vertex]
             for one in near - {vertex}:
                 if one not in self.vertices:
@@ -173,7 +177,7 @@ class LinearGraph:
         for vertex in tuple(self.vertices):
             if vertex.sink or vertex.activations or not vertex.outputs:
                 if not vertex.sink and not vertex.activations and not vertex.outputs and vertex.inputs:
-                    self._forget(vertex)
+                    self.forget(vertex)
                 continue
             read = np.logical_or.reduce([user.inputs[vertex].cols for user in vertex.outputs])
             if read.all() or not read.any() or not (vertex.inputs or vertex.through):
@@ -182,7 +186,8 @@ class LinearGraph:
             dropped = True
         return dropped
 
-    def _forget(self, vertex: Vertex) -> None:
+    def forget(self, vertex: Vertex) -> None:
+        """Take out what nothing reads any more."""
         for source in vertex.inputs:
             source.outputs.discard(vertex)
         del self.vertices[vertex]
@@ -209,7 +214,7 @@ class LinearGraph:
             user.inputs[new] = after(user.inputs.pop(vertex), embed)
             user.changed = True
             new.outputs.add(user)
-        self._forget(vertex)
+        self.forget(vertex)
 
 
 def changed(graph: LinearGraph) -> Iterator[Vertex]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from repaconv.folds.moves import of_norm
 from repaconv.graphs.channels import batchnorm
 from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
-from repaconv.graphs.operators import ARITHMETIC, ROW_NORMS, VIEWS
+from repaconv.graphs.operators import ARITHMETIC, VIEWS
 from repaconv.graphs.selections import axes_of, perm_of, selection_of
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
 
@@ -96,7 +97,7 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
         if found is None or numbers.shape[found.axis] != 1:
             return None
         return numbers if found.keeps else numbers.squeeze(found.axis)
-    if node.op_type == "Transpose" and rank == 4 and _of_norm(node.inputs[0]):
+    if node.op_type == "Transpose" and rank == 4 and of_norm(node.inputs[0]):  # no layer before it could take those
         turned: Array = numbers.transpose(perm_of(node, rank))
         return turned
     if node.op_type in VIEWS and node.op_type != "Transpose":
@@ -108,13 +109,6 @@ def _counts_padding(node: ir.Node) -> bool:
     """Whether an AveragePool may divide by more than what lies in the image: then a constant is less at the border."""
     inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
     return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
-
-
-def _of_norm(value: ir.Value | None) -> bool:
-    """Whether it is a norm with scale and shift: no linear layer before it could take those."""
-    while (node := made_by(value, "Mul", "Add")) is not None:
-        value = next((v for v in node.inputs if constant(v) is None), None)
-    return made_by(value, *ROW_NORMS) is not None
 
 
 def _dropped(node: ir.Node, numbers: Array) -> Array | None:

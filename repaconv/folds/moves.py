@@ -13,8 +13,8 @@ import numpy as np
 from repaconv.folds.edges import LINEAR
 from repaconv.graphs.chains import view_of
 from repaconv.graphs.channels import batchnorm
-from repaconv.graphs.graph import Array, Writer, constant, made_by
-from repaconv.graphs.operators import ARITHMETIC, SELECTIONS
+from repaconv.graphs.graph import Array, Writer, constant, made_by, nodes_of
+from repaconv.graphs.operators import ARITHMETIC, ROW_NORMS, SELECTIONS
 from repaconv.graphs.selections import one_run, selection_of
 from repaconv.graphs.shapes import as_numbers, set_shape, sizes
 from repaconv.graphs.uniform import assigned, uniform
@@ -39,6 +39,22 @@ def before_views(model: ir.Model) -> None:
             _batchnorm(model, node)
         elif node.op_type == "ScatterND":
             _assign(model, node)
+
+
+def back_to_norms(model: ir.Model) -> None:
+    """A scale and a shift behind a view of a norm, which nothing took in, stand behind the norm again; in place."""
+    for node in nodes_of(model, "Mul", "Add"):
+        view = next((seen for value in node.inputs if (seen := view_of(value)) and seen.source is not value), None)
+        one = view is not None and len(list(view.source.uses())) == 1 and made_by(view.source, *ROW_NORMS, "Mul")
+        if one and view is not None and of_norm(view.source):
+            _constant(model, node, (*ROW_NORMS, "Mul"))
+
+
+def of_norm(value: ir.Value | None) -> bool:
+    """Whether it is a norm with scale and shift."""
+    while (node := made_by(value, "Mul", "Add")) is not None:
+        value = next((v for v in node.inputs if constant(v) is None), None)
+    return made_by(value, *ROW_NORMS) is not None
 
 
 def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
@@ -98,7 +114,7 @@ def _spread(given: Array, view: View) -> tuple[Array, int] | None:
     return full.reshape(math.prod(every)), home
 
 
-def _constant(model: ir.Model, node: ir.Node) -> None:
+def _constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR) -> None:
     numbers = [constant(value) for value in node.inputs]
     if sum(n is None for n in numbers) != 1:
         return
@@ -109,7 +125,7 @@ def _constant(model: ir.Model, node: ir.Node) -> None:
         return
     spread = _spread(given, view)
     shape = sizes(view.source)
-    if spread is None or shape is None or made_by(view.source, *LINEAR) is None:
+    if spread is None or shape is None or made_by(view.source, *sources) is None:
         return
     vector, axis = spread
     write = Writer(model, node)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.folds.maps import Map, Pick, Shape, Vector, same, shape_after, shape_of, shape_plus
+from repaconv.folds.maps import Dense, Map, Mask, Pick, Shape, Vector, same, shape_after, shape_of, shape_plus
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -63,9 +63,11 @@ def gain_of(vertex: Vertex) -> int | None:
     before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
         before -= 1  # one product that several read is better than several, if they cost the same
-    saved = before
+    saved, arranged = before, len(vertex.outputs) > 1 and arrangement(vertex) is not None
     for user in vertex.outputs:
         now = {source: shape_of(edge) for source, edge in user.inputs.items()}
+        if arranged:  # the product could have its channels as they are wanted
+            now[vertex] = shape_of(_sliced(user.inputs[vertex]))
         then = {source: edge for source, edge in now.items() if source is not vertex}
         for source, inner in vertex.inputs.items():
             new = shape_after(user.inputs[vertex], inner)
@@ -77,10 +79,57 @@ def gain_of(vertex: Vertex) -> int | None:
     return saved
 
 
+def arrangement(vertex: Vertex) -> Pick | None:
+    """The order and factors of a product's channels with which all its readers would only slice it.
+
+    None where readers differ, where it is no product, or where they only slice it now.
+    """
+    edges = [user.inputs[vertex] for user in vertex.outputs]
+    picks = [edge for edge in edges if isinstance(edge, Pick)]
+    dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
+    if vertex.stays or not dense or not picks or len(picks) < len(edges) or all(map(_is_slice, picks)):
+        return None
+    factor, read = np.ones(vertex.width), np.zeros(vertex.width, bool)
+    for edge in picks:
+        places, scale = edge.index[edge.rows], edge.scale[edge.rows]
+        others = read[places] & (factor[places] != scale)
+        factor[places], read[places] = scale, True
+        if others.any() or (factor[places] != scale).any():
+            return None
+    order = np.concatenate([edge.index[edge.rows] for edge in picks])
+    if len(np.unique(order)) < len(order):
+        order = np.arange(vertex.width)
+    found = Pick(order, factor[order], vertex.width)
+    return None if found.is_identity else found
+
+
+def _is_slice(edge: Pick) -> bool:
+    """Whether it takes channels that lie together, as they are or negated."""
+    index, scale = edge.index[edge.rows], edge.scale[edge.rows]
+    return bool((np.diff(index) == 1).all()) and bool((np.abs(scale) == 1).all())
+
+
+def _sliced(edge: Map) -> Map:
+    """The same as a slice of what was arranged for it."""
+    assert isinstance(edge, Pick)
+    index = np.where(edge.rows, np.cumsum(edge.rows) - 1, -1)
+    return Pick(index, edge.rows.astype(np.float64), edge.width)
+
+
+def product_of(vertex: Vertex) -> int:
+    """What its own edges cost, in multiply-accumulates a token."""
+    return _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, False)
+
+
 def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
     live = [edge for edge in edges.values() if edge.rows.any()]
     free = any(edge.pick is None for edge in live)  # a matrix product's bias costs nothing
     return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
+
+
+def are_apart(rows: list[Mask]) -> bool:
+    """Whether every channel is of one edge alone."""
+    return bool((np.sum(rows, 0) == 1).all())
 
 
 def are_equal(a: Vertex, b: Vertex) -> bool:

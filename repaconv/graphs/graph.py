@@ -62,6 +62,7 @@ def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx
         changes += made
     if not changes:
         return proto, []
+    tidy(model)
     written = write(model)
     ends = zip(written.graph.output, proto.graph.output, strict=True)
     for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
@@ -169,11 +170,11 @@ class Writer:
         self.graph.register_initializer(value)
         return value
 
-    def split(self, whole: ir.Value, sizes: list[int]) -> list[ir.Value]:
-        """Parts along the last axis."""
+    def split(self, whole: ir.Value, sizes: list[int], axis: int = -1) -> list[ir.Value]:
+        """Parts along an axis."""
         import onnx_ir as ir
 
-        node = ir.node("Split", [whole, self.constant(sizes)], {"axis": -1}, num_outputs=len(sizes))
+        node = ir.node("Split", [whole, self.constant(sizes)], {"axis": axis}, num_outputs=len(sizes))
         node.name = f"{self.scope}/Split_{_fresh(self.graph)}".lstrip("/")
         for number, output in enumerate(node.outputs):
             output.name, output.dtype = f"{node.name}.{number}", self.dtype

@@ -121,8 +121,9 @@ def _one_view(model: ir.Model, node: ir.Node) -> None:
 
 
 def _chain(value: ir.Value, source: ir.Value) -> int:
+    """How many nodes between go with a value; what something else reads as well stays."""
     length = 0
-    while value is not source:
+    while value is not source and (length == 0 or len(list(value.uses())) == 1):
         node = value.producer()
         assert node is not None
         assert node.inputs[0] is not None

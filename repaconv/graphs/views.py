@@ -175,7 +175,47 @@ class View:
         return target_of(after, self.shape) is not None
 
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
-        """Shapes before and behind the one Transpose that makes it, and its perm; axes of the source stay whole."""
+        """Shapes before and behind the one Transpose that makes it, and its perm: the way of the fewest nodes."""
+        ways = [way for way in (self._by_source(), self._by_axes()) if way is not None]
+        return min([*ways, self._by_runs()], key=self._length)
+
+    def _length(self, way: tuple[Sizes, Sizes, list[int]]) -> int:
+        """How many nodes write it so; more than any where too many sizes are free."""
+        before, after, perm = way
+        first, last = before != sizes(self.source), after != self.shape
+        no = (first and target_of(sizes(self.source) or (), before) is None) or (
+            last and target_of(after, self.shape) is None
+        )
+        return first + last + (perm != sorted(perm)) + 4 * no
+
+    def _by_source(self) -> tuple[Sizes, Sizes, list[int]] | None:
+        """By the axes of the source as they are; None where the view has not all of one together."""
+        shape, perm = sizes(self.source) or (), []
+        single = [axis for axis, factors in enumerate(self.of) if not factors]
+        for factors in self.axes:
+            if not factors and single:
+                perm.append(single.pop(0))
+            rest = factors
+            while rest:
+                home = self.axis_of(rest[0])
+                whole, rest = self.of[home], rest[len(self.of[home]) :]
+                if factors[len(factors) - len(rest) - len(whole) :][: len(whole)] != whole:
+                    return None
+                perm.append(home)
+        perm += single
+        return shape, tuple(shape[axis] for axis in perm), perm
+
+    def _by_axes(self) -> tuple[Sizes, Sizes, list[int]] | None:
+        """By the view's own axes; None where the factors of one lie apart in the source."""
+        order = [f for axis in self.of for f in axis]
+        starts = {axis: order.index(factors[0]) if factors else -1 for axis, factors in enumerate(self.axes)}
+        if any(tuple(order[starts[axis] :][: len(f)]) != f for axis, f in enumerate(self.axes) if f):
+            return None
+        first = sorted(starts, key=lambda axis: starts[axis])
+        return tuple(self.shape[axis] for axis in first), self.shape, [first.index(axis) for axis in starts]
+
+    def _by_runs(self) -> tuple[Sizes, Sizes, list[int]]:
+        """By what lies together in both; what fits in one axis of the source is moved as one."""
         order = [f for axis in self.of for f in axis]
         wanted = [f for axis in self.axes for f in axis]
         runs = _runs(order, wanted, self.of)

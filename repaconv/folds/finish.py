@@ -1,0 +1,88 @@
+"""finish: what folds take apart in order to see it is put together again, as runtimes take it.
+
+Slices that together are the whole of a value are one Split; a linear layer on rows is a Gemm; and keys are transposed
+last, by a Transpose of the last two axes alone, which runtimes leave to the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.artefacts import Change
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, clean, constant, made_by, nodes_of, only_reader
+from repaconv.graphs.linears import linear_of
+from repaconv.graphs.selections import one_run, perm_of, selection_of
+from repaconv.graphs.shapes import rank_of, set_shape, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """See `repaconv.graphs.contract.Apply`; what it changes is not worth telling."""
+    _split(model)
+    for node in nodes_of(model, "MatMul"):
+        for value in node.inputs:
+            _transposed_last(model, value)
+        _gemm(model, node)
+    clean(model)
+    yield from ()
+
+
+def _split(model: ir.Model) -> None:
+    """Slices of the whole of a value."""
+    found: dict[tuple[ir.Value, int], dict[ir.Node, int]] = {}
+    for node in nodes_of(model, "Slice"):
+        chosen = selection_of(node.outputs[0])
+        if chosen is not None and chosen.places.size and one_run(chosen.places):
+            found.setdefault((chosen.value, chosen.axis), {})[node] = int(chosen.places[0])
+    order = {node: place for place, node in enumerate(model.graph)}
+    for (value, axis), starts in found.items():
+        slices = sorted(starts, key=lambda node: starts[node])
+        widths = [width for node in slices if isinstance(width := (sizes(node.outputs[0]) or ())[axis], int)]
+        ends = [int(end) for end in np.cumsum([0, *widths])]
+        if len(widths) < len(slices) or len(slices) < 2 or [starts[node] for node in slices] != ends[:-1]:
+            continue
+        if (sizes(value) or ())[axis] == ends[-1]:
+            parts = Writer(model, min(slices, key=lambda node: order[node])).split(value, widths, axis)
+            for node, part in zip(slices, parts, strict=True):
+                set_shape(part, sizes(node.outputs[0]), value)
+                Writer(model, node).replace(node.outputs[0], part)
+
+
+def _transposed_last(model: ir.Model, value: ir.Value | None) -> None:
+    """A Transpose that brings the last axis before the last, in two: that comes second."""
+    node = made_by(value, "Transpose")
+    if node is None or value is None or only_reader(value, "MatMul") is None or value.dtype is None:
+        return
+    rank = rank_of(value)
+    perm = perm_of(node, rank)
+    if rank < 3 or perm[-2] != rank - 1 or perm[:-2] == list(range(rank - 2)):
+        return
+    write, shape = Writer(model, node), sizes(value)
+    assert shape is not None
+    first = write("Transpose", node.inputs[0], perm=[*perm[:-2], perm[-1], perm[-2]])
+    set_shape(first, (*shape[:-2], shape[-1], shape[-2]), value)
+    second = write("Transpose", first, perm=[*range(rank - 2), rank - 1, rank - 2])
+    set_shape(second, shape, value)
+    write.replace(value, second)
+
+
+def _gemm(model: ir.Model, node: ir.Node) -> None:
+    add = only_reader(node.outputs[0], "Add") if rank_of(node.outputs[0]) == 2 else None
+    layer = linear_of(add.outputs[0]) if add is not None else None
+    if add is None or layer is None or layer.bias is None or rank_of(layer.x) != 2:
+        return
+    bias = next(value for value in add.inputs if constant(value) is not None)
+    if rank_of(bias) == 1 and node.inputs[1] is not None:
+        write = Writer(model, add)
+        new = write("Gemm", layer.x, node.inputs[1], bias)
+        set_shape(new, sizes(add.outputs[0]), layer.x)
+        write.replace(add.outputs[0], new)
+
+
+FINISH = Rewrite("finish", "everywhere: the same operators, put together", apply, keeps=True)

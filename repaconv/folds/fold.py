@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from repaconv.artefacts import Change
 from repaconv.folds.affine_maps import AFFINE
 from repaconv.folds.branches import UNSTACK
 from repaconv.folds.cheapest import CHOOSE
@@ -10,5 +15,31 @@ from repaconv.folds.finish import FINISH
 from repaconv.folds.joins import JOIN
 from repaconv.folds.tokens import READ_TOKENS
 from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import tidy
 
-FOLDS: tuple[Rewrite, ...] = (CONVOLUTION, UNSTACK, AFFINE, JOIN, AFFINE, CHOOSE, AFFINE, READ_TOKENS, FINISH)
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _then(first: Rewrite, second: Rewrite) -> Rewrite:
+    """The first, and where it found something the second."""
+
+    def apply(model: ir.Model) -> Iterator[Change]:
+        made = list(first.apply(model))
+        yield from made
+        if made:
+            tidy(model)
+            yield from second.apply(model)
+
+    return replace(first, apply=apply)
+
+
+FOLDS: tuple[Rewrite, ...] = (
+    CONVOLUTION,
+    UNSTACK,
+    AFFINE,
+    _then(JOIN, AFFINE),
+    _then(CHOOSE, AFFINE),
+    READ_TOKENS,
+    FINISH,
+)

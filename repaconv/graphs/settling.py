@@ -13,7 +13,7 @@ from repaconv.graphs.graph import Writer, constant
 from repaconv.graphs.inference import follow
 from repaconv.graphs.integers import Integers
 from repaconv.graphs.operators import QUANTISING, RANDOM
-from repaconv.graphs.shapes import sizes, target_of
+from repaconv.graphs.shapes import Free, as_numbers, sizes, target_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,12 +28,17 @@ def settle(model: ir.Model) -> None:
 
     known = Integers()
     for node in tuple(model.graph):
-        follow(known, node, model.graph.opset_imports.get("", 18))
+        follow(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
         _settle_constant(model, node, known)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node)
     RemoveUnusedNodesPass()(model)
+
+
+def _is_known(value: ir.Value) -> bool:
+    """Whether nothing more can be learnt of its type and shape."""
+    return value.dtype is not None and as_numbers(sizes(value) or (Free(()),)) is not None
 
 
 def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:

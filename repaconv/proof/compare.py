@@ -23,6 +23,7 @@ from repaconv.proof.runners import Runner
 MOVES = 10
 # What rounding may move a number by, of its neighbours, unless it is rounded to less than float32 has.
 UNDECIDED = 0.01
+SWAYED = "rounding alone moves it so far that nothing is proved by it"
 # How much further than the few other roundings that are run another one may lie.
 SLACK = 4
 # What float32 keeps of 1: what saturates there (a sigmoid, a softmax) has steps of as much, however small 1 - p is.
@@ -155,7 +156,7 @@ class _Output:
         if not self.numbers:
             return "empty on every probe", "not verified"
         if not self.proved:
-            return "rounding alone moves it so far that nothing is proved by it", "not verified"
+            return SWAYED, "not verified"
         if not self.moves:
             return "the same numbers on every probe, so that a fault would not show", "not verified"
         return "", "passed"
@@ -164,7 +165,7 @@ class _Output:
         """Whether it is another than on a probe before, or than in another row."""
         before = self.seen.setdefault(right.shape, right)
         rows = [right[:1]] if right.ndim else []
-        limit = MOVES * (self.tolerance.rtol or 0.0) * float(_largest(right).max()) if right.dtype.kind == "f" else 0.0
+        limit = MOVES * (self.tolerance.rtol or 0.0) * float(largest(right).max()) if right.dtype.kind == "f" else 0.0
         with np.errstate(invalid="ignore"):
             apart = [np.abs(np.subtract(right, other, dtype=np.float64)) for other in (before, *rows)]
         return any(bool((np.nan_to_num(one) > limit).any()) for one in apart)
@@ -185,16 +186,16 @@ class _Output:
 
     def _reals(self, found: Array, right: Array, others: Callable[[], list[Array]]) -> str:
         a, b = found.astype(np.float64), right.astype(np.float64)
-        error, size = _apart(a, b), _largest(b)
-        near, _ = _beside(size, size)
+        error, size = apart(a, b), largest(b)
+        near, _ = beside(size, size)
         limit = np.maximum((self.tolerance.rtol or 0.0) * near, FLOOR * min(1.0, float(size.max())))
         limit = np.maximum(limit, self.tolerance.atol or 0.0)
         open_ones = np.zeros(b.shape, bool)
         if (error > limit).any():
             moved = np.zeros(b.shape)
             for other in others():
-                moved = np.maximum(moved, _apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
-            sway = SLACK * _beside(size, moved)[1]
+                moved = np.maximum(moved, apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
+            sway = SLACK * beside(size, moved)[1]
             open_ones = np.broadcast_to(sway > self.undecided * near, b.shape)
             limit = np.maximum(limit, sway)
         self._leave(int(open_ones.sum()), b.size)
@@ -210,12 +211,12 @@ class _Output:
         """NaN and infinities that both have are no numbers to measure."""
         rows: tuple[int, ...] = (-1, 1) if b.ndim < 2 else b.shape
         a, b = a.astype(np.float64), b.astype(np.float64)
-        a = np.where(np.isfinite(b) & np.isfinite(a), a, np.where(_apart(a, b) == 0, 0.0, np.nan))
+        a = np.where(np.isfinite(b) & np.isfinite(a), a, np.where(apart(a, b) == 0, 0.0, np.nan))
         b = np.where(np.isfinite(b), b, 0.0)
         self.metrics.append(measure(a.reshape(rows), b.reshape(rows), logits=b.ndim == 2 and b.shape[-1] > 1))
 
 
-def _apart(a: Array, b: Array) -> Array:
+def apart(a: Array, b: Array) -> Array:
     """|a - b|, 0 where both are the same NaN or infinity, infinite where one alone is."""
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(a - b)
@@ -223,11 +224,12 @@ def _apart(a: Array, b: Array) -> Array:
     return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
 
 
-def _largest(b: Array) -> Array:
+def largest(b: Array) -> Array:
+    """How large every number is; 0 for what is none."""
     return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
 
 
-def _beside(size: Array, moved: Array) -> tuple[Array, Array]:
+def beside(size: Array, moved: Array) -> tuple[Array, Array]:
     """The largest beside each number along the axis where that is least, and the largest of another array there.
 
     Small channels stand beside large ones, and are held to their own.

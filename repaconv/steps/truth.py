@@ -1,0 +1,147 @@
+"""Outputs that rounding moves far, judged against float64: the graph as given, evaluated in it, is the truth.
+
+An output near zero, or behind a difference of large numbers, differs between any two graphs that round differently. So
+the folded graph may be no further from the truth than the graph as given, times a stated factor; and the fold is made
+once more in float64, where rounding hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.artefacts import Link
+from repaconv.engines.contract import Array, Feeds
+from repaconv.proof.compare import FLOOR, SWAYED, apart, beside, largest
+from repaconv.proof.runners import Runner
+from repaconv.steps.common import load_onnx
+
+if TYPE_CHECKING:
+    import onnx
+
+TIMES = 8
+"""How much further from float64 than the graph as given the folded one may be."""
+ALGEBRA = 1e-9
+"""What the fold made in float64 may differ by, of the numbers beside; or a part of what float32 loses as given:"""
+PART = 64
+
+
+class Ends(NamedTuple):
+    """The two ends in float32, and the graph as given."""
+
+    given: Runner
+    folded: Runner
+    model: onnx.ModelProto
+
+
+class Seen(NamedTuple):
+    """One output on one probe: float32 as given and folded, the truth, and folded in float64 where that runs."""
+
+    given: Array
+    folded: Array
+    truth: Array
+    anew: Array | None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all are numbers of one shape."""
+        arrays = [self.given, self.folded, self.truth, *([] if self.anew is None else [self.anew])]
+        numbers = all(isinstance(one, np.ndarray) and one.dtype.kind in "fiub" for one in arrays)
+        return numbers and len({one.shape for one in arrays}) == 1 and self.given.dtype == self.folded.dtype
+
+
+class Verdict(NamedTuple):
+    """Of one output on one probe: how far the three are off, of the numbers beside; how many are wrong, and open."""
+
+    off: tuple[float, float, float]
+    wrong: int
+    open: int
+    of: int
+
+
+def by_truth(links: tuple[Link, ...], ends: Ends, feeds: Sequence[Feeds], rtol: float) -> tuple[Link, ...]:
+    """The links, and in place of those that rounding may have failed, what float64 says of them."""
+    doubted = [link.verdict == "failed" or link.note.startswith(SWAYED) for link in links]
+    if not any(doubted):
+        return links
+    try:
+        runs = list(_runs(ends, feeds))
+    except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
+        return links
+    return tuple(
+        _judged(link, [run[name] for run in runs], rtol) if doubt and all(name in run for run in runs) else link
+        for link, doubt, name in zip(links, doubted, runs[0], strict=False)
+    )
+
+
+def _runs(ends: Ends, feeds: Sequence[Feeds]) -> list[dict[str, Seen]]:
+    from repaconv.proof.float64 import Float64
+
+    truth = Float64(ends.model, _load)
+    anew = _folded_anew(truth.model)
+    return [_seen(ends, one, truth.run(one), anew.run(one) if anew is not None else {}) for one in feeds]
+
+
+def _seen(ends: Ends, feeds: Feeds, truth: Mapping[str, Any], anew: Mapping[str, Any]) -> dict[str, Seen]:
+    given, folded = ends.given.run(feeds), ends.folded.run(feeds)
+    return {name: Seen(given[name], folded[name], truth[name], anew.get(name)) for name in given}
+
+
+def _folded_anew(model: onnx.ModelProto) -> Runner | None:
+    """The fold of the graph in float64; None where that does not run."""
+    from repaconv.folds.fold import FOLDS
+    from repaconv.graphs.graph import rewritten
+    from repaconv.proof.float64 import Float64
+
+    try:
+        return Float64(rewritten(model, FOLDS)[0], _load)
+    except Exception:  # as above
+        return None
+
+
+def _load(model: bytes) -> Any:
+    return load_onnx(model)
+
+
+def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:
+    if not all(one.comparable for one in seen):
+        return link
+    found = [_reals(one, rtol) if one.truth.dtype.kind == "f" else _integers(one) for one in seen]
+    off = [max(one.off[place] for one in found) for place in range(3)]
+    told = f"against float64, of the numbers beside, the graph as given is off by {off[0]:.0e}, folded by {off[1]:.0e}"
+    told += f" (allowed: {TIMES} times), folded in float64 by {off[2]:.0e}" if seen[0].anew is not None else ""
+    if wrong := sum(one.wrong for one in found):
+        why = f"{wrong} of {sum(one.of for one in found)} numbers are wrong: {told}"
+        return link.model_copy(update={"verdict": "failed", "note": f"{why}; {link.note}"})
+    if all(2 * one.open > one.of for one in found):
+        return link.model_copy(update={"verdict": "not verified", "note": f"{SWAYED}: {told}"})
+    note = told + (f"; {link.note.rpartition('; ')[2]}" if "; " in link.note else "")
+    allowed = link.tolerance
+    if allowed is not None and link.metrics is not None:
+        allowed = allowed.model_copy(update={"rtol": max(allowed.rtol or 0.0, link.metrics.max_rel_error)})
+    return link.model_copy(update={"verdict": "passed", "note": note, "tolerance": allowed})
+
+
+def _reals(seen: Seen, rtol: float) -> Verdict:
+    truth = seen.truth.astype(np.float64)
+    size, own, folded = largest(truth), apart(seen.given.astype(np.float64), truth), apart(seen.folded, truth)
+    near, around = beside(size, own)
+    limit = np.maximum(rtol * near, np.maximum(FLOOR * min(1.0, float(size.max(initial=0.0))), TIMES * around))
+    vague = np.broadcast_to(2 * limit > near, truth.shape)
+    wrong, anew = (folded > limit) & ~vague, np.zeros(truth.shape)
+    if seen.anew is not None:
+        anew = apart(seen.anew, truth)
+        wrong, vague = wrong | (anew > np.maximum(ALGEBRA * near, around / PART)), np.zeros(truth.shape, bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = [float(np.nanmax(np.where(one > 0, one / near, 0.0), initial=0.0)) for one in (own, folded, anew)]
+    return Verdict((off[0], off[1], off[2]), int(wrong.sum()), int(vague.sum()), truth.size)
+
+
+def _integers(seen: Seen) -> Verdict:
+    """What float32 decides otherwise than float64 hangs on a rounding, unless the fold in float64 does so, too."""
+    others = [end != seen.truth for end in (seen.given, seen.folded, seen.folded if seen.anew is None else seen.anew)]
+    wrong = others[2] if seen.anew is not None else others[1] & ~others[0]
+    off = [float(other.mean()) if other.size else 0.0 for other in others]
+    return Verdict((off[0], off[1], off[2]), int(wrong.sum()), int((others[0] | others[1]).sum()), seen.truth.size)

@@ -112,9 +112,10 @@ def _compared(
         fixed=unmoved(before),
         undecided=max([UNDECIDED, *(LOSSY[link][1] for link, by in HALVES.values() if by in coarse.values())]),
     )
-    if ends[1] != FOLDED or coarse or name != "onnx":  # weights of half precision are rounded more than float32
+    if ends[1] != FOLDED or name != "onnx":
         return links
-    return by_truth(links, Ends(given, folded, before), found.feeds, by * 10)
+    coarsest = max(coarse.values(), default=0.0)
+    return by_truth(links, Ends(given, folded, before), found.feeds, by * 10, coarsest)
 
 
 def _widened(model: onnx.ModelProto) -> onnx.ModelProto:

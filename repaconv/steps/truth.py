@@ -26,6 +26,8 @@ TIMES = 8
 ALGEBRA = 1e-9
 """What the fold made in float64 may differ by, of the numbers beside; or a part of what float32 loses as given:"""
 PART = 64
+COARSE = 16
+"""How many roundings of half precision the folded graph's weights may make, of the numbers beside."""
 
 
 class Ends(NamedTuple):
@@ -61,8 +63,19 @@ class Verdict(NamedTuple):
     of: int
 
 
-def by_truth(links: tuple[Link, ...], ends: Ends, feeds: Sequence[Feeds], rtol: float) -> tuple[Link, ...]:
-    """The links, and in place of those that rounding may have failed, what float64 says of them."""
+def by_truth(
+    links: tuple[Link, ...], ends: Ends, feeds: Sequence[Feeds], rtol: float, coarse: float = 0.0
+) -> tuple[Link, ...]:
+    """The links, and in place of those that rounding may have failed, what float64 says of them.
+
+    Args:
+        links: One an output, in their order.
+        ends: What was compared.
+        feeds: On what.
+        rtol: What is allowed in any case, of the numbers beside.
+        coarse: By how much weights of half precision were rounded. Then float32 says less, and only the fold in float64
+            passes a link.
+    """
     doubted = [link.verdict == "failed" or link.note.startswith(SWAYED) for link in links]
     if not any(doubted):
         return links
@@ -70,6 +83,9 @@ def by_truth(links: tuple[Link, ...], ends: Ends, feeds: Sequence[Feeds], rtol: 
         runs = list(_runs(ends, feeds))
     except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
         return links
+    if coarse and any(one.anew is None for run in runs for one in run.values()):
+        return links
+    rtol = max(rtol, COARSE * coarse)
     return tuple(
         _judged(link, [run[name] for run in runs], rtol) if doubt and all(name in run for run in runs) else link
         for link, doubt, name in zip(links, doubted, runs[0], strict=False)

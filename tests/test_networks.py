@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -233,3 +234,104 @@ def test_erf_is_float64_though_onnx_rounds_it():
     exact = Float64(model, load_onnx)
     assert exact.told == REFERENCE
     np.testing.assert_allclose(exact.run({"x": x})["y"], [erf(float(value)) for value in x], rtol=1e-15)
+
+
+NET = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, wide):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(wide, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide)
+        self.skip = nn.BatchNorm2d(wide)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.conv(x)) + self.skip(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.blocks = nn.Conv2d(3, 8, 3, 2, 1), nn.Sequential(Block(8), Block(8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.blocks(self.stem(x))
+        return {"logits": self.head(x.mean((2, 3))), "map": x}
+
+def build():
+    return Net()
+"""
+
+
+@pytest.fixture
+def own() -> dict:
+    """The user's own code, and weights that it trained, in a wrapper."""
+    Path("net.py").write_text(NET)
+    space: dict = {}
+    exec(NET, space)
+    torch.manual_seed(0)
+    net = space["build"]()
+    for name, value in net.state_dict().items():
+        if value.is_floating_point():
+            value.copy_(torch.rand_like(value) + 0.5 if "var" in name else torch.randn_like(value) / 3)
+    weights = {f"module.{name}": value for name, value in net.state_dict().items()}
+    torch.save({"model": weights, "epoch": 3}, "own.pth")
+    return weights
+
+
+def test_a_users_own_network_goes_the_whole_way(own, repaconv):
+    settings = {"image_size": "16", "mean": "127.5,127.5,127.5", "std": "64,64,64"}
+    done = rc.fold("own.pth", arch="./net.py:build", settings=settings)
+    assert (done.verdict, done.classes, done.image_size) == ("passed", 5, (16, 16))
+    assert "BatchNormalization" not in done.operators
+    assert done.operators["Conv"] == 3  # each block's branches are one
+    rc.export()
+    ran = rc.verify()
+    assert verdicts(ran.links) == {name: {"passed"} for name in ("fold", "stored", "onnx")}
+    assert rc.bench(rounds=2).agreement.verdict == "passed"
+    nodes = [node.name for node in onnx.load("repaconv-out/own/model.onnx").graph.node]
+    assert any(name.startswith("blocks.1") for name in nodes)
+
+
+def test_weights_of_another_network_are_refused_by_their_names(own, repaconv):
+    changed = {**own, "module.more": torch.ones(2), "module.head.bias": torch.ones(7)}
+    del changed["module.stem.bias"]
+    torch.save(changed, "other.pth")
+    code, _, err = repaconv("fold", "other.pth", "--arch", "net.py:build")
+    assert code == 4
+    assert "missing: stem.bias" in err
+    assert "not in it: more" in err
+    assert "head.bias [7] for [5]" in err
+    assert not Path("repaconv-out").exists()
+    for arch in ("net.py:other", "gone.py:build", "nobody:net"):
+        assert repaconv("fold", "own.pth", "--arch", arch)[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["timm:mobileone_s0", "torchvision:resnet18", "transformers"])
+def test_networks_of_libraries_go_the_whole_way(arch, repaconv):
+    library, _, name = arch.partition(":")
+    package = pytest.importorskip(library, exc_type=(ImportError, RuntimeError))
+    torch.manual_seed(0)
+    if library == "timm":
+        torch.save(package.create_model(name, num_classes=7).state_dict(), "net.pth")
+        given: tuple = ("net.pth", "--arch", arch)
+    elif library == "torchvision":
+        torch.save(package.models.get_model(name, weights=None, num_classes=7).state_dict(), "net.pth")
+        given = ("net.pth", "--arch", arch)
+    else:
+        config = package.ViTConfig(
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=48,
+            image_size=32,
+            num_labels=7,
+        )
+        package.ViTForImageClassification(config).save_pretrained("folder")
+        given = ("folder",)
+    assert repaconv("fold", *given)[0] == 0
+    assert repaconv("export", "--onnx")[0] == 0
+    code, out, _ = repaconv("verify")
+    assert code == 0, out

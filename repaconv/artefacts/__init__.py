@@ -29,6 +29,7 @@ from repaconv.artefacts.folding import FoldArtefact as FoldArtefact
 from repaconv.artefacts.folding import FoldStep as FoldStep
 from repaconv.artefacts.folding import GraphFold as GraphFold
 from repaconv.artefacts.folding import MethodFold as MethodFold
+from repaconv.artefacts.folding import NetworkFold as NetworkFold
 from repaconv.artefacts.folding import Sizes as Sizes
 from repaconv.artefacts.gating import Check as Check
 from repaconv.artefacts.gating import GatedRecipe as GatedRecipe

@@ -225,5 +225,31 @@ class GraphFold(FoldArtefact):
         return f"{len(self.changes)} changes of the graph, {proved} of {len(self.links)} outputs compared passed"
 
 
-KINDS: dict[str, type[FoldArtefact]] = {"method": MethodFold, "graph": GraphFold}
+class NetworkFold(GraphFold):
+    """A network that no method knows, folded by its graph: what builds it again, and its exported graph.
+
+    ``arch`` is what was named: ``timm:mobileone_s1``, ``transformers:ViTModel``, ``./net.py:build``; ``config`` is the
+    one of a Hugging Face folder. ``data`` is the graph as exported in float64, ``exporter`` says by what. ``classes``
+    is None where it is not known what it tells apart.
+    """
+
+    kind: Literal["network"] = "network"  # type: ignore[assignment]
+    arch: str
+    config: dict[str, Any]
+    classes: int | None
+    exporter: str
+    data: Payload
+
+    @property
+    def told(self) -> str:
+        """Its architecture."""
+        return self.arch
+
+    @property
+    def origin_told(self) -> str:
+        """Weights."""
+        return "checkpoint"
+
+
+KINDS: dict[str, type[FoldArtefact]] = {"method": MethodFold, "graph": GraphFold, "network": NetworkFold}
 """What a fold's file says of itself, and what it then is."""

@@ -74,7 +74,10 @@ ModelArgument = Annotated[
     ),
 ]
 FoldArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A checkpoint (.pth, .pt, .bin, .safetensors) or an .onnx.")
+    Path,
+    typer.Argument(
+        metavar="FILE", help="A checkpoint (.pth, .pt, .bin, .safetensors), an .onnx, or a Hugging Face folder."
+    ),
 ]
 InspectArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="A checkpoint, an .onnx or an engine; nothing in it is run.")

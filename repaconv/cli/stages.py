@@ -68,10 +68,12 @@ def fold(
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Fold a checkpoint exactly into its deploy form, or an ONNX graph into a smaller one that computes the same."""
+    """Fold a checkpoint exactly into its deploy form, or any network or ONNX graph into a smaller one."""
     from repaconv.cli import render
     from repaconv.pipeline import fold as stage
 
+    if (order.arch or "").partition(":")[0].endswith(".py") and not quiet:
+        render.told(f"running {order.arch}, as --arch asks")
     if order.form != "default" and not quiet:
         render.told(f"--form moves to export, where the target is known: repaconv export --onnx --form {order.form}")
     finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))

@@ -45,15 +45,19 @@ class InspectOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class FoldOrder(Order):
-    """What `repaconv.fold` may be asked for of a checkpoint; of a graph, ``out`` and ``force`` alone."""
+    """What `repaconv.fold` may be asked for."""
 
     method: Annotated[str, Knob("The method, or auto.", recorded=False)] = "auto"
+    arch: Annotated[
+        str | None,
+        Knob("What builds the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION, which is then run."),
+    ] = None
     settings: Settings = None
     weights: Weights = None
     out: Annotated[
         str | Path | None,
         Knob(
-            "The run's folder, repaconv-out/<stem> if left out; of a graph the file, beside it if left out.",
+            "The run's folder, repaconv-out/<stem> if left out; of a graph also a file for the folded one.",
             option=("-o", "--out"),
             recorded=False,
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from repaconv.artefacts import GraphFold, MethodFold
+from repaconv.artefacts import GraphFold, MethodFold, NetworkFold
 from repaconv.errors import UsageProblem
 from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
@@ -68,6 +68,9 @@ def fold(
         )
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)
+    if isinstance(checkpoint, (str, Path)) and (known.get("arch") or Path(checkpoint).is_dir()):
+        return _fold_network(Path(checkpoint), method, settings, known)
+    known.pop("arch", None)
     if isinstance(checkpoint, (str, Path)):
         return fold_file(checkpoint, method=method, settings=settings, **known)
     from repaconv.steps.live import fold_live
@@ -97,6 +100,25 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
     order = FoldOrder(**{**given, "settings": settings or None, "form": str(given.get("form", "default"))})
     return fold_onnx_by(order, path, progress=arguments.get("progress", silent))
+
+
+def _fold_network(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> NetworkFold:
+    """Fold a network by its architecture; what is for methods alone is refused."""
+    from repaconv.pipeline.network_folding import fold_network_by
+
+    alone = [name for name in ("identify", "allow_deployed") if arguments.get(name)]
+    alone += ["method"] if method != "auto" else []
+    alone += ["form"] if str(arguments.get("form", "default")) != "default" else []
+    if alone:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
+        raise UsageProblem(
+            f"{options} is for checkpoints of a method, and {path} is folded by its architecture.",
+            hint="Leave it out; a form is given to export.",
+            code="usage.arch",
+        )
+    given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "form")}
+    order = FoldOrder(**{**given, "settings": settings or None})
+    return fold_network_by(order, path, progress=arguments.get("progress", silent))
 
 
 def _as_text(value: Any) -> str:

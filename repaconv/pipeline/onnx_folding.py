@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import Change, GraphFold, ImageSize, Link, Origin, Preprocessing
 from repaconv.errors import UsageProblem
-from repaconv.exporters.to_onnx import operators_of
 from repaconv.files import payload_of, sha256_of, write_bytes
 from repaconv.forms.choice import DEFAULT, OFFICIAL
 from repaconv.onnxfile import opset_of
@@ -18,13 +17,13 @@ from repaconv.replacing import put
 from repaconv.steps.common import Progress, made_by, silent, with_files
 from repaconv.steps.fold_proof import not_equal, proved
 from repaconv.steps.forms import Written, chosen_form
-from repaconv.steps.given_graph import folded, left_alone, loaded, looked_into
+from repaconv.steps.given_graph import folded, left_alone, loaded
+from repaconv.steps.graph_record import recorded
 from repaconv.steps.opsets import Raised, to_oldest
 from repaconv.steps.taken import Taken, taken_by
 
 if TYPE_CHECKING:
     import onnx
-    import onnx_ir as ir
 
 
 def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> GraphFold:
@@ -142,49 +141,23 @@ def _proved(plan: _Plan, smaller: onnx.ModelProto, progress: Progress) -> tuple[
 
 
 def _artefact(
-    plan: _Plan,
-    taken: Taken,
-    raised: Raised,
-    smaller: onnx.ModelProto,
-    changes: list[Change],
-    links: tuple[Link, ...],
+    plan: _Plan, taken: Taken, raised: Raised, smaller: onnx.ModelProto, changes: list[Change], links: tuple[Link, ...]
 ) -> GraphFold:
     """What was done, with what it costs before and after."""
-    from repaconv.folds.standing import standing
-    from repaconv.graphs.costs import macs, parameters
-
-    given, after = _settled(raised.model), _settled(smaller)
-    multiplied = macs(given), macs(after)
-    target = plan.run.folder / plan.payload
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
-        verdict="passed" if any(link.verdict == "passed" for link in links) else "not verified",
         beside=(*beside, *runs.clear_later_stages(plan.run)),
         asked=plan.order.words(),
         origin=_origin(plan),
-        applied=tuple(dict.fromkeys(change.rewrite for change in changes)),
         settings=dict(plan.order.settings or {}),
         form=plan.written.name,
         rewrites=plan.written.rewrites,
         preprocessing=plan.preprocessing,
         image_size=_size(plan, taken),
-        any_image_size=taken.any_image_size,
-        batch=taken.batch,
-        whole=taken.whole,
-        tolerances=taken.tolerances,
-        structure=taken.structure,
-        float64=taken.float64,
-        sizes=taken.sizes,
         opset=opset_of(plan.model),
-        parameters=(parameters(given), parameters(after)),
-        macs=None if multiplied[0] is None or multiplied[1] is None else (multiplied[0], multiplied[1]),
-        nodes=(len(plan.model.graph.node), len(smaller.graph.node)),
-        operators=operators_of(smaller),
-        changes=tuple(changes),
-        left=(*raised.left, *left_alone(plan.model), *(standing(after) if looked_into(smaller) else ())),
-        links=links,
-        payload=payload_of(target, plan.run.folder),
+        payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
+        **recorded(raised.model, smaller, changes, links, taken, (*raised.left, *left_alone(plan.model))),
     )
 
 
@@ -203,12 +176,3 @@ def _origin(plan: _Plan) -> Origin:
         weights=".",
         weights_reason="the graph's own",
     )
-
-
-def _settled(model: onnx.ModelProto) -> ir.Model:
-    from repaconv.graphs.graph import read
-    from repaconv.graphs.settling import settle
-
-    graph = read(model)
-    settle(graph)
-    return graph

@@ -88,13 +88,14 @@ class TorchRunner:
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Inputs to outputs, floating ones in the precision asked for."""
         import torch
+        from torch.utils._pytree import tree_leaves
 
         self._decided.clear()
         given = [torch.from_numpy(np.ascontiguousarray(array)) for array in named(self.inputs, feeds).values()]
         cast = [tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in given]
         with torch.inference_mode():
             found = self.module(*cast)
-        several = found if isinstance(found, (tuple, list)) else (found,)
+        several = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
         return {name: array_of(tensor) for name, tensor in zip(self.outputs, several, strict=True)}
 
     @property

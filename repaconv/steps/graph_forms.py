@@ -38,6 +38,11 @@ class _Ported:
         return self._runner.run(feeds)
 
 
+def ported(runner: Runner, inputs: tuple[Port, ...]) -> _Ported:
+    """A runner with what it takes."""
+    return _Ported(runner, inputs)
+
+
 @dataclass
 class GraphForm:
     """See `repaconv.steps.subject.Form`.

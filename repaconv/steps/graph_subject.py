@@ -126,7 +126,7 @@ class GraphSubject:
         from repaconv.exporters.to_onnx import check
 
         ways = Proving(form, spec, self.folded.tolerances, scratch, progress, self.decides)
-        base = self.stored if form == DEPLOY else self.single()
+        base = self.stored if form == DEPLOY else self._form(self.given)
         progress(f"{form}: ONNX Runtime", 0, 0)
         model, note = fitted(base.model, self.folded, spec)
         check(model)
@@ -165,7 +165,7 @@ class GraphSubject:
         """Followed in float32: what a fold does wrong is more than rounding."""
         from repaconv.proof.locate import locate
 
-        return locate(self.single().trace(), self.exact.trace(), feeds, allowed=max(allowed, FLOAT32))
+        return locate(self._form(self.given).trace(), self.exact.trace(), feeds, allowed=max(allowed, FLOAT32))
 
     def users_names(self, module: str) -> str:
         """The graph's names are the user's."""

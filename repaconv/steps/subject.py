@@ -1,7 +1,7 @@
 """What a run is of: a network in its forms, whatever it came from. `subject_of` alone knows from where.
 
-A checkpoint of a method is `repaconv.steps.checkpoint_subject`, a foreign graph `repaconv.steps.graph_subject`;
-another origin is one more file beside them.
+A checkpoint of a method is `repaconv.steps.checkpoint_subject`, a foreign graph `repaconv.steps.graph_subject`,
+a network by name `repaconv.steps.network_subject`; another origin is one more file beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv import runs
-from repaconv.artefacts import FoldArtefact, GraphFold, ImageSize, Location, MethodFold
+from repaconv.artefacts import FoldArtefact, GraphFold, ImageSize, Location, MethodFold, NetworkFold
 from repaconv.exporters.simplify import TOOLS
 
 if TYPE_CHECKING:
@@ -168,9 +168,12 @@ def subject_of(run: runs.Run, checkpoint: str | Path | None = None) -> Subject:
     """
     from repaconv.steps.checkpoint_subject import CheckpointSubject
     from repaconv.steps.graph_subject import GraphSubject
+    from repaconv.steps.network_subject import NetworkSubject
 
     folded = runs.fold_of(run)
     if isinstance(folded, MethodFold):
         return CheckpointSubject(run, folded, checkpoint)
+    if isinstance(folded, NetworkFold):
+        return NetworkSubject(run, folded, checkpoint)
     assert isinstance(folded, GraphFold)
     return GraphSubject(run, folded, checkpoint)

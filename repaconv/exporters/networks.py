@@ -1,0 +1,102 @@
+"""Any torch module to ONNX in float64, so that the exporter's own folds round nothing: by torch's new exporter, else by
+the old one."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.errors import Refused
+from repaconv.exporters.to_onnx import _quiet, _without_traces
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+NEW, OLD = "torch's exporter", "torch's old exporter"
+OPSET, OLD_OPSET = 20, 17
+
+
+def network_to_onnx(
+    module: nn.Module, shape: tuple[int, int, int], *, input_name: str, outputs: Sequence[str]
+) -> tuple[onnx.ModelProto, str]:
+    """Export a module of images [B, C, H, W], with a free batch where that can be, by whatever exporter takes it.
+
+    Args:
+        module: In eval mode, in float64.
+        shape: One image.
+        input_name: What its input will be called.
+        outputs: What its outputs will be called, in their order.
+
+    Returns:
+        The graph in float64, and who wrote it.
+
+    Raises:
+        Refused: If neither does, with what each says.
+    """
+    told = []
+    for name, export, free in ((NEW, _new, True), (NEW, _new, False), (OLD, _old, True)):
+        try:
+            with _quiet(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return export(module, shape, input_name, outputs, free), name
+        except Exception as error:  # of either exporter, over any network
+            told.append(f"{name}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
+    raise Refused(
+        f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
+        hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",
+        code="export.operator",
+    )
+
+
+def _example(shape: tuple[int, int, int], free: bool) -> Any:
+    import torch
+
+    return torch.zeros((2 if free else 1, *shape), dtype=torch.float64)
+
+
+def _new(
+    module: nn.Module, shape: tuple[int, int, int], input_name: str, outputs: Sequence[str], free: bool
+) -> onnx.ModelProto:
+    import torch
+
+    program = torch.onnx.export(
+        module,
+        (_example(shape, free),),
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=[input_name],
+        output_names=list(outputs),
+        dynamic_shapes=({0: "batch"},) if free else None,
+        verbose=False,
+    )
+    assert program is not None
+    return _without_traces(program.model_proto)
+
+
+def _old(
+    module: nn.Module, shape: tuple[int, int, int], input_name: str, outputs: Sequence[str], free: bool
+) -> onnx.ModelProto:
+    import onnx
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        torch.onnx.export(
+            module,
+            (_example(shape, free),),
+            str(path),
+            dynamo=False,
+            opset_version=OLD_OPSET,
+            input_names=[input_name],
+            output_names=list(outputs),
+            dynamic_axes={name: {0: "batch"} for name in (input_name, *outputs)} if free else None,
+        )
+        model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    for number, node in enumerate(model.graph.node):  # /layer1/layer1.0/conv1/Conv: the module is the last but one
+        scopes = [part for part in node.name.split("/") if part]
+        node.name = f"{scopes[-2] if len(scopes) > 1 else ''}/{node.op_type}_{number}".lstrip("/")
+    return model

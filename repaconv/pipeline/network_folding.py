@@ -1,0 +1,204 @@
+"""fold, for a network of no known method: built by name, its weights loaded strictly, exported, folded by its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import Link, NetworkFold, Preprocessing
+from repaconv.errors import GateFailed
+from repaconv.exporters.networks import network_to_onnx
+from repaconv.files import payload_of, write_bytes
+from repaconv.graphs.graph import retyped
+from repaconv.onnxfile import opset_of
+from repaconv.orders.stages import FoldOrder
+from repaconv.replacing import put
+from repaconv.steps.architectures import Architecture, Built, built, of_folder
+from repaconv.steps.common import TRAINING, Progress, load_onnx, made_by, silent, with_files
+from repaconv.steps.fold_proof import not_equal, proved
+from repaconv.steps.given_graph import folded, left_alone
+from repaconv.steps.graph_record import recorded
+from repaconv.steps.taken import WORSE, Taken, taken_by
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+    from repaconv.checkpoint import Checkpoint
+
+EXPORTED = ".exported.onnx"
+EXPORTED_RTOL = 1e-9
+"""What an exporter may do in float64: it folds and writes some numbers in float32, and nothing wrong is so little."""
+
+
+def fold_network_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> NetworkFold:
+    """Fold a network of no known method into a run: ``<stem>.folded.onnx``, its graph as exported, and ``fold.json``.
+
+    Args:
+        path: Its weights, or a Hugging Face folder.
+        order: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
+            file is run.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If the weights are not those of that architecture, or torch does not write it as ONNX.
+        EnvironmentProblem: If the architecture's package is not here.
+        GateFailed: If its graph, or the fold of that, computes something else; nothing is written then.
+    """
+    progress("network", 0, 0)
+    plan = _plan(order, Path(path))
+    progress("to ONNX", 0, 0)
+    names, shape = _outputs(plan.built), (plan.built.channels, *plan.built.size)
+    module = plan.built.module.double()
+    exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
+    link = _as_exported(module, exported, plan.built, names)
+    progress("fold", 0, 0)
+    smaller64, changes = folded(plan.found.path, exported)
+    given, smaller = (retyped(model, {11: 1}) for model in (exported, smaller64))
+    links = (link, *(proved(plan.found.path, given, smaller) if changes else ()))
+    if any(each.verdict == "failed" for each in links):
+        raise not_equal(plan.found.path, links)
+    taken = _as_far(taken_by(plan.found.path, given, smaller), link)
+    record = recorded(given, smaller, changes, links, taken, tuple(left_alone(given)))
+    target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
+    write_bytes(target, smaller.SerializeToString(deterministic=True))
+    write_bytes(data, exported.SerializeToString(deterministic=True))
+    artefact = _artefact(plan, by, {**record, "image_size": taken.image_size, "opset": opset_of(exported)})
+    put(plan.run.fold_json, artefact)
+    runs.remember(plan.run)
+    return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
+
+
+def _as_far(taken: Taken, exported: Link) -> Taken:
+    """What float64 links allow, where the exporter wrote some numbers in float32."""
+    off = WORSE * exported.metrics.max_rel_error if exported.metrics else 0.0
+    return taken._replace(tolerances={**taken.tolerances, "fold": max(taken.tolerances["fold"], off)})
+
+
+def _artefact(plan: _Plan, exporter: str, record: Mapping[str, Any]) -> NetworkFold:
+    folder = plan.run.folder
+    return NetworkFold(
+        made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
+        beside=runs.clear_later_stages(plan.run),
+        asked=plan.order.words(),
+        origin=plan.found.origin,
+        settings=dict(plan.order.settings or {}),
+        preprocessing=plan.built.preprocessing,
+        arch=plan.arch.name,
+        config=dict(plan.arch.config),
+        classes=plan.built.classes,
+        exporter=exporter,
+        payload=payload_of(folder / plan.payload, folder),
+        data=payload_of(folder / plan.data, folder),
+        **record,
+    )
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for weights: what is refused after it is a graph that computes something else."""
+
+    order: FoldOrder
+    arch: Architecture
+    found: Checkpoint
+    built: Built
+    run: runs.Run
+    payload: str
+    data: str
+
+
+def _plan(order: FoldOrder, path: Path) -> _Plan:
+    """Everything that may be refused before the network is exported."""
+    from repaconv.checkpoint import read_checkpoint
+
+    arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(order.arch or ""), {}), path)
+    found = read_checkpoint(weights, order.weights)
+    network = built(arch, found.tensors, found.names)
+    network = _as_asked(network, order.settings or {})
+    stem = path.name if path.is_dir() else path.stem
+    payload, data = f"{stem}{runs.FOLDED}", f"{stem}{EXPORTED}"
+    out = Path(order.out) if order.out else runs.OUT / stem
+    run = runs.prepare_run(weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data])
+    return _Plan(order, arch, found, network._replace(classes=_head(network)), run, payload, data)
+
+
+def _absolute(arch: str) -> str:
+    """The user's own file by its whole path: it is run again from another folder."""
+    file, _, function = arch.partition(":")
+    return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
+
+
+def _as_asked(network: Built, settings: Mapping[str, str]) -> Built:
+    """With the user's own size and preprocessing."""
+    from repaconv.trained.knobs import Knobs
+    from repaconv.trained.preprocessing import preprocessing_of
+
+    if not settings:
+        return network
+    knobs = Knobs(settings)
+    found: Preprocessing = preprocessing_of({}, {}, knobs)
+    knobs.done()
+    size = found.image_size if "image_size" in settings else network.size
+    own = found if {"mean", "std"} & settings.keys() else network.preprocessing
+    return network._replace(size=size, preprocessing=own and own.model_copy(update={"image_size": size}))
+
+
+def _run(module: nn.Module, built: Built) -> Any:
+    import torch
+
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    with torch.inference_mode():
+        return module(torch.zeros(1, built.channels, *built.size, dtype=dtype))
+
+
+def _outputs(built: Built) -> tuple[str, ...]:
+    """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    found = _run(built.module, built)
+    if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
+        return tuple(map(str, found))
+    leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+    if len(leaves) == 1:
+        return ("logits",) if built.classes else ("features",)
+    return tuple(f"output_{number}" for number in range(len(leaves)))
+
+
+def _head(built: Built) -> int | None:
+    """How many classes it tells apart: logits are those of an architecture for classes, or called so."""
+    found = _run(built.module, built)
+    logits = found.get("logits") if isinstance(found, Mapping) else found
+    by_name = (built.versions and built.input_name == "input") or isinstance(found, Mapping)
+    if not by_name or getattr(logits, "ndim", 0) != 2 or built.classes == 0:
+        return built.classes
+    return int(logits.shape[1])  # type: ignore[union-attr]
+
+
+def _as_exported(module: nn.Module, exported: onnx.ModelProto, built: Built, names: tuple[str, ...]) -> Link:
+    """The module against its graph in float64, where something evaluates that, on two images."""
+    from repaconv.proof.data import random_inputs
+    from repaconv.proof.float64 import Float64
+    from repaconv.proof.outputs import Comparison, joined
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.runners import FixedBatch, TorchRunner
+    from repaconv.steps.given_graph import inputs_of
+    from repaconv.steps.graph_forms import ported
+
+    feeds = {built.input_name: random_inputs((built.channels, *built.size), count=2, seed=0).images}
+    right = TorchRunner(module, module.state_dict(), double=True, inputs=(built.input_name,), outputs=names).run(feeds)
+    ports = inputs_of(exported)
+    batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
+    evaluator = Float64(exported, load_onnx)
+    found = Comparison("ONNX as exported, float64", tolerance("fold", rtol={"fold": EXPORTED_RTOL}))
+    found.add(FixedBatch(ported(evaluator, ports), batch).run(feeds), right)
+    link = joined(found.links("fold", f"{TRAINING}, float64"))
+    if link.verdict == "failed":
+        raise GateFailed(
+            f"what torch's exporter writes of it does not compute what it does ({link.note or 'float64'}: "
+            f"{link.metrics.max_rel_error if link.metrics else 0:.1e}); nothing was written.",
+            hint="Export it yourself another way, and fold the graph.",
+            code="export.not-equal",
+        )
+    return link

@@ -1,0 +1,295 @@
+"""A network by the name of its architecture: timm's, torchvision's, transformers', or the user's own code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.artefacts import ImageSize, Preprocessing
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+KNOWN = ("timm", "torchvision")
+ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
+"""Numbers of modules that are attributes of ONNX's operators."""
+LARGEST_TOLD = 5
+"""Names that a refusal lists."""
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What a Hugging Face folder calls its weights."""
+
+
+class Architecture(NamedTuple):
+    """What builds a network, in words that build it again: ``timm:mobileone_s1``, ``transformers:ViTModel``,
+    ``net.py:build``; ``config`` is a folder's own."""
+
+    name: str
+    config: Mapping[str, Any]
+
+    @property
+    def library(self) -> str:
+        """The package that has it; empty for the user's own code."""
+        kind = self.name.partition(":")[0]
+        return kind if kind in (*KNOWN, "transformers") else ""
+
+
+class Built(NamedTuple):
+    """A network with weights: eval mode, float32; its classes if it tells some apart, and what its images are."""
+
+    module: nn.Module
+    classes: int | None
+    input_name: str
+    channels: int
+    size: ImageSize
+    preprocessing: Preprocessing | None
+    versions: Mapping[str, str]
+
+
+def of_folder(folder: Path) -> tuple[Architecture, Path]:
+    """A Hugging Face folder: its architecture, and its weights.
+
+    Raises:
+        Refused: If it is none, or its weights are not in one file.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"{folder} has no readable config.json: {error}.",
+            hint="Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
+            code="folder.config",
+        ) from error
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if weights is None:
+        raise Refused(
+            f"{folder} has neither {' nor '.join(WEIGHTS)}.",
+            hint="Weights in several files are not read; save the model in one (max_shard_size).",
+            code="folder.weights",
+        )
+    if isinstance(name := config.get("architecture"), str):
+        return Architecture(f"timm:{name}", config), weights
+    names = config.get("architectures")
+    if isinstance(names, list) and len(names) == 1:
+        return Architecture(f"transformers:{names[0]}", config), weights
+    raise Refused(
+        f"{folder}/config.json names no architecture.", hint="Say which with --arch.", code="folder.architecture"
+    )
+
+
+def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, str]) -> Built:
+    """The network with these weights, strictly.
+
+    Args:
+        arch: What builds it.
+        tensors: By name, prefixes stripped.
+        full: Those names to the names in the file, which are tried where the short ones do not fit.
+
+    Raises:
+        EnvironmentProblem: If its package is not here, or does not load.
+        UsageProblem: If there is no such architecture.
+        Refused: If the weights are others, by name.
+    """
+
+    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    module = _loaded(arch, weights, full).eval().requires_grad_(False)
+    for part in module.modules():  # ONNX's attributes are float32, and so is what float32 kernels are given
+        for name in ROUNDED:
+            if isinstance(value := getattr(part, name, None), float):
+                setattr(part, name, float(np.float32(value)))
+    wanted = _preprocessing(arch, module)
+    channels = next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
+    size = wanted.image_size if wanted else _size(arch)
+    versions = {arch.library: version(arch.library)} if arch.library else {}
+    name = "pixel_values" if arch.library == "transformers" else "input"
+    classes = 0 if getattr(module, "num_classes", None) == 0 else None
+    return Built(module, classes, name, channels, size, wanted, versions)
+
+
+def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
+    """The network, with these weights and no others."""
+    import torch
+
+    if arch.library == "transformers":
+        return _of_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
+    build = _builder(arch)
+    with torch.device("meta"):
+        plain = build(None)
+    module = build(_classes(plain, weights) if arch.library else None)
+    named = {full[name]: tensor for name, tensor in weights.items()}
+    weights = named if set(named) == set(module.state_dict()) else weights
+    _require_same(arch, module, weights)
+    module.load_state_dict(weights, strict=True, assign=True)
+    return module
+
+
+def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
+    """The network for so many classes, its own number where None."""
+    kind, _, name = arch.name.partition(":")
+    if not arch.library:
+        build = _own(Path(kind), name)
+        return lambda _classes: build()
+    return _of_registry(_package(kind), kind, name, arch.config)
+
+
+def _package(name: str) -> Any:
+    """An optional package.
+
+    Raises:
+        EnvironmentProblem: If it is not here, or does not load.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        why = "is not installed" if missing else f"does not load: {str(error).splitlines()[0].rstrip('.')}"
+        builds = "torchvision's compiled operators are for one build of torch: install both from one index."
+        raise EnvironmentProblem(
+            f"{name} {why}.", hint=f"pip install 'repaconv[{name}]'" if missing else builds, code=f"{name}.missing"
+        ) from error
+
+
+def _of_registry(package: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
+    known = (
+        set(package.list_models())
+        if kind == "timm"
+        else set(importlib.import_module("torchvision.models").list_models())
+    )
+    if name.partition(".")[0] not in known:
+        raise UsageProblem(
+            f"{kind} has no architecture {name!r}.",
+            hint=f"It knows {len(known)}, as {min(known)}.",
+            code="arch.unknown",
+        )
+    more = dict(config.get("model_args") or {})
+    if isinstance(config.get("global_pool"), str):
+        more["global_pool"] = config["global_pool"]
+
+    def build(classes: int | None) -> nn.Module:
+        given = {**more, **({} if classes is None else {"num_classes": classes})}
+        if kind == "timm":
+            module: nn.Module = package.create_model(name, **given)
+            return module
+        net: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None, **given)
+        return net
+
+    return build
+
+
+def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
+    """Its own loading, of tensors that were read already: it knows the names of older versions."""
+    package, name = _package("transformers"), arch.name.partition(":")[2]
+    kind = getattr(package, name, None)
+    if kind is None or not hasattr(kind, "config_class"):
+        raise UsageProblem(
+            f"transformers has no architecture {name!r}.",
+            hint="Code that comes with a folder is not run; give it as your own, with --arch FILE.py:FUNCTION.",
+            code="arch.unknown",
+        )
+    package.utils.logging.disable_progress_bar()
+    settings = kind.config_class.from_dict(dict(arch.config))
+    module, found = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
+    kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
+    told = [f"{what}: {_listed(sorted(map(str, found[key])))}" for what, key in kinds if found.get(key)]
+    if told:
+        raise _others(arch, told)
+    loaded: nn.Module = module.float()
+    return loaded
+
+
+def _own(path: Path, function: str) -> Callable[[], nn.Module]:
+    """The user's own function; running the file is what he asked for."""
+    import torch
+
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() and path.suffix == ".py" else None
+    if spec is None or spec.loader is None or not function:
+        raise UsageProblem(
+            f"--arch {path}:{function} is no function of a Python file.",
+            hint="E.g. --arch ./net.py:build, timm:mobileone_s1 or torchvision:resnet50.",
+            code="arch.unknown",
+        )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    build = getattr(module, function, None)
+    made = build() if callable(build) else None
+    if build is None or not isinstance(made, torch.nn.Module):
+        raise UsageProblem(
+            f"{path} has no function {function} that gives a torch.nn.Module.",
+            hint="It takes no arguments, and returns the network.",
+            code="arch.function",
+        )
+    found: Callable[[], nn.Module] = build
+    return found
+
+
+def _classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
+    """How many the checkpoint tells apart, where only its heads are of another size, or gone; None if as usual."""
+    own = plain.state_dict()
+    other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    counts = {weights[name].shape[0] for name in other}
+    if len(counts) == 1 and all(own[name].shape[1:] == weights[name].shape[1:] for name in other):
+        return int(counts.pop())
+    gone = {name.rpartition(".")[0] for name in own.keys() - weights.keys()}
+    heads = {own[f"{head}.weight"].ndim for head in gone if f"{head}.weight" in own}
+    return 0 if gone and not weights.keys() - own.keys() and heads == {2} else None
+
+
+def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another network, naming what is missing, what is too many, what is of another shape."""
+    own = module.state_dict()
+    missing, more = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{name} {list(weights[name].shape)} for {list(own[name].shape)}"
+        for name in own
+        if name in weights and own[name].shape != weights[name].shape
+    ]
+    kinds = (("missing", missing), ("not in it", more), ("of another shape", shapes))
+    told = [f"{what}: {_listed(names)}" for what, names in kinds if names]
+    if told:
+        raise _others(arch, told)
+
+
+def _others(arch: Architecture, told: list[str]) -> Refused:
+    return Refused(
+        f"these are not the weights of {arch.name}: {'; '.join(told)}.",
+        hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
+        code="arch.weights",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - LARGEST_TOLD} more" if len(names) > LARGEST_TOLD else ""
+    return ", ".join(names[:LARGEST_TOLD]) + rest
+
+
+def _size(arch: Architecture) -> ImageSize:
+    """A folder's own, else the usual."""
+    size = arch.config.get("image_size")
+    if isinstance(size, int):
+        return size, size
+    return (int(size[0]), int(size[1])) if isinstance(size, list) and len(size) == 2 else (224, 224)
+
+
+def _preprocessing(arch: Architecture, module: nn.Module) -> Preprocessing | None:
+    """As timm's ``pretrained_cfg`` has it: mean and std are on the scale of 0 to 1 there."""
+    cfg = {**(getattr(module, "pretrained_cfg", None) or {}), **(arch.config.get("pretrained_cfg") or {})}
+    with suppress(KeyError, TypeError, ValueError):
+        size = (int(cfg["input_size"][1]), int(cfg["input_size"][2]))
+        return Preprocessing(
+            mean=tuple(255 * float(value) for value in cfg["mean"]),
+            std=tuple(255 * float(value) for value in cfg["std"]),
+            image_size=size,
+            resize_edge=int(max(size) / float(cfg.get("crop_pct") or 1)),
+            keep_ratio=cfg.get("crop_mode", "center") != "squash",
+            interpolation=str(cfg.get("interpolation") or "bicubic"),
+            source="timm's pretrained_cfg",
+        )
+    return None

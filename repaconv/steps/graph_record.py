@@ -1,0 +1,59 @@
+"""What a fold of a graph is recorded as: its changes, what they cost before and after, and what was left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from repaconv.artefacts import Change, Link
+from repaconv.exporters.to_onnx import operators_of
+from repaconv.proof.verdicts import verdict_of
+from repaconv.steps.given_graph import looked_into
+from repaconv.steps.taken import Taken
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+
+def recorded(
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    changes: Sequence[Change],
+    links: Sequence[Link],
+    taken: Taken,
+    left: Sequence[str],
+) -> dict[str, Any]:
+    """Fields of `repaconv.artefacts.GraphFold`, all but where it came from and what was asked for."""
+    from repaconv.folds.standing import standing
+    from repaconv.graphs.costs import macs, parameters
+
+    given, smaller = _settled(before), _settled(after)
+    multiplied = macs(given), macs(smaller)
+    return {
+        "verdict": verdict_of(links),
+        "applied": tuple(dict.fromkeys(change.rewrite for change in changes)),
+        "any_image_size": taken.any_image_size,
+        "batch": taken.batch,
+        "whole": taken.whole,
+        "tolerances": taken.tolerances,
+        "structure": taken.structure,
+        "float64": taken.float64,
+        "sizes": taken.sizes,
+        "parameters": (parameters(given), parameters(smaller)),
+        "macs": None if None in multiplied else multiplied,
+        "nodes": (len(before.graph.node), len(after.graph.node)),
+        "operators": operators_of(after),
+        "changes": tuple(changes),
+        "left": (*left, *(standing(smaller) if looked_into(after) else ())),
+        "links": tuple(links),
+    }
+
+
+def _settled(model: onnx.ModelProto) -> ir.Model:
+    from repaconv.graphs.graph import read
+    from repaconv.graphs.settling import settle
+
+    graph = read(model)
+    settle(graph)
+    return graph

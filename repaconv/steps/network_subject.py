@@ -1,0 +1,88 @@
+"""A network of no known method as what a run is of: its module in float64 is the reference, the rest is its graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from repaconv.artefacts import NetworkFold
+from repaconv.engines.contract import Network, Port
+from repaconv.errors import UsageProblem
+from repaconv.graphs.graph import retyped
+from repaconv.proof.runners import TorchRunner
+from repaconv.steps.architectures import Architecture, Built, built
+from repaconv.steps.common import TRAINING
+from repaconv.steps.given_graph import folded
+from repaconv.steps.graph_forms import GraphForm
+from repaconv.steps.graph_subject import GraphSubject
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class NetworkSubject(GraphSubject):
+    """See `repaconv.steps.subject.Subject`; built and loaded again when it is needed, exactly as `fold` did."""
+
+    folded: NetworkFold
+
+    @property
+    def classes(self) -> int | None:
+        """Of its head."""
+        return self.folded.classes
+
+    @cached_property
+    def reference(self) -> TorchRunner:  # type: ignore[override]
+        """The module in float64."""
+        return self._runner(double=True)
+
+    @cached_property
+    def exact(self) -> GraphForm:
+        """Its graph folded again, in float64."""
+        smaller = folded(self.source, self.exported)[0] if self.folded.changes else self.exported
+        return self._form(smaller, double=bool(self.folded.float64))
+
+    @cached_property
+    def exported(self) -> onnx.ModelProto:
+        """Its graph in float64, as it was exported."""
+        import onnx
+
+        return onnx.load(self.run.payload(self.folded.data))
+
+    @cached_property
+    def given(self) -> onnx.ModelProto:
+        """The same in float32."""
+        return retyped(self.exported, {11: 1})
+
+    def single(self) -> TorchRunner:  # type: ignore[override]
+        """The module in float32."""
+        return self._runner(double=False)
+
+    def network(self, form: str) -> Network:
+        """The module as it was given; its deploy form is a graph.
+
+        Raises:
+            UsageProblem: If that is asked for.
+        """
+        if form != TRAINING:
+            raise UsageProblem(
+                f"the deploy form of {self.run.folder} is a graph, and this target's runtime runs torch modules.",
+                hint="Give a target that runs graphs, as --target x86-64.",
+                code="run.no-module",
+            )
+        return Network(self._built.module, self.inputs, tuple(Port(name, (), "float32") for name in self.outputs))
+
+    def _runner(self, *, double: bool) -> TorchRunner:
+        import copy
+
+        module = copy.deepcopy(self._built.module)
+        names = tuple(port.name for port in self.inputs)
+        return TorchRunner(module, module.state_dict(), double=double, inputs=names, outputs=self.outputs)
+
+    @cached_property
+    def _built(self) -> Built:
+        from repaconv.checkpoint import read_checkpoint
+
+        found = read_checkpoint(self.source, self.folded.origin.weights, self.folded.origin.sha256)
+        return built(Architecture(self.folded.arch, self.folded.config), found.tensors, found.names)

@@ -57,6 +57,13 @@ class Session:
         path = self.rows / f"{step.name}.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
+    def ready(self, step: Step) -> bool:
+        """Whether its network was made; one that was cut off is made another time, one that failed is the reason."""
+        made = self.known(next(each for each in self.plan if each.kind == "prepare" and each.model == step.model))
+        if made is not None and made["status"] != "done":
+            self.idle[step.name] = f"{step.model} was not made; see its step."
+        return made is not None and made["status"] == "done"
+
     def do(self, step: Step) -> None:
         """A process, its end, and what it left; what fails for want of time is done again another time."""
         path = self.rows / f"{step.name}.json"
@@ -187,7 +194,7 @@ def run(session: Session) -> dict[str, Any]:
         list(pool.map(session.do, made))
     session.write()
     for step in todo:
-        if step.kind == "prepare":
+        if step.kind == "prepare" or not session.ready(step):
             continue
         if session.left() < 10:
             break

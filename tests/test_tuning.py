@@ -30,10 +30,11 @@ from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline import tuning
+from repaconv.runs import Run
 from repaconv.steps import lowering
 from repaconv.steps.common import load_target
 from repaconv.steps.graphs import Proving, exported_graph
-from repaconv.steps.subject import GraphSpec
+from repaconv.steps.subject import GraphSpec, subject_of
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -302,7 +303,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     """With one class the first one agrees whatever comes out, NaN too."""
     tiny = METHOD.example(dataclasses.replace(TINY, classes=classes), seed=3)
     torch.save({"state_dict": tiny, "args": {"img_size": 32}}, "tiny.pth")
-    folded = package.fold("tiny.pth")
+    package.fold("tiny.pth")
     package.export()
     model, device = onnx.load("repaconv-out/tiny/model.onnx"), load_target("x86-64")
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
@@ -311,7 +312,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     sound, outputs = lowering.in_precision, lowering._outputs
 
     def nothing(graph, precision, pieces, **settings):
-        calibrated.extend(np.concatenate(pieces))
+        calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
         typed, kept = sound(graph, precision, pieces, **settings)
         for weight in typed.graph.initializer:
             if classes == 1 and weight.data_type == onnx.TensorProto.FLOAT:
@@ -319,10 +320,12 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
         return typed, kept
 
     monkeypatch.setattr(lowering, "in_precision", nothing)
-    monkeypatch.setattr(lowering, "_outputs", lambda m, pieces: (judged.extend(pieces), outputs(m, pieces))[1])
+    monkeypatch.setattr(
+        lowering, "_outputs", lambda m, pieces: (judged.extend(p["input"] for p in pieces), outputs(m, pieces))[1]
+    )
     rows = lowering.lowered(
         TuneOrder(max_disagreement=0.5, inputs="x.npz"),
-        folded,
+        subject_of(Run(Path("repaconv-out/tiny"))),
         lambda *_: model,
         ["int8"],
         device,

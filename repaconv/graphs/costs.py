@@ -33,7 +33,7 @@ def _learnt(value: ir.Value) -> int:
         return 0
     if all(node.op_type == "Concat" for node, _ in uses) and len(numbers) > 1 and (numbers == numbers[:1]).all():
         return int(numbers[0].size)
-    if numbers.ndim > 3 and all(node.op_type == "Add" for node, _ in uses):
+    if numbers.ndim > 1 and min(numbers.shape[-2:]) > 1 and all(node.op_type == "Add" for node, _ in uses):
         distinct = len(np.unique(numbers))
         if 2 * distinct <= numbers.size:  # a table of relative positions, looked up; of two values, a mask
             return distinct if distinct > 2 else 0

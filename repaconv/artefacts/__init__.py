@@ -45,6 +45,7 @@ from repaconv.artefacts.records import Cost as Cost
 from repaconv.artefacts.records import Drift as Drift
 from repaconv.artefacts.records import Fact as Fact
 from repaconv.artefacts.records import ImageSize as ImageSize
+from repaconv.artefacts.records import Known as Known
 from repaconv.artefacts.records import Link as Link
 from repaconv.artefacts.records import Location as Location
 from repaconv.artefacts.records import Metrics as Metrics

@@ -15,6 +15,7 @@ from repaconv.artefacts.records import (
     Cost,
     Fact,
     ImageSize,
+    Known,
     Link,
     Origin,
     Payload,
@@ -229,12 +230,13 @@ class NetworkFold(GraphFold):
     """A network that no method knows, folded by its graph: what builds it again, and its exported graph.
 
     ``arch`` is what was named: ``timm:mobileone_s1``, ``transformers:ViTModel``, ``./net.py:build``; ``config`` is the
-    one of a Hugging Face folder. ``data`` is the graph as exported in float64, ``exporter`` says by what. ``classes``
-    is None where it is not known what it tells apart.
+    one of a Hugging Face folder; ``known`` is what it was recognised as, where nobody named it. ``data`` is the graph
+    as exported in float64, ``exporter`` says by what. ``classes`` is None where it is not known what it tells apart.
     """
 
     kind: Literal["network"] = "network"  # type: ignore[assignment]
     arch: str
+    known: Known | None = None
     config: dict[str, Any]
     classes: int | None
     exporter: str

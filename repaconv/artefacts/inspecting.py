@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repaconv.artefacts.records import SCHEMA_VERSION, Cost, Fact, Origin, Record, WeightSet
+from repaconv.artefacts.records import SCHEMA_VERSION, Cost, Fact, Known, Origin, Record, WeightSet
 
 
 class BlockCost(Record):
@@ -14,7 +14,10 @@ class BlockCost(Record):
 
 
 class Inspection(Record):
-    """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded."""
+    """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded.
+
+    ``networks`` are told where no method knows it: several exact ones compute different things with equal tensors.
+    """
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "inspect"
@@ -32,6 +35,7 @@ class Inspection(Record):
     training: Cost | None = None
     deploy: Cost | None = None
     blocks: tuple[BlockCost, ...] = ()
+    networks: tuple[Known, ...] = ()
 
 
 class FileInspection(Record):

@@ -262,3 +262,16 @@ class Artefact(Record):
     beside: tuple[Payload, ...] = ()
     took: tuple[str, ...] = Field(default=(), exclude=True)
     wrote: tuple[str, ...] = Field(default=(), exclude=True)
+
+
+class Known(Record):
+    """A published network that a checkpoint is of, or near to.
+
+    ``also`` are other names of the same. ``exact`` means all tensors, but for the number of classes; ``differs`` says
+    in what it is another.
+    """
+
+    name: str
+    also: tuple[str, ...] = ()
+    exact: bool
+    differs: str = ""

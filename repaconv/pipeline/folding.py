@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from repaconv.artefacts import GraphFold, MethodFold, NetworkFold
-from repaconv.errors import UsageProblem
+from repaconv.artefacts import GraphFold, Known, MethodFold, NetworkFold
+from repaconv.errors import Refused, UsageProblem
 from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
 from repaconv.orders.stages import FoldOrder
 from repaconv.pipeline.checkpoint_folding import fold_file
 from repaconv.steps.common import Progress, silent
+from repaconv.steps.recognising import recognised
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +73,7 @@ def fold(
         return _fold_network(Path(checkpoint), method, settings, known)
     known.pop("arch", None)
     if isinstance(checkpoint, (str, Path)):
-        return fold_file(checkpoint, method=method, settings=settings, **known)
+        return _fold_checkpoint(Path(checkpoint), method, settings, known)
     from repaconv.steps.live import fold_live
 
     if known:
@@ -82,6 +83,19 @@ def fold(
             code="usage.live",
         )
     return fold_live(checkpoint, method, settings, example)
+
+
+def _fold_checkpoint(
+    path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
+) -> MethodFold | NetworkFold:
+    """Fold weights by their method, or by the published network that they are of."""
+    try:
+        return fold_file(path, method=method, settings=settings, **arguments)
+    except Refused as unknown:
+        if unknown.code != "method.mismatch" or method != "auto":
+            raise
+        found = recognised(path, arguments.get("weights"), unknown)
+        return _fold_network(path, method, settings, {**arguments, "arch": found.name}, found)
 
 
 def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> GraphFold:
@@ -102,8 +116,10 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     return fold_onnx_by(order, path, progress=arguments.get("progress", silent))
 
 
-def _fold_network(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> NetworkFold:
-    """Fold a network by its architecture; what is for methods alone is refused."""
+def _fold_network(
+    path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any], known: Known | None = None
+) -> NetworkFold:
+    """Fold a network by its architecture, asked for or ``known``; what is for methods alone is refused."""
     from repaconv.pipeline.network_folding import fold_network_by
 
     alone = [name for name in ("identify", "allow_deployed") if arguments.get(name)]
@@ -118,7 +134,7 @@ def _fold_network(path: Path, method: str, settings: Mapping[str, str], argument
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "form")}
     order = FoldOrder(**{**given, "settings": settings or None})
-    return fold_network_by(order, path, progress=arguments.get("progress", silent))
+    return fold_network_by(order, path, known=known, progress=arguments.get("progress", silent))
 
 
 def _as_text(value: Any) -> str:

@@ -10,6 +10,7 @@ from repaconv import registry
 from repaconv.artefacts import BlockCost, Inspection
 from repaconv.errors import Refused
 from repaconv.steps.common import choose_method, contradictions, require_size
+from repaconv.steps.recognising import known_networks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +36,7 @@ def inspect(
     try:
         method, detection = choose_method(found, "auto")
     except Refused as error:
-        return seen.model_copy(update={"reason": error.message})
+        return seen.model_copy(update={"reason": error.message, "networks": known_networks(found)})
     told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
     seen = seen.model_copy(update={"method": method.name, **told})
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import Link, NetworkFold, Preprocessing
+from repaconv.artefacts import Known, Link, NetworkFold, Preprocessing
 from repaconv.errors import GateFailed
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import payload_of, write_bytes
@@ -33,13 +33,16 @@ EXPORTED_RTOL = 1e-9
 """What an exporter may do in float64: it folds and writes some numbers in float32, and nothing wrong is so little."""
 
 
-def fold_network_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> NetworkFold:
+def fold_network_by(
+    order: FoldOrder, path: str | Path, *, known: Known | None = None, progress: Progress = silent
+) -> NetworkFold:
     """Fold a network of no known method into a run: ``<stem>.folded.onnx``, its graph as exported, and ``fold.json``.
 
     Args:
         path: Its weights, or a Hugging Face folder.
         order: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
             file is run.
+        known: What its tensors are those of, where nobody said it.
         progress: See `Progress`.
 
     Raises:
@@ -65,7 +68,7 @@ def fold_network_by(order: FoldOrder, path: str | Path, *, progress: Progress = 
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     write_bytes(target, smaller.SerializeToString(deterministic=True))
     write_bytes(data, exported.SerializeToString(deterministic=True))
-    artefact = _artefact(plan, by, {**record, "image_size": taken.image_size, "opset": opset_of(exported)})
+    artefact = _artefact(plan, known, by, {**record, "image_size": taken.image_size, "opset": opset_of(exported)})
     put(plan.run.fold_json, artefact)
     runs.remember(plan.run)
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
@@ -77,7 +80,7 @@ def _as_far(taken: Taken, exported: Link) -> Taken:
     return taken._replace(tolerances={**taken.tolerances, "fold": max(taken.tolerances["fold"], off)})
 
 
-def _artefact(plan: _Plan, exporter: str, record: Mapping[str, Any]) -> NetworkFold:
+def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[str, Any]) -> NetworkFold:
     folder = plan.run.folder
     return NetworkFold(
         made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
@@ -87,6 +90,7 @@ def _artefact(plan: _Plan, exporter: str, record: Mapping[str, Any]) -> NetworkF
         settings=dict(plan.order.settings or {}),
         preprocessing=plan.built.preprocessing,
         arch=plan.arch.name,
+        known=known,
         config=dict(plan.arch.config),
         classes=plan.built.classes,
         exporter=exporter,

@@ -36,7 +36,12 @@ def _checkpoint(done: MethodFold) -> None:
 
 
 def _graph(done: GraphFold) -> None:
-    """Every change of the graph, what it costs before and after, and the links."""
+    """What it was taken for, every change of the graph, what it costs before and after, and the links."""
+    from repaconv.artefacts import NetworkFold
+
+    if isinstance(done, NetworkFold) and done.known:
+        but = f", but for {done.known.differs}" if done.known.differs else ""
+        out().print(f"taken for {plain(done.arch)}: the names and shapes of all its tensors are the same{plain(but)}")
     if done.changes:
         changes = table("rewrite", "place", "what was done")
         for change in done.changes:

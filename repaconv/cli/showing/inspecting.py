@@ -38,6 +38,10 @@ def _checkpoint(seen: Inspection) -> None:
     rows.add_row(
         "method", seen.method or "unknown", f"{seen.confidence}: {seen.reason}" if seen.method else seen.reason
     )
+    for known in seen.networks:
+        also = f", also {', '.join(known.also)}" if known.also else ""
+        but = f"but for {known.differs}" if known.differs else "all of them"
+        rows.add_row("network" if known.exact else "near to", known.name, f"names and shapes, {but}{also}")
     if len(seen.applied) > 1:
         rows.add_row("folds", ", ".join(seen.applied), "keys")
     if seen.form:

@@ -1,0 +1,53 @@
+"""Which published network a checkpoint is of, where no method knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.artefacts import Known
+from repaconv.errors import Refused
+from repaconv.steps.architectures import KNOWN
+
+if TYPE_CHECKING:
+    from repaconv.checkpoint import Checkpoint
+
+
+def known_networks(found: Checkpoint) -> tuple[Known, ...]:
+    """Published networks that it is of, or near to."""
+    from repaconv.networks import matches
+
+    near = matches({name: tuple(tensor.shape) for name, tensor in found.tensors.items()})
+    return tuple(Known(name=one.name, also=one.also, exact=one.exact, differs=one.told) for one in near)
+
+
+def recognised(path: Path, weights: str | None, unknown: Refused) -> Known:
+    """The one network that builds these weights, but for the number of classes.
+
+    Args:
+        path: A checkpoint.
+        weights: See `repaconv.checkpoint.read_checkpoint`.
+        unknown: Why no method folds it.
+
+    Raises:
+        Refused: That, with what it may be.
+    """
+    from repaconv.checkpoint import read_checkpoint
+
+    near = known_networks(read_checkpoint(path, weights))
+    buildable = [one for one in near if one.exact and one.name.partition(":")[0] in KNOWN]
+    if len(buildable) == 1:
+        return buildable[0]
+    raise Refused(unknown.message, hint=_hint(path, near, len(buildable)), code=unknown.code) from unknown
+
+
+def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:
+    """What to do with a checkpoint that is of several networks, of one without its config.json, or of none."""
+    names = ", ".join(one.name for one in near)
+    if buildable > 1:
+        return f"Its tensors are those of {names}, which compute different things: say which with --arch."
+    if near and near[0].exact:
+        return f"Its tensors are those of {names}: fold its folder, where config.json lies beside the weights."
+    if near:
+        return f"It is near to {near[0].name}, but for {near[0].differs}: --arch ./net.py:build takes your own code."
+    return f"Say what builds it: repaconv fold {path} --arch timm:NAME, torchvision:NAME or ./net.py:build."

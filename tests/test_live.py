@@ -174,7 +174,7 @@ def test_lora_on_a_live_vit_whole_or_in_parts():
 
     parts = rc.fold(Detector())
     assert [step.module for step in parts.fold_certificate] == [
-        *(f"backbone.blocks.{i}.attn.qkv" for i in range(2)),
+        *(f"backbone.blocks.{i}.attn.qkv" for i in range(3)),
         ".",
     ]
     assert not any("lora" in name for name in parts.state_dict())
@@ -253,5 +253,5 @@ def test_a_net_with_known_keys_that_computes_something_else_is_not_replaced():
         block.attn.qkv = PeftLinear(block.attn.qkv)
     model.blocks[1].mlp.act = nn.ReLU()
     folded = rc.fold(model)  # in parts, since the whole is another net
-    assert {step.module for step in folded.fold_certificate} == {*(f"blocks.{i}.attn.qkv" for i in range(2)), "."}
+    assert {step.module for step in folded.fold_certificate} == {*(f"blocks.{i}.attn.qkv" for i in range(3)), "."}
     same(model, folded, torch.randn(2, 3, 32, 32), limit=1e-5)

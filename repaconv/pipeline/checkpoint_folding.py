@@ -129,14 +129,15 @@ def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], 
 
     given = npz_inputs(pair)
     whole = given.piece(0, given.shape[0])
-    if method.identify is None or whole.recorded is None:
-        lacking = f"{pair} holds no recorded output" if whole.recorded is None else f"{method.name} identifies nothing"
+    if method.identify is None or not whole.recorded:
+        lacking = f"{pair} holds no recorded output" if not whole.recorded else f"{method.name} identifies nothing"
         raise UsageProblem(
             f"--identify: {lacking}.",
             hint="Give what the file does not tell with --set name=value.",
             code="usage.identify",
         )
-    return method.identify(found, settings, torch.from_numpy(whole.images), torch.from_numpy(whole.recorded))
+    (output,) = whole.recorded.values()
+    return method.identify(found, settings, torch.from_numpy(whole.images), torch.from_numpy(output))
 
 
 def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: str | Path | None) -> tuple[Fact, ...]:

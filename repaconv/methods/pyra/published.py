@@ -21,7 +21,7 @@ PAPERS = {
     "deit-base": (768, 12, 12, 224, 16),
 }
 """Width, heads, depth, image side, patch."""
-_SIZES = {**PAPERS, "tiny": (24, 3, 2, 32, 8)}
+_SIZES = {**PAPERS, "tiny": (24, 3, 3, 32, 8)}
 ARCHS = (*(f"{size}{rate}" for size in PAPERS for rate in ("", "/low", "/high")), "tiny")
 
 
@@ -30,7 +30,7 @@ def published(arch: str) -> Published:
     name, _, rate = arch.partition("/")
     width, heads, depth, side, patch = _SIZES[name]
     distilled = name.startswith("deit")
-    schedule = (4, 3) if name == "tiny" else scheduled(rate, (width, depth, distilled)) or (0,) * depth
+    schedule = (4, 3, 2) if name == "tiny" else scheduled(rate, (width, depth, distilled)) or (0,) * depth
     sizes: dict[str, Any] = {
         "image_size": (side, side),
         "patch": patch,

@@ -308,6 +308,21 @@ def test_weights_of_another_network_are_refused_by_their_names(own, repaconv):
         assert repaconv("fold", "own.pth", "--arch", arch)[0] == 2
 
 
+def test_a_users_own_code_is_run_as_python_would_and_its_failure_is_his(own, repaconv):
+    Path("parts.py").write_text(NET)
+    Path("beside.py").write_text("from parts import build\n")
+    assert rc.fold("own.pth", arch="beside.py:build", settings={"image_size": "16"}).verdict == "passed"
+    for text, told in (
+        ("def build():\n    raise KeyError('width')\n", "broken.py:build fails with KeyError: 'width'"),
+        ("def build(:\n", "fails with SyntaxError"),
+        ("def build():\n    return 1\n", "no function build that gives a torch.nn.Module"),
+    ):
+        Path("broken.py").write_text(text)
+        code, _, err = repaconv("fold", "own.pth", "--arch", "broken.py:build")
+        assert code == 2
+        assert told in " ".join(err.split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["timm:mobileone_s0", "torchvision:resnet18", "transformers"])
 def test_networks_of_libraries_go_the_whole_way(arch, repaconv):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.artefacts import ImageSize, Preprocessing
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.errors import Refused, UsageProblem
+from repaconv.steps.builders import KNOWN, of_registry, own, package
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-KNOWN = ("timm", "torchvision")
 ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
 """Numbers of modules that are attributes of ONNX's operators."""
 LARGEST_TOLD = 5
@@ -116,14 +114,10 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
 
 def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
     """The network, with these weights and no others."""
-    import torch
-
     if arch.library == "transformers":
         return _of_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
     build = _builder(arch)
-    with torch.device("meta"):
-        plain = build(None)
-    module = build(_classes(plain, weights) if arch.library else None)
+    module = build(_classes(_plain(build), weights) if arch.library else None)
     named = {full[name]: tensor for name, tensor in weights.items()}
     weights = named if set(named) == set(module.state_dict()) else weights
     _require_same(arch, module, weights)
@@ -131,70 +125,37 @@ def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str
     return module
 
 
+def _plain(build: Callable[[int | None], nn.Module]) -> nn.Module:
+    """As its authors have it, without memory where it can be built so."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return build(None)
+    except NotImplementedError:  # its initialisation looks at values, as that of torchvision's RegNets
+        return build(None)
+
+
 def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
     """The network for so many classes, its own number where None."""
     kind, _, name = arch.name.partition(":")
     if not arch.library:
-        build = _own(Path(kind), name)
+        build = own(Path(kind), name)
         return lambda _classes: build()
-    return _of_registry(_package(kind), kind, name, arch.config)
-
-
-def _package(name: str) -> Any:
-    """An optional package.
-
-    Raises:
-        EnvironmentProblem: If it is not here, or does not load.
-    """
-    try:
-        return importlib.import_module(name)
-    except (ImportError, RuntimeError) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        why = "is not installed" if missing else f"does not load: {str(error).splitlines()[0].rstrip('.')}"
-        builds = "torchvision's compiled operators are for one build of torch: install both from one index."
-        raise EnvironmentProblem(
-            f"{name} {why}.", hint=f"pip install 'repaconv[{name}]'" if missing else builds, code=f"{name}.missing"
-        ) from error
-
-
-def _of_registry(package: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
-    known = (
-        set(package.list_models())
-        if kind == "timm"
-        else set(importlib.import_module("torchvision.models").list_models())
-    )
-    if name.partition(".")[0] not in known:
-        raise UsageProblem(
-            f"{kind} has no architecture {name!r}.",
-            hint=f"It knows {len(known)}, as {min(known)}.",
-            code="arch.unknown",
-        )
-    more = dict(config.get("model_args") or {})
-    if isinstance(config.get("global_pool"), str):
-        more["global_pool"] = config["global_pool"]
-
-    def build(classes: int | None) -> nn.Module:
-        given = {**more, **({} if classes is None else {"num_classes": classes})}
-        if kind == "timm":
-            module: nn.Module = package.create_model(name, **given)
-            return module
-        net: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None, **given)
-        return net
-
-    return build
+    return of_registry(package(kind), kind, name, arch.config)
 
 
 def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
     """Its own loading, of tensors that were read already: it knows the names of older versions."""
-    package, name = _package("transformers"), arch.name.partition(":")[2]
-    kind = getattr(package, name, None)
+    library, name = package("transformers"), arch.name.partition(":")[2]
+    kind = getattr(library, name, None)
     if kind is None or not hasattr(kind, "config_class"):
         raise UsageProblem(
             f"transformers has no architecture {name!r}.",
             hint="Code that comes with a folder is not run; give it as your own, with --arch FILE.py:FUNCTION.",
             code="arch.unknown",
         )
-    package.utils.logging.disable_progress_bar()
+    library.utils.logging.disable_progress_bar()
     settings = kind.config_class.from_dict(dict(arch.config))
     module, found = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
     kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
@@ -203,31 +164,6 @@ def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Modul
         raise _others(arch, told)
     loaded: nn.Module = module.float()
     return loaded
-
-
-def _own(path: Path, function: str) -> Callable[[], nn.Module]:
-    """The user's own function; running the file is what he asked for."""
-    import torch
-
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() and path.suffix == ".py" else None
-    if spec is None or spec.loader is None or not function:
-        raise UsageProblem(
-            f"--arch {path}:{function} is no function of a Python file.",
-            hint="E.g. --arch ./net.py:build, timm:mobileone_s1 or torchvision:resnet50.",
-            code="arch.unknown",
-        )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    build = getattr(module, function, None)
-    made = build() if callable(build) else None
-    if build is None or not isinstance(made, torch.nn.Module):
-        raise UsageProblem(
-            f"{path} has no function {function} that gives a torch.nn.Module.",
-            hint="It takes no arguments, and returns the network.",
-            code="arch.function",
-        )
-    found: Callable[[], nn.Module] = build
-    return found
 
 
 def _classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from estimate_error import page
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
@@ -123,6 +124,13 @@ def test_this_machines_limits_are_measured_by_its_runtime():
     found = measured_limits(registry.load(registry.ENGINES, "onnxruntime"), "int8", 1)
     assert set(found.peak_tflops) == {"fp32", "int8"}
     assert "measured here by onnxruntime" in found.source[0]
+
+
+def test_the_page_of_the_docs_is_that_of_the_result():
+    root = Path(__file__).parents[1]
+    result = json.loads((root / "benchmarks/results/estimate_error.json").read_text())
+    assert {row["method"] for row in result["rows"]} == {"repavit", "nondeep", "riformer", "pyra", "dwconv"}
+    assert (root / "docs/estimates.md").read_text() == page(result)
 
 
 # --- targets ------------------------------------------------------------------------------------------

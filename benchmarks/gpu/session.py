@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +146,7 @@ def tell(targets: list[str]) -> None:
     from repaconv import registry
     from repaconv.errors import EnvironmentProblem
     from repaconv.measure.card import described
+    from repaconv.measure.fingerprint import version_of
     from repaconv.steps.common import load_target
 
     absent = {}
@@ -160,7 +160,7 @@ def tell(targets: list[str]) -> None:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
     }
     print(json.dumps({"machine": machine, "absent": absent}))
 
@@ -175,13 +175,6 @@ def _idle(plan: list[Step], absent: dict[str, str]) -> dict[str, str]:
         if step.kind in MADE and step.model not in (models if step.kind == "prepare" else graphs):
             idle[step.name] = "nothing that is here needs it"
     return idle
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def run(session: Session) -> dict[str, Any]:

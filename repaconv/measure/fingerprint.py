@@ -34,7 +34,7 @@ def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: version_of(package) for package in PACKAGES},
     }
 
 
@@ -126,7 +126,8 @@ def _memory_gib() -> float | None:
     return None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Of what is installed; None where it is not."""
     try:
         return version(package)
     except PackageNotFoundError:

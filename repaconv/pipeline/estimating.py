@@ -14,7 +14,7 @@ from repaconv.artefacts import (
     ImageSize,
     Limits,
 )
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused
 from repaconv.files import read_artefact, sha256_of
 from repaconv.onnxfile import is_graph, read_graph
 from repaconv.orders.knobs import by_name
@@ -24,7 +24,7 @@ from repaconv.steps.calls import image_shape
 from repaconv.steps.common import Progress, as_image_size, at_least_one, load_target, made_by, silent, with_files
 from repaconv.steps.comparing import precision_of
 from repaconv.steps.contenders import contenders_of
-from repaconv.steps.engines import lowers
+from repaconv.steps.engines import lowers, require_own_precision
 from repaconv.steps.exports import export_for
 from repaconv.steps.limits import limits_of
 
@@ -144,12 +144,7 @@ def _bare(path: Path, order: EstimateOrder) -> _Taken:
     """
     if not is_graph(path):
         raise Refused(f"{path} is no graph.", hint="Give a run's folder or an .onnx file.", code="estimate.graph")
-    if order.precision != "fp32":
-        raise UsageProblem(
-            f"{path} is one file, which has its precision already.",
-            hint="--precision chooses among the ONNX models of a run.",
-            code="usage.idle",
-        )
+    require_own_precision(path, order.precision)
     size = as_image_size(order.image_size)
     known = contenders_of(None, path, None, order.unverified, silent, target=order.target, image_size=size)
     return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)

@@ -102,12 +102,10 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     """Fold an ONNX file; what is for checkpoints alone is refused."""
     from repaconv.pipeline.onnx_folding import fold_onnx_by
 
-    alone = [name for name in ("weights", "identify", "allow_deployed") if arguments.get(name)]
-    alone += ["method"] if method != "auto" else []
-    if alone:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
+    told = {**arguments, "method": method != "auto"}
+    if alone := _asked(told, "weights", "identify", "allow_deployed", "method"):
         raise UsageProblem(
-            f"{options} is for checkpoints, and {path} is an ONNX graph.",
+            f"{alone} is for checkpoints, and {path} is an ONNX graph.",
             hint="A graph says all that folding it needs: repaconv fold model.onnx [-o OUT] [--set mean=...].",
             code="usage.onnx",
         )
@@ -122,19 +120,21 @@ def _fold_network(
     """Fold a network by its architecture, asked for or ``known``; what is for methods alone is refused."""
     from repaconv.pipeline.network_folding import fold_network_by
 
-    alone = [name for name in ("identify", "allow_deployed") if arguments.get(name)]
-    alone += ["method"] if method != "auto" else []
-    alone += ["form"] if str(arguments.get("form", "default")) != "default" else []
-    if alone:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
+    told = {**arguments, "method": method != "auto", "form": str(arguments.get("form", "default")) != "default"}
+    if alone := _asked(told, "identify", "allow_deployed", "method", "form"):
         raise UsageProblem(
-            f"{options} is for checkpoints of a method, and {path} is folded by its architecture.",
+            f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
             hint="Leave it out; a form is given to export.",
             code="usage.arch",
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "form")}
     order = FoldOrder(**{**given, "settings": settings or None})
     return fold_network_by(order, path, known=known, progress=arguments.get("progress", silent))
+
+
+def _asked(arguments: Mapping[str, Any], *names: str) -> str:
+    """Which of these options were given, as they are typed."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names if arguments.get(name))
 
 
 def _as_text(value: Any) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from repaconv import runs
 from repaconv.artefacts import BenchArtefact, Link
-from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, sha256_of, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder
@@ -26,7 +25,7 @@ from repaconv.steps.common import (
 from repaconv.steps.comparing import agreement
 from repaconv.steps.contenders import contenders_of
 from repaconv.steps.elsewhere import require_here
-from repaconv.steps.engines import lowers
+from repaconv.steps.engines import lowers, require_own_precision
 from repaconv.steps.side_by_side import Found, Plan, side_by_side
 
 if TYPE_CHECKING:
@@ -126,12 +125,8 @@ def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> runs
     """
     bare = model is not None and Path(model).suffix in MODELS
     run = None if bare else runs.find_run(Path(model) if model else None)
-    if bare and order.precision != "fp32":
-        raise UsageProblem(
-            f"{model} is one file, which has its precision already.",
-            hint="--precision chooses among the ONNX models of a run.",
-            code="usage.idle",
-        )
+    if model is not None and bare:
+        require_own_precision(model, order.precision)
     if run or Path(model or "").suffix == ".onnx":
         require_here(device, order, model, run)
     return run

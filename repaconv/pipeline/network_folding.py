@@ -53,7 +53,7 @@ def fold_network_by(
     progress("network", 0, 0)
     plan = _plan(order, Path(path))
     progress("to ONNX", 0, 0)
-    names, shape = _outputs(plan.built), (plan.built.channels, *plan.built.size)
+    names, shape = plan.outputs, (plan.built.channels, *plan.built.size)
     module = plan.built.module.double()
     exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
     link = _as_exported(module, exported, plan.built, names)
@@ -107,6 +107,7 @@ class _Plan(NamedTuple):
     arch: Architecture
     found: Checkpoint
     built: Built
+    outputs: tuple[str, ...]
     run: runs.Run
     payload: str
     data: str
@@ -124,7 +125,9 @@ def _plan(order: FoldOrder, path: Path) -> _Plan:
     payload, data = f"{stem}{runs.FOLDED}", f"{stem}{EXPORTED}"
     out = Path(order.out) if order.out else runs.OUT / stem
     run = runs.prepare_run(weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data])
-    return _Plan(order, arch, found, network._replace(classes=_head(network)), run, payload, data)
+    gives = _run(network.module, network)
+    network = network._replace(classes=_head(network, gives))
+    return _Plan(order, arch, found, network, _outputs(network, gives), run, payload, data)
 
 
 def _absolute(arch: str) -> str:
@@ -156,12 +159,11 @@ def _run(module: nn.Module, built: Built) -> Any:
         return module(torch.zeros(1, built.channels, *built.size, dtype=dtype))
 
 
-def _outputs(built: Built) -> tuple[str, ...]:
+def _outputs(built: Built, found: Any) -> tuple[str, ...]:
     """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
-    found = _run(built.module, built)
     if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
         return tuple(map(str, found))
     leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
@@ -170,9 +172,8 @@ def _outputs(built: Built) -> tuple[str, ...]:
     return tuple(f"output_{number}" for number in range(len(leaves)))
 
 
-def _head(built: Built) -> int | None:
+def _head(built: Built, found: Any) -> int | None:
     """How many classes it tells apart: logits are those of an architecture for classes, or called so."""
-    found = _run(built.module, built)
     logits = found.get("logits") if isinstance(found, Mapping) else found
     by_name = (built.versions and built.input_name == "input") or isinstance(found, Mapping)
     if not by_name or getattr(logits, "ndim", 0) != 2 or built.classes == 0:
@@ -188,7 +189,7 @@ def _as_exported(module: nn.Module, exported: onnx.ModelProto, built: Built, nam
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import FixedBatch, TorchRunner
     from repaconv.steps.given_graph import inputs_of
-    from repaconv.steps.graph_forms import ported
+    from repaconv.steps.graph_forms import Ported
 
     feeds = {built.input_name: random_inputs((built.channels, *built.size), count=2, seed=0).images}
     right = TorchRunner(module, module.state_dict(), double=True, inputs=(built.input_name,), outputs=names).run(feeds)
@@ -196,7 +197,7 @@ def _as_exported(module: nn.Module, exported: onnx.ModelProto, built: Built, nam
     batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
     evaluator = Float64(exported, load_onnx)
     found = Comparison("ONNX as exported, float64", tolerance("fold", rtol={"fold": EXPORTED_RTOL}))
-    found.add(FixedBatch(ported(evaluator, ports), batch).run(feeds), right)
+    found.add(FixedBatch(Ported(evaluator, ports), batch).run(feeds), right)
     link = joined(found.links("fold", f"{TRAINING}, float64"))
     if link.verdict == "failed":
         raise GateFailed(

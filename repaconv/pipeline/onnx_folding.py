@@ -48,7 +48,8 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     raised = to_oldest(plan.model)
     smaller, changes = folded(plan.source, raised.model)
     raised = raised.proved(plan.source, plan.model) if changes else raised
-    smaller, changes = (smaller, changes) if changes and not raised.left else (plan.model, [])
+    if not changes or raised.left:
+        smaller, changes = plan.model, []
     links = (*raised.links, *_proved(plan, smaller, progress)) if changes else ()
     progress("float64", 0, 0)
     taken = taken_by(plan.source, plan.model, smaller)

@@ -33,6 +33,20 @@ def lowers(device: Target, precision: str) -> bool:
     return precision != "fp32" and by_runtime
 
 
+def require_own_precision(path: str | Path, precision: str) -> None:
+    """Refuse a precision for one file.
+
+    Raises:
+        UsageProblem: If another than the usual one is asked for.
+    """
+    if precision != "fp32":
+        raise UsageProblem(
+            f"{path} is one file, which has its precision already.",
+            hint="--precision chooses among the ONNX models of a run.",
+            code="usage.idle",
+        )
+
+
 def built_as(engine: Path) -> BuildArtefact | None:
     """What the file beside an engine says of it, if there is one.
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Session
+    from repaconv.proof.probes import Unrunnable
 
 GIVEN, FOLDED = "ONNX as given", "ONNX folded"
 HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
@@ -41,17 +42,12 @@ def proved(
     """
     from repaconv.proof.probes import Unrunnable
 
-    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in before.graph.node) // 6
-    allowed = tolerance("onnx", usual=exact_rtols(max(depth, DEPTH)))
+    allowed = tolerance("onnx", usual=usual_rtols(before))
     coarse = _rounded_anew(before, after)
     try:
         links = _compared(source, _widened(before), _widened(after), "onnx", allowed, coarse, ends)
     except Unrunnable as error:
-        raise Refused(
-            f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
-            hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
-            code="onnx.unrunnable",
-        ) from error
+        raise unrunnable(source, error) from error
     if not any(link.verdict in ("passed", "failed") for link in links):
         raise Refused(
             f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
@@ -60,6 +56,21 @@ def proved(
             code="fold.not-proved",
         )
     return links + (_as_stored(source, before, after) if ends[1] == FOLDED else ())
+
+
+def usual_rtols(model: onnx.ModelProto) -> dict[str, float]:
+    """What the policy allows a graph of so many layers, by link."""
+    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
+    return exact_rtols(max(depth, DEPTH))
+
+
+def unrunnable(source: Path, error: Unrunnable) -> Refused:
+    """What is raised where no inputs are found on which a graph runs."""
+    return Refused(
+        f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
+        hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
+        code="onnx.unrunnable",
+    )
 
 
 def _as_stored(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:

@@ -27,7 +27,7 @@ ROUNDINGS = 3
 """Other roundings of a graph that are run to see what they decide otherwise."""
 
 
-class _Ported:
+class Ported:
     """A runner of any kind as a session, as far as `FixedBatch` asks."""
 
     def __init__(self, runner: Runner, inputs: tuple[Port, ...]) -> None:
@@ -36,11 +36,6 @@ class _Ported:
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """All outputs."""
         return self._runner.run(feeds)
-
-
-def ported(runner: Runner, inputs: tuple[Port, ...]) -> _Ported:
-    """A runner with what it takes."""
-    return _Ported(runner, inputs)
 
 
 @dataclass
@@ -89,7 +84,7 @@ class GraphForm:
     def _run(self, runner: Runner, feeds: Feeds) -> dict[str, Any]:
         arrays = named([port.name for port in self.inputs], feeds)
         cast = {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
-        return dict(FixedBatch(_Ported(runner, self.inputs), self.batch).run(cast))
+        return dict(FixedBatch(Ported(runner, self.inputs), self.batch).run(cast))
 
     @cached_property
     def _runner(self) -> Runner:

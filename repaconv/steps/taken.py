@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,10 +11,10 @@ import numpy as np
 
 from repaconv.artefacts import ImageSize, Sizes
 from repaconv.artefacts.folding import Batch
-from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes
-from repaconv.proof.policy import DEPTH, LARGEST_RTOL, exact_rtols
+from repaconv.proof.policy import LARGEST_RTOL
 from repaconv.steps.common import load_onnx
+from repaconv.steps.fold_proof import unrunnable, usual_rtols
 from repaconv.steps.given_graph import in_single, inputs_of
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ def taken_by(source: Path, model: onnx.ModelProto, folded: onnx.ModelProto) -> T
     try:
         found = probes(model, session.run)
     except Unrunnable as error:
-        raise Refused(
-            f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
-            hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
-            code="onnx.unrunnable",
-        ) from error
-    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
+        raise unrunnable(source, error) from error
     usual, other = (
         drawn(model, sizes, seed, gain=found.gain, below=found.below)
         for seed, sizes in enumerate((found.usual, found.other))
@@ -77,7 +72,7 @@ def taken_by(source: Path, model: onnx.ModelProto, folded: onnx.ModelProto) -> T
         batch=batch,
         whole=size is None or not rows,
         sizes=Sizes(usual=found.usual, other=found.other, gain=found.gain, below=found.below, **names),
-        tolerances=_tolerances(max(depth, DEPTH), rounded),
+        tolerances=_tolerances(usual_rtols(model), rounded),
         float64=told,
         structure=structure_of(folded),
     )
@@ -108,9 +103,8 @@ def _against_float64(model: onnx.ModelProto, folded: onnx.ModelProto, call: Feed
     return (exact.told, rounded) if rounded <= DOUBTED else ("", 0.0)
 
 
-def _tolerances(depth: int, rounded: float) -> dict[str, float]:
+def _tolerances(usual: Mapping[str, float], rounded: float) -> dict[str, float]:
     """The policy's, but where rounding alone does more."""
-    usual = exact_rtols(depth)
     worse = max(1.0, WORSE * rounded / usual["onnx"])
     return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}
 

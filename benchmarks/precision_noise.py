@@ -31,9 +31,9 @@ from repaconv.methods.nondeep.published import example_meta
 from repaconv.proof.data import Inputs, npz_inputs, random_inputs
 from repaconv.proof.parity import Meter
 from repaconv.proof.policy import POLICY, tolerance
-from repaconv.steps.common import image_model
-from repaconv.steps.graphs import runnable
+from repaconv.proof.runners import image_model
 from repaconv.steps.precisions import in_precision
+from repaconv.subjects.proved import runnable
 
 TRAINED = Path(__file__).resolve().parent / "train" / "models"
 HEADS = {"num_heads": "3"}

@@ -33,7 +33,7 @@ from repaconv.methods.riformer import METHOD
 from repaconv.methods.riformer.paper import RIFormerBlock
 from repaconv.methods.riformer.published import ARCHS
 from repaconv.proof.data import random_inputs
-from repaconv.steps.common import image_model
+from repaconv.proof.runners import image_model
 
 
 class AffineInNorm(IdentityMixerBlock):

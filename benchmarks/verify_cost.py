@@ -27,10 +27,10 @@ from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.statistics import ratio
 from repaconv.methods.repavit import METHOD
+from repaconv.proof.runners import load_onnx
 from repaconv.runs import Run
-from repaconv.steps.common import load_onnx
 from repaconv.steps.inputs import choose_inputs
-from repaconv.steps.subject import subject_of
+from repaconv.subjects.subject import subject_of
 
 ARGS = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 IMAGES = 256

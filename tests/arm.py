@@ -30,7 +30,7 @@ from repaconv.files import read_artefact
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
-from repaconv.steps.common import image_model
+from repaconv.proof.runners import image_model
 
 PACKAGES = [
     "libc6",

@@ -151,16 +151,16 @@ def wrong_simplifier(at: str):
 
 
 def wrong_stored(name: str):
-    from repaconv.steps import checkpoint_subject
+    from repaconv.subjects import checkpoint
 
-    right = checkpoint_subject.stored_weights
+    right = checkpoint.stored_weights
 
     def stored(*given):
         weights = right(*given)
         weights[name].view(-1)[3] += 5 * weights[name].abs().max()
         return weights
 
-    return patch.object(checkpoint_subject, "stored_weights", stored)
+    return patch.object(checkpoint, "stored_weights", stored)
 
 
 def wrong_scale(at: str):

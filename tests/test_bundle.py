@@ -18,7 +18,7 @@ import pytest
 import repaconv as rc
 from repaconv.engines import trtexec
 from repaconv.errors import Refused, UsageProblem
-from repaconv.steps.common import image_model
+from repaconv.proof.runners import image_model
 from repaconv.targets import board_run
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"

@@ -17,8 +17,7 @@ from repaconv.engines.ort_cuda import fallen_of, placed
 from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.proof.runners import Images
 from repaconv.runs import find_run
-from repaconv.steps.common import DEPLOY
-from repaconv.steps.subject import subject_of
+from repaconv.subjects.subject import DEPLOY, subject_of
 
 ENGINES = ("onnxruntime", "openvino")
 

@@ -13,7 +13,7 @@ from test_build import RTX
 
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
-from repaconv.steps.common import load_onnx
+from repaconv.proof.runners import load_onnx
 
 
 def graph_with_weights_in(place: str) -> onnx.ModelProto:

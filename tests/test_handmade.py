@@ -18,7 +18,7 @@ from repaconv.checkpoint import read_checkpoint
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import ARCHS
 from repaconv.proof.data import random_inputs
-from repaconv.steps.common import choose_method
+from repaconv.subjects.origin import choose_method
 
 
 def in_double(weights):

@@ -19,9 +19,8 @@ from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.proof.data import random_inputs
 from repaconv.proof.locate import locate
-from repaconv.proof.runners import TorchRunner
+from repaconv.proof.runners import TorchRunner, load_onnx
 from repaconv.proof.traces import OnnxTrace, TorchTrace
-from repaconv.steps.common import load_onnx
 from repaconv.testing import assert_parity
 
 # (net, layer, weight): each kind of layer that deploy forms have

@@ -44,7 +44,7 @@ def logits(path, **arguments):
     from repaconv import registry
     from repaconv.proof.data import random_inputs
     from repaconv.proof.runners import run_module
-    from repaconv.steps.common import read_again
+    from repaconv.subjects.origin import read_again
 
     folded = rc.fold(path, force=True, **arguments)
     form, _ = read_again(folded, None)
@@ -238,7 +238,7 @@ def test_two_adapters_of_one_layer_and_whole_numbers_are_refused():
 
 
 def test_only_a_method_that_identifies_is_seen_to():
-    from repaconv.steps.common import load_method
+    from repaconv.subjects.origin import load_method
 
     for name, does in (("nondeep", True), ("pyra", False)):
         assert (load_method(name).identify is not None) is does

@@ -20,9 +20,9 @@ from repaconv.proof.decided import Decided
 from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _referred
 from repaconv.proof.outputs import Comparison
 from repaconv.proof.policy import tolerance
+from repaconv.proof.runners import load_onnx
 from repaconv.runs import Run
-from repaconv.steps.common import load_onnx
-from repaconv.steps.subject import subject_of
+from repaconv.subjects.subject import subject_of
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 

@@ -26,8 +26,7 @@ from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
-from repaconv.proof.runners import decides
-from repaconv.steps.common import image_model, load_onnx
+from repaconv.proof.runners import decides, image_model, load_onnx
 
 RUN = Path("repaconv-out/tiny")
 NETS = (

@@ -530,7 +530,7 @@ def test_every_output_is_compared_by_its_name():
 def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
     from repaconv import registry
     from repaconv.runs import Run
-    from repaconv.steps.subject import subject_of
+    from repaconv.subjects.subject import subject_of
 
     torch.save({"state_dict": registry.load(registry.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
     rc.fold(tmp_path / "tiny.pth", num_heads=3)
@@ -655,7 +655,7 @@ def test_polygraphys_runners_are_runners(tiny):
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
     from repaconv.engines.tensorrt import FromPolygraphy
-    from repaconv.steps.common import image_model
+    from repaconv.proof.runners import image_model
 
     rc.fold(tiny)
     rc.export()

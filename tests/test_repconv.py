@@ -20,7 +20,7 @@ from repaconv.convolution import Conv
 from repaconv.errors import Refused, UsageProblem
 from repaconv.methods.repconv import METHOD
 from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg, training_net
-from repaconv.steps.common import choose_method
+from repaconv.subjects.origin import choose_method
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)
 EIGHTH = (0.125,) * 4

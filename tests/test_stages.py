@@ -22,7 +22,7 @@ from repaconv.methods.riformer import METHOD
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.skeletons import blockwise
-from repaconv.steps import checkpoint_subject
+from repaconv.subjects import checkpoint
 from repaconv.trained.contract import FoldedPart
 
 RUN = Path("repaconv-out/tiny")
@@ -329,9 +329,9 @@ def test_bench_compares_what_computes_the_same(tiny, monkeypatch):
         rc.bench("silent.onnx", rounds=2)
     # a training form whose graph is wrong is no yardstick, and no slower model's excuse
     (RUN / "bench" / "training.onnx").unlink()
-    whole = checkpoint_subject.exported_graph
+    whole = checkpoint.exported_graph
     failed = {"links": (bare.agreement.model_copy(update={"verdict": "failed"}),)}
-    monkeypatch.setattr(checkpoint_subject, "exported_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
+    monkeypatch.setattr(checkpoint, "exported_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
     unsound = rc.bench(rounds=2)
     assert (unsound.ratio, (RUN / "bench" / "training.onnx").exists()) == (None, False)
     assert "does not compute what it does" in unsound.note

@@ -18,8 +18,8 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.lower import lower
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
-from repaconv.proof.runners import TorchRunner
-from repaconv.steps.common import image_model, load_target
+from repaconv.proof.runners import TorchRunner, image_model
+from repaconv.steps.common import load_target
 from repaconv.targets import from_file
 
 NETS = (

@@ -33,8 +33,8 @@ from repaconv.pipeline import tuning
 from repaconv.runs import Run
 from repaconv.steps import lowering
 from repaconv.steps.common import load_target
-from repaconv.steps.graphs import Proving, exported_graph
-from repaconv.steps.subject import GraphSpec, subject_of
+from repaconv.subjects.proved import Proving, exported_graph
+from repaconv.subjects.subject import GraphSpec, subject_of
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}

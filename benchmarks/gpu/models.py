@@ -21,9 +21,8 @@ from repaconv import runs
 from repaconv.engines.contract import Network
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.proof.data import random_inputs
-from repaconv.steps.common import DEPLOY
-from repaconv.steps.common import TRAINING as AS_TRAINED
-from repaconv.steps.subject import Subject, subject_of
+from repaconv.subjects.subject import DEPLOY, Subject, subject_of
+from repaconv.subjects.subject import TRAINING as AS_TRAINED
 
 PROBES = 4
 """Images whose outputs are known in float64."""

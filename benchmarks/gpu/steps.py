@@ -151,7 +151,8 @@ def _located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     from repaconv.engines.contract import SessionSpec
     from repaconv.proof.locate import locate
     from repaconv.proof.traces import TorchTrace
-    from repaconv.steps.common import DEPLOY, load_target
+    from repaconv.steps.common import load_target
+    from repaconv.subjects.subject import DEPLOY
 
     plain = load_target(step.given["target"].partition("@")[0]).runtime
     eager = registry.load(registry.ENGINES, plain)

@@ -17,7 +17,8 @@ from repaconv.artefacts import BenchArtefact
 from repaconv.errors import EnvironmentProblem, Refused, require_module
 from repaconv.farm.jobs import Job, answered, run_job
 from repaconv.orders.stages import ClusterOrder, WorkerOrder
-from repaconv.steps.common import Progress, load_target, silent
+from repaconv.progress import Progress, silent
+from repaconv.steps.common import load_target
 
 ATTEMPTS = 3
 """Workers that a job may take down with it before it is given up."""

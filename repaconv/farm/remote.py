@@ -19,8 +19,9 @@ from repaconv.files import payload_of, sha256_of, write_bytes
 from repaconv.orders.stages import BenchOrder, BundleOrder, ClusterOrder
 from repaconv.pipeline import collect
 from repaconv.pipeline.bundling import bundle_by
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import Progress, as_image_size, silent, with_files
+from repaconv.steps.common import as_image_size, with_files
 from repaconv.steps.contenders import Contenders, contenders_of
 from repaconv.steps.exports import Export
 

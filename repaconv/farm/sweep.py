@@ -21,8 +21,9 @@ from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, ClusterOrder
 from repaconv.pipeline import export, fold
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import Progress, load_target, made_by, silent, with_files
+from repaconv.steps.common import load_target, made_by, with_files
 from repaconv.steps.exports import export_for
 
 

@@ -10,7 +10,7 @@ from repaconv.farm.cluster import connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import sha256_of
 from repaconv.orders.stages import BenchOrder, ClusterOrder, TuneOrder
-from repaconv.steps.common import Progress, silent
+from repaconv.progress import Progress, silent
 from repaconv.steps.journal import Measurer
 
 

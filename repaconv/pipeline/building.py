@@ -13,13 +13,15 @@ from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import payload_of, write_bytes, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, BuildOrder
+from repaconv.progress import Progress, silent
+from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import Progress, load_onnx, load_target, made_by, silent, with_files
+from repaconv.steps.common import load_target, made_by, with_files
 from repaconv.steps.elsewhere import ways, why_not_here
 from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs
-from repaconv.steps.subject import subject_of
 from repaconv.steps.timings import Timings
+from repaconv.subjects.subject import subject_of
 
 if TYPE_CHECKING:
     import onnx

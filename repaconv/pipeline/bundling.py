@@ -22,12 +22,13 @@ from repaconv.files import (
 from repaconv.onnxfile import read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BundleOrder
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
+from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.exports import export_for
-from repaconv.steps.given_graph import inputs_of
 from repaconv.steps.inputs import choose_inputs, filled
-from repaconv.steps.subject import Subject, subject_of
+from repaconv.subjects.given import inputs_of
+from repaconv.subjects.subject import Subject, subject_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
+from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import FoldOrder
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put
 from repaconv.steps.certifying import blocks, certified
-from repaconv.steps.common import Progress, choose_method, contradictions, made_by, require_size, silent, with_files
+from repaconv.steps.common import contradictions, made_by, with_files
 from repaconv.steps.weights import write_weights
+from repaconv.subjects.origin import choose_method
 
 if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint

@@ -12,11 +12,12 @@ from repaconv import runs
 from repaconv.artefacts import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, stage_of
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import REFERENCE
-from repaconv.steps.common import Progress, made_by, silent, with_files
+from repaconv.steps.common import made_by, with_files
 from repaconv.steps.exports import exports_of
-from repaconv.steps.subject import subject_of
+from repaconv.subjects.subject import subject_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,9 +19,10 @@ from repaconv.files import read_artefact, sha256_of
 from repaconv.onnxfile import is_graph, read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import EstimateOrder
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.calls import image_shape
-from repaconv.steps.common import Progress, as_image_size, at_least_one, load_target, made_by, silent, with_files
+from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.comparing import precision_of
 from repaconv.steps.contenders import contenders_of
 from repaconv.steps.engines import lowers, require_own_precision

@@ -15,23 +15,15 @@ from repaconv.forms.choice import chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import ExportOrder
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import (
-    DEPLOY,
-    Progress,
-    as_image_size,
-    at_least_one,
-    load_target,
-    made_by,
-    silent,
-    with_files,
-)
+from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import written_for
-from repaconv.steps.graphs import Graph, write_graph
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
 from repaconv.steps.precisions import Typed, require_computed, typed_lower
-from repaconv.steps.subject import GraphSpec, Subject, subject_of
+from repaconv.subjects.proved import Graph, write_graph
+from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject, subject_of
 from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:

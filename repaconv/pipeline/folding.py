@@ -12,8 +12,8 @@ from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
 from repaconv.orders.stages import FoldOrder
 from repaconv.pipeline.checkpoint_folding import fold_file
-from repaconv.steps.common import Progress, silent
-from repaconv.steps.recognising import recognised
+from repaconv.progress import Progress, silent
+from repaconv.subjects.recognising import recognised
 
 if TYPE_CHECKING:
     from torch import nn

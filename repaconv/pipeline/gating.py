@@ -17,11 +17,11 @@ from repaconv.pipeline.exporting import export_by
 from repaconv.pipeline.folding import fold
 from repaconv.pipeline.measuring import bench_by
 from repaconv.pipeline.verification import verify_by
+from repaconv.progress import Progress, silent
 from repaconv.proof.policy import LOSSY
 from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
 from repaconv.runs import OUT
 from repaconv.steps.baselines import by_baseline, name_in
-from repaconv.steps.common import Progress, silent
 from repaconv.toml import Lines, line_of
 
 # The worst first: what failed, what was refused, what is missing here, what was asked wrongly, what is not known.

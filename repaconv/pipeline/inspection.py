@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv import registry
 from repaconv.artefacts import BlockCost, Inspection
+from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused
-from repaconv.steps.common import choose_method, contradictions, require_size
-from repaconv.steps.recognising import known_networks
+from repaconv.steps.common import contradictions
+from repaconv.subjects.origin import choose_method
+from repaconv.subjects.recognising import known_networks
 
 if TYPE_CHECKING:
     from torch import nn

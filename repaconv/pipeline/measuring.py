@@ -10,18 +10,11 @@ from repaconv.artefacts import BenchArtefact, Link
 from repaconv.files import payload_of, sha256_of, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder
+from repaconv.progress import Progress, silent
 from repaconv.proof.policy import bounded
 from repaconv.replacing import put, require_ours
 from repaconv.steps.baselines import by_baseline, name_in, remember_measurement
-from repaconv.steps.common import (
-    Progress,
-    as_image_size,
-    at_least_one,
-    load_target,
-    made_by,
-    silent,
-    with_files,
-)
+from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.comparing import agreement
 from repaconv.steps.contenders import contenders_of
 from repaconv.steps.elsewhere import require_here

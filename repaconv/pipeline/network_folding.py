@@ -14,13 +14,16 @@ from repaconv.files import payload_of, write_bytes
 from repaconv.graphs.graph import retyped
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
+from repaconv.progress import Progress, silent
+from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put
-from repaconv.steps.architectures import Architecture, Built, built, of_folder
-from repaconv.steps.common import TRAINING, Progress, load_onnx, made_by, silent, with_files
-from repaconv.steps.fold_proof import not_equal, proved
-from repaconv.steps.given_graph import folded, left_alone
-from repaconv.steps.graph_record import recorded
-from repaconv.steps.taken import WORSE, Taken, taken_by
+from repaconv.steps.common import made_by, with_files
+from repaconv.subjects.architectures import Architecture, Built, built, of_folder
+from repaconv.subjects.fold_proof import not_equal, proved
+from repaconv.subjects.given import folded, left_alone
+from repaconv.subjects.record import recorded
+from repaconv.subjects.subject import TRAINING
+from repaconv.subjects.taken import WORSE, Taken, taken_by
 
 if TYPE_CHECKING:
     import onnx
@@ -188,8 +191,8 @@ def _as_exported(module: nn.Module, exported: onnx.ModelProto, built: Built, nam
     from repaconv.proof.outputs import Comparison, joined
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import FixedBatch, TorchRunner
-    from repaconv.steps.given_graph import inputs_of
-    from repaconv.steps.graph_forms import Ported
+    from repaconv.subjects.given import inputs_of
+    from repaconv.subjects.graph_forms import Ported
 
     feeds = {built.input_name: random_inputs((built.channels, *built.size), count=2, seed=0).images}
     right = TorchRunner(module, module.state_dict(), double=True, inputs=(built.input_name,), outputs=names).run(feeds)

@@ -13,14 +13,15 @@ from repaconv.files import payload_of, sha256_of, write_bytes
 from repaconv.forms.choice import DEFAULT, OFFICIAL
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put
-from repaconv.steps.common import Progress, made_by, silent, with_files
-from repaconv.steps.fold_proof import not_equal, proved
+from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
-from repaconv.steps.given_graph import folded, left_alone, loaded
-from repaconv.steps.graph_record import recorded
-from repaconv.steps.opsets import Raised, to_oldest
-from repaconv.steps.taken import Taken, taken_by
+from repaconv.subjects.fold_proof import not_equal, proved
+from repaconv.subjects.given import folded, left_alone, loaded
+from repaconv.subjects.opsets import Raised, to_oldest
+from repaconv.subjects.record import recorded
+from repaconv.subjects.taken import Taken, taken_by
 
 if TYPE_CHECKING:
     import onnx

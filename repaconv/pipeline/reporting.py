@@ -26,9 +26,10 @@ from repaconv.artefacts import (
 from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.files import read_artefact, sha256_of, stage_of
 from repaconv.pipeline.tables import table
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_page
 from repaconv.steps.baselines import history_of
-from repaconv.steps.common import Progress, made_by, silent, with_files
+from repaconv.steps.common import made_by, with_files
 from repaconv.steps.exports import exports_of
 from repaconv.variants import dotted
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import registry
 from repaconv.artefacts import Cost, PaperTable, TableRow
 from repaconv.errors import Refused
-from repaconv.steps.common import Progress, silent
+from repaconv.progress import Progress, silent
 
 if TYPE_CHECKING:
     from repaconv.trained.contract import Method

@@ -15,14 +15,15 @@ from repaconv.files import sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline.folding import fold
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.answers import brought_by, judged_by, place_of, runtime_of
 from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import Progress, at_least_one, load_target, made_by, silent, with_files
+from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.forms import TUNED, remembered, shapes_sha256
 from repaconv.steps.journal import Journal, Measurer, measured_here
 from repaconv.steps.lowering import enough_images, lowered
-from repaconv.steps.subject import Subject, subject_of
+from repaconv.subjects.subject import Subject, subject_of
 
 if TYPE_CHECKING:
     from repaconv.targets import Target

@@ -12,13 +12,14 @@ from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, write_text
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import VerifyOrder
+from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import REFERENCE, Chain, Rules, Step, chain_of
-from repaconv.steps.common import Progress, made_by, silent, with_files
+from repaconv.steps.common import made_by, with_files
 from repaconv.steps.engines import built_as
 from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs
-from repaconv.steps.subject import Subject, subject_of
+from repaconv.subjects.subject import Subject, subject_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:

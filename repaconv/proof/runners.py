@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.engines.contract import Array, Feeds, OnCard, Port, Session
+from repaconv import registry
+from repaconv.engines.contract import Array, Engine, Feeds, OnCard, Port, Session, SessionSpec
 from repaconv.errors import Refused
 
 if TYPE_CHECKING:
@@ -224,3 +227,15 @@ def run_module(
     runner = TorchRunner(module.eval(), tensors, double=double)
     pieces = (images[start : start + at_once] for start in range(0, len(images), at_once))
     return np.concatenate([runner.run({"input": piece})["output"] for piece in pieces])
+
+
+def load_onnx(model: Path | bytes, folder: Path | None = None) -> Session:
+    """An ONNX Runtime session on all cores that this process may use; ``folder`` has a graph's external weights."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    engine: Engine = registry.load(registry.ENGINES, "onnxruntime")
+    return engine.open(model, SessionSpec(threads=cores or 1, weights=folder))
+
+
+def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:
+    """The same as what takes images; ``batch`` is how many its graph takes at once, where that is fixed."""
+    return Images(load_onnx(model, folder), batch)

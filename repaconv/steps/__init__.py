@@ -1,1 +1,1 @@
-"""What the stages are made of: a run's subject, its exports, graphs proved, links run, inputs chosen."""
+"""What the stages are made of: a run's exports, the links run, inputs chosen, contenders timed."""

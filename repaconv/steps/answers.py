@@ -16,7 +16,7 @@ from repaconv.steps.forms import TUNED, shapes_sha256
 from repaconv.steps.inputs import choose_inputs
 
 if TYPE_CHECKING:
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from repaconv.artefacts import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
 from repaconv.files import read_artefact, write_artefact
 from repaconv.measure.fingerprint import machine_key
-from repaconv.steps.common import TRAINING
+from repaconv.subjects.subject import TRAINING
 
 if TYPE_CHECKING:
     import numpy as np

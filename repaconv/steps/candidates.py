@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
-from repaconv.steps.common import DEPLOY, Progress
-from repaconv.steps.subject import GraphSpec, Subject
+from repaconv.progress import Progress
+from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject
 
 if TYPE_CHECKING:
     import onnx

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repaconv import registry
 from repaconv.artefacts import FoldStep, ImageSize
 from repaconv.errors import GateFailed
-from repaconv.steps.common import Progress
+from repaconv.progress import Progress
 
 if TYPE_CHECKING:
     from repaconv.trained.contract import FoldedPart, Reading

@@ -13,17 +13,17 @@ from repaconv.engines.contract import OnCard
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import sha256_of
 from repaconv.proof.outputs import Comparison
-from repaconv.proof.runners import channels_first
-from repaconv.steps.common import TRAINING, load_onnx
+from repaconv.proof.runners import channels_first, load_onnx
 from repaconv.steps.engines import open_engine
 from repaconv.steps.exports import Export
-from repaconv.steps.graphs import BF16_NOTE, runnable
 from repaconv.steps.where import ENGINE, RECORDED, within_graph
+from repaconv.subjects.proved import BF16_NOTE, runnable
+from repaconv.subjects.subject import TRAINING
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
     from repaconv.proof.data import Batch, Inputs
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
 
 REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"

@@ -11,7 +11,7 @@ from repaconv.artefacts import Link
 from repaconv.onnxfile import said_by
 from repaconv.proof.policy import coarser
 from repaconv.steps.engines import built_as, engine_of, open_engine
-from repaconv.steps.subject import subject_of
+from repaconv.subjects.subject import subject_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Network, Session
     from repaconv.proof.data import Batch
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
 
 COMPARED = 8

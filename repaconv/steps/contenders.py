@@ -19,12 +19,13 @@ from repaconv.artefacts import (
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
+from repaconv.progress import Progress
 from repaconv.replacing import put, require_ours
-from repaconv.steps.common import DEPLOY, TRAINING, Progress, load_target, made_by
+from repaconv.steps.common import load_target, made_by
 from repaconv.steps.engines import built_as, takes_networks
 from repaconv.steps.exports import Export, export_for
-from repaconv.steps.graphs import write_graph
-from repaconv.steps.subject import GraphSpec, Subject, subject_of
+from repaconv.subjects.proved import write_graph
+from repaconv.subjects.subject import DEPLOY, TRAINING, GraphSpec, Subject, subject_of
 from repaconv.variants import Variant
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from repaconv.forms.choice import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.steps.common import made_by
 
 if TYPE_CHECKING:
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
 
 TUNED = "tuned"
 """Folder of the tuner's results, in a run and in the cache."""

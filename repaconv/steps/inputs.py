@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds
     from repaconv.proof.data import Inputs
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
 
 CALIBRATION_IMAGES = 32
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.artefacts import Ratio
 from repaconv.files import canonical_json, write_text
+from repaconv.progress import Progress
+from repaconv.proof.runners import load_onnx
 from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import Progress, load_onnx
 
 if TYPE_CHECKING:
     from repaconv.forms.search import Form

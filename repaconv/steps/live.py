@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import registry
 from repaconv.artefacts import FoldStep, Origin
 from repaconv.errors import Refused, RepaconvError, UsageProblem
-from repaconv.steps.common import choose_method
+from repaconv.subjects.origin import choose_method
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,18 +11,18 @@ from repaconv.artefacts import LoweredCandidate, Ratio
 from repaconv.errors import UsageProblem
 from repaconv.files import write_bytes
 from repaconv.orders.stages import TuneOrder
+from repaconv.progress import Progress
 from repaconv.proof.policy import bounded
-from repaconv.proof.runners import named
-from repaconv.steps.common import Progress, load_onnx
-from repaconv.steps.graphs import runnable
+from repaconv.proof.runners import load_onnx, named
 from repaconv.steps.inputs import Split, choose_inputs
 from repaconv.steps.precisions import in_precision
+from repaconv.subjects.proved import runnable
 
 if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
 
 SMALLEST = 0.001

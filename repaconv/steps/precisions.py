@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Link
 from repaconv.errors import UsageProblem
-from repaconv.steps.common import Progress, load_onnx
-from repaconv.steps.graphs import BF16_NOTE, runnable
+from repaconv.progress import Progress
+from repaconv.proof.runners import load_onnx
 from repaconv.steps.inputs import Split, filled
+from repaconv.subjects.proved import BF16_NOTE, runnable
 
 if TYPE_CHECKING:
     import onnx as onnx_package
 
     from repaconv.engines.contract import Feeds
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
 
 

@@ -11,8 +11,8 @@ from repaconv.artefacts import ImageSize, Profile
 from repaconv.engines.contract import OnCard
 from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem
 from repaconv.orders.stages import BenchOrder
+from repaconv.progress import Progress
 from repaconv.steps.calls import Calls, calls_for, memory_an_image
-from repaconv.steps.common import Progress
 from repaconv.steps.comparing import Opened, opened
 from repaconv.steps.contenders import Contender, Contenders
 

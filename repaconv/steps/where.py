@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
 from repaconv.artefacts import ExportArtefact, Location, Tolerance
-from repaconv.steps.common import load_onnx
+from repaconv.proof.runners import load_onnx
 from repaconv.steps.exports import float32_beside
-from repaconv.steps.graphs import runnable
+from repaconv.subjects.proved import runnable
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
-    from repaconv.steps.subject import Subject
+    from repaconv.subjects.subject import Subject
 
 RECORDED = Location(
     module="",

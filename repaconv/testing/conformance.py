@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import write_with
-from repaconv.steps.common import load_method
+from repaconv.subjects.origin import load_method
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -158,7 +158,7 @@ class _Graph:
     """An .onnx file as one end of `assert_parity`."""
 
     def __init__(self, path: Path) -> None:
-        from repaconv.steps.common import load_onnx
+        from repaconv.proof.runners import load_onnx
 
         if not path.is_file():
             raise UsageProblem(f"there is no file {path}.", hint="Give the path of an .onnx.", code="parity.missing")

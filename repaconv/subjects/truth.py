@@ -15,8 +15,7 @@ import numpy as np
 from repaconv.artefacts import Link
 from repaconv.engines.contract import Array, Feeds
 from repaconv.proof.compare import FLOOR, SWAYED, apart, beside, largest
-from repaconv.proof.runners import Runner
-from repaconv.steps.common import load_onnx
+from repaconv.proof.runners import Runner, load_onnx
 
 if TYPE_CHECKING:
     import onnx

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Known
 from repaconv.errors import Refused
-from repaconv.steps.builders import KNOWN
+from repaconv.subjects.builders import KNOWN
 
 if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.artefacts import Change, Link
 from repaconv.exporters.simplify import not_done
 from repaconv.files import write_bytes, write_with
-from repaconv.proof.runners import named
-from repaconv.steps.common import Progress, load_onnx
+from repaconv.progress import Progress
+from repaconv.proof.runners import load_onnx, named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
     from repaconv.graphs.contract import Rewrite
     from repaconv.proof.traces import Trace
-    from repaconv.steps.subject import Form, GraphSpec
+    from repaconv.subjects.subject import Form, GraphSpec
 
 EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX in its form", "ONNX simplified"
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"

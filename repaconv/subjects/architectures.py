@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.artefacts import ImageSize, Preprocessing
 from repaconv.errors import Refused, UsageProblem
-from repaconv.steps.builders import KNOWN, of_registry, own, package
+from repaconv.subjects.builders import KNOWN, of_registry, own, package
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

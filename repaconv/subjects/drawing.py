@@ -63,7 +63,7 @@ def batches_of(
 
 
 def _name(model: onnx.ModelProto) -> str:
-    from repaconv.steps.given_graph import inputs_of
+    from repaconv.subjects.given import inputs_of
 
     return inputs_of(model)[0].name
 

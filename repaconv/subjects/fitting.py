@@ -9,12 +9,12 @@ from repaconv.artefacts import GraphFold
 from repaconv.errors import UsageProblem
 from repaconv.exporters.lower import lower
 from repaconv.onnxfile import opset_of
-from repaconv.steps.given_graph import inputs_of
+from repaconv.subjects.given import inputs_of
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.steps.subject import GraphSpec
+    from repaconv.subjects.subject import GraphSpec
 
 
 def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:

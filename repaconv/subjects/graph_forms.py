@@ -16,9 +16,8 @@ from repaconv.proof.data import FLOATS
 from repaconv.proof.float64 import Float64
 from repaconv.proof.policy import FLOAT32
 from repaconv.proof.rounding import jittered_feeds, moved
-from repaconv.proof.runners import FixedBatch, Runner, named
+from repaconv.proof.runners import FixedBatch, Runner, load_onnx, named
 from repaconv.proof.traces import OnnxTrace
-from repaconv.steps.common import load_onnx
 
 if TYPE_CHECKING:
     import onnx
@@ -40,7 +39,7 @@ class Ported:
 
 @dataclass
 class GraphForm:
-    """See `repaconv.steps.subject.Form`.
+    """See `repaconv.subjects.subject.Form`.
 
     Attributes:
         model: The graph.

@@ -1,7 +1,7 @@
 """What a run is of: a network in its forms, whatever it came from. `subject_of` alone knows from where.
 
-A checkpoint of a method is `repaconv.steps.checkpoint_subject`, a foreign graph `repaconv.steps.graph_subject`,
-a network by name `repaconv.steps.network_subject`; another origin is one more file beside them.
+A checkpoint of a method is `repaconv.subjects.checkpoint`, a foreign graph `repaconv.subjects.graph`,
+a network by name `repaconv.subjects.network`; another origin is one more file beside them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds, Network, Port
     from repaconv.graphs.contract import Rewrite
+    from repaconv.progress import Progress
     from repaconv.proof.data import Inputs
     from repaconv.proof.traces import Trace
-    from repaconv.steps.common import Progress
-    from repaconv.steps.graphs import Graph
+    from repaconv.subjects.proved import Graph
+
+DEPLOY, TRAINING = "deploy form", "training form"
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,9 @@ def subject_of(run: runs.Run, checkpoint: str | Path | None = None) -> Subject:
         run: The run.
         checkpoint: Where its checkpoint is now, if it has moved.
     """
-    from repaconv.steps.checkpoint_subject import CheckpointSubject
-    from repaconv.steps.graph_subject import GraphSubject
-    from repaconv.steps.network_subject import NetworkSubject
+    from repaconv.subjects.checkpoint import CheckpointSubject
+    from repaconv.subjects.graph import GraphSubject
+    from repaconv.subjects.network import NetworkSubject
 
     folded = runs.fold_of(run)
     if isinstance(folded, MethodFold):

@@ -11,8 +11,8 @@ from repaconv.artefacts import Link, Tolerance
 from repaconv.errors import GateFailed, Refused
 from repaconv.proof.policy import DEPTH, LOSSY, exact_rtols, tolerance
 from repaconv.proof.rounding import stored
-from repaconv.steps.common import load_onnx
-from repaconv.steps.truth import Ends, by_truth
+from repaconv.proof.runners import load_onnx
+from repaconv.subjects.truth import Ends, by_truth
 
 if TYPE_CHECKING:
     import onnx

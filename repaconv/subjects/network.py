@@ -11,11 +11,11 @@ from repaconv.engines.contract import Network, Port
 from repaconv.errors import UsageProblem
 from repaconv.graphs.graph import retyped
 from repaconv.proof.runners import TorchRunner
-from repaconv.steps.architectures import Architecture, Built, built
-from repaconv.steps.common import TRAINING
-from repaconv.steps.given_graph import folded
-from repaconv.steps.graph_forms import GraphForm
-from repaconv.steps.graph_subject import GraphSubject
+from repaconv.subjects.architectures import Architecture, Built, built
+from repaconv.subjects.given import folded
+from repaconv.subjects.graph import GraphSubject
+from repaconv.subjects.graph_forms import GraphForm
+from repaconv.subjects.subject import TRAINING
 
 if TYPE_CHECKING:
     import onnx
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NetworkSubject(GraphSubject):
-    """See `repaconv.steps.subject.Subject`; built and loaded again when it is needed, exactly as `fold` did."""
+    """See `repaconv.subjects.subject.Subject`; built and loaded again when it is needed, exactly as `fold` did."""
 
     folded: NetworkFold
 

@@ -13,9 +13,9 @@ from repaconv.artefacts import ImageSize, Sizes
 from repaconv.artefacts.folding import Batch
 from repaconv.files import sha256_of_bytes
 from repaconv.proof.policy import LARGEST_RTOL
-from repaconv.steps.common import load_onnx
-from repaconv.steps.fold_proof import unrunnable, usual_rtols
-from repaconv.steps.given_graph import in_single, inputs_of
+from repaconv.proof.runners import load_onnx
+from repaconv.subjects.fold_proof import unrunnable, usual_rtols
+from repaconv.subjects.given import in_single, inputs_of
 
 if TYPE_CHECKING:
     import onnx

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from repaconv.artefacts import Change, Link
 from repaconv.exporters.to_onnx import operators_of
 from repaconv.proof.verdicts import verdict_of
-from repaconv.steps.given_graph import looked_into
-from repaconv.steps.taken import Taken
+from repaconv.subjects.given import looked_into
+from repaconv.subjects.taken import Taken
 
 if TYPE_CHECKING:
     import onnx

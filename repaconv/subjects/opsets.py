@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.artefacts import Link
 from repaconv.graphs.opsets import raised
 from repaconv.onnxfile import opset_of
-from repaconv.steps.fold_proof import GIVEN, proved
+from repaconv.subjects.fold_proof import GIVEN, proved
 
 if TYPE_CHECKING:
     import onnx

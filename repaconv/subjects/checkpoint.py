@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
 from repaconv.artefacts import ImageSize, Location, MethodFold
+from repaconv.backbones.sizes import require_size
 from repaconv.engines.contract import Feeds, Network, Port
+from repaconv.progress import Progress
 from repaconv.proof.runners import TorchRunner, decides, weighted
-from repaconv.steps.common import TRAINING, Progress, read_again, require_size, stored_weights
-from repaconv.steps.graphs import Graph, Proving, exported_graph
-from repaconv.steps.subject import GraphSpec
+from repaconv.subjects.origin import read_again
+from repaconv.subjects.proved import Graph, Proving, exported_graph
+from repaconv.subjects.subject import TRAINING, GraphSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointSubject:
-    """See `repaconv.steps.subject.Subject`.
+    """See `repaconv.subjects.subject.Subject`.
 
     Whatever asks for the checkpoint raises `Refused` if it, or the stored weights, are gone or changed.
     """
@@ -164,3 +166,11 @@ class CheckpointSubject:
     @cached_property
     def _backbone(self) -> Any:
         return registry.load(registry.BACKBONES, self.folded.backbone)
+
+
+def stored_weights(run: runs.Run, folded: MethodFold) -> dict[str, Tensor]:
+    """The folded model's weights, if they are still those that were written."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = load_file(run.payload(folded.payload))
+    return tensors

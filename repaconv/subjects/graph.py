@@ -11,14 +11,15 @@ from repaconv import runs
 from repaconv.artefacts import GraphFold, ImageSize, Location
 from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.errors import Refused, UsageProblem
+from repaconv.progress import Progress
 from repaconv.proof.policy import FLOAT32
-from repaconv.steps.common import DEPLOY, Progress, source_of
-from repaconv.steps.fitting import fitted
-from repaconv.steps.given_graph import folded, in_single, inputs_of, loaded
-from repaconv.steps.graph_forms import GraphForm
-from repaconv.steps.graphs import EXPORTED, Graph, Judge, Proving, finished
-from repaconv.steps.opsets import to_oldest
-from repaconv.steps.subject import GraphSpec
+from repaconv.subjects.fitting import fitted
+from repaconv.subjects.given import folded, in_single, inputs_of, loaded
+from repaconv.subjects.graph_forms import GraphForm
+from repaconv.subjects.opsets import to_oldest
+from repaconv.subjects.origin import source_of
+from repaconv.subjects.proved import EXPORTED, Graph, Judge, Proving, finished
+from repaconv.subjects.subject import DEPLOY, GraphSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphSubject:
-    """See `repaconv.steps.subject.Subject`.
+    """See `repaconv.subjects.subject.Subject`.
 
     Whatever asks for the graph as given raises `Refused` if it, or the folded graph, is gone or changed.
     """
@@ -145,7 +146,7 @@ class GraphSubject:
 
     def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
         """What its first operators expect: pixels, indices, masks, or standard normal numbers."""
-        from repaconv.steps.drawing import drawn_inputs
+        from repaconv.subjects.drawing import drawn_inputs
 
         return drawn_inputs(self._drawn_by, self.folded, count, seed, size, batch)
 
@@ -181,7 +182,7 @@ class GraphSubject:
 
     def _calls(self, spec: GraphSpec) -> list[Feeds]:
         """Those on which graphs are compared: of one image and of three where the batch is free."""
-        from repaconv.steps.drawing import batches_of
+        from repaconv.subjects.drawing import batches_of
 
         sizes = [spec.size, (spec.size[0] + 1, spec.size[1] + 6) if spec.free_size and spec.size else spec.size]
         return batches_of(self._drawn_by, self.folded, spec.batch, sizes)

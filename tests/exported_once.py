@@ -1,8 +1,10 @@
 """torch's exporter, asked each question once in a test session: an export takes seconds, and many tests want the same.
 
 The question is the module with all its attributes and weights, and every argument; what cannot be written down (a
-local class, a hook, a stream) and what a test has patched is exported afresh. The answers lie in a folder of the
-session, for all workers of pytest-xdist.
+local class, a hook, a stream) and what a test has patched is exported afresh. torch traces a network without looking at
+the values of its weights, so a question that differs from an earlier one in these alone takes the graph of that one,
+as it was before torch's own simplifying, and has that done over with its own weights: the same graph but for the
+numbers in the names of values. The answers lie in a folder of the session, for all workers of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import io
 import os
 import pickle
 import sys
-from functools import cached_property, wraps
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
 
 import onnx
 import onnx_ir
 import torch
 from filelock import FileLock
+from torch.onnx import ONNXProgram
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 FOLDER = "REPACONV_TESTS_EXPORTED"
 """The environment variable that names the folder; without it every export is fresh."""
@@ -26,24 +31,34 @@ TESTS = str(Path(__file__).parent) + os.sep
 LARGEST = 64 * 2**20
 NETS = tuple(f"repaconv.{room}" for room in ("affine", "backbones", "convolution", "methods", "skeletons", "trained"))
 
+ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # else read from its sources every time
 
-class Program:
-    """What is asked of torch's ONNXProgram here, of a graph that was written before."""
 
-    def __init__(self, content: bytes) -> None:
-        self.model_proto = onnx.load_from_string(content)
+def program_of(content: bytes) -> ONNXProgram:
+    """A graph that was written before, as the exporter would give it."""
+    return ONNXProgram(onnx_ir.from_proto(onnx.load_from_string(content)), None)
 
-    @cached_property
-    def model(self) -> onnx_ir.Model:
-        return onnx_ir.from_proto(self.model_proto)
+
+def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, under each of their names."""
+    parts = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    return {name: tensor for part in parts for name, tensor in part}
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class _Question(pickle.Pickler):
-    """Tensors are their values, and whose memory they share; a module's sets are sorted; all else as pickle has it."""
+    """Tensors are their values, and whose memory they share; a module's sets are sorted; all else as pickle has it.
 
-    def __init__(self, stream: io.BytesIO) -> None:
+    Of the tensors in ``untold`` (by identity) the values are left out.
+    """
+
+    def __init__(self, stream: io.BytesIO, untold: frozenset[int]) -> None:
         super().__init__(stream)
         self.memories: dict[int, int] = {}
+        self.untold = untold
 
     def reducer_override(self, value):
         if isinstance(value, torch.nn.Module):
@@ -53,18 +68,19 @@ class _Question(pickle.Pickler):
             return NotImplemented
         shared = self.memories.setdefault(value.untyped_storage().data_ptr(), len(self.memories))
         told = (type(value), str(value.dtype), value.stride(), value.requires_grad, shared)
-        values = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        values = None if id(value) in self.untold else bytes_of(value)
         return tuple, ((*told, tuple(value.shape), values),)
 
 
-def question_of(module: torch.nn.Module, *given: object, **named: object) -> str | None:
-    """A hash of all that the exporter is asked; None where that cannot be told."""
-    tensors = [*module.parameters(), *module.buffers()]
-    if patched() or sum(tensor.numel() * tensor.element_size() for tensor in tensors) > LARGEST:
+def question_of(module: torch.nn.Module, *given: object, weighed: bool = True, **named: object) -> str | None:
+    """A hash of all that the exporter is asked, the weights' values included if ``weighed``; None if it has none."""
+    weights = weights_of(module).values()
+    if patched() or sum(tensor.numel() * tensor.element_size() for tensor in weights) > LARGEST:
         return None
     stream, around = io.BytesIO(), (torch.get_default_dtype(), torch.is_grad_enabled())
     try:
-        _Question(stream).dump((module, given, named, around))
+        untold = frozenset() if weighed else frozenset(map(id, weights))
+        _Question(stream, untold).dump((module, given, named, around))
     except Exception:  # pickle and torch raise many
         return None
     return hashlib.sha256(stream.getvalue()).hexdigest()
@@ -89,6 +105,27 @@ def _of_a_test(value: object) -> bool:
     return code is not None and code.co_filename.startswith(TESTS)
 
 
+def remembered(path: Path, ask: Callable[[], ONNXProgram]) -> bytes:
+    """What the file holds; if there is none yet, it is written with the answer."""
+    with FileLock(path.with_suffix(".asked")):  # a worker that asks the same waits for the answer
+        if not path.is_file():
+            writing = path.with_suffix(".writing")
+            writing.write_bytes(ask().model_proto.SerializeToString())
+            writing.replace(path)
+    return path.read_bytes()
+
+
+def weighed(content: bytes, module: torch.nn.Module) -> ONNXProgram:
+    """The graph of a network like this one, with the weights of this one, simplified as torch does it."""
+    graph, weights = onnx.load_from_string(content), weights_of(module)
+    for initializer in graph.graph.initializer:
+        if initializer.name in weights:
+            initializer.raw_data = bytes_of(weights[initializer.name])
+    program = ONNXProgram(onnx_ir.from_proto(graph), None)
+    program.optimize()
+    return program
+
+
 def once(export):
     """torch.onnx.export that looks into the session's folder first."""
 
@@ -99,14 +136,12 @@ def once(export):
             question = question_of(module, given, **named)
         if question is None:
             return export(module, given, *more, **named)
-        path = Path(folder, f"{question}.onnx")
-        with FileLock(path.with_suffix(".asked")):  # a worker that asks the same waits for the answer
-            if path.is_file():
-                return Program(path.read_bytes())
-            program = export(module, given, *more, **named)
-            writing = path.with_suffix(".writing")
-            writing.write_bytes(program.model_proto.SerializeToString())
-            writing.replace(path)
-            return program
+        untold = question_of(module, given, weighed=False, **named)
+
+        def simplified() -> ONNXProgram:
+            like = Path(folder, f"{untold}.traced")
+            return weighed(remembered(like, lambda: export(module, given, **named, optimize=False)), module)
+
+        return program_of(remembered(Path(folder, f"{question}.onnx"), simplified))
 
     return found

@@ -9,7 +9,7 @@ import exported_once
 import pytest
 import torch
 from conftest import TINY
-from exported_once import Program, question_of
+from exported_once import question_of
 from torch import nn
 
 from repaconv.backbones.metaformer import BACKBONE, MetaFormer
@@ -23,28 +23,51 @@ def net():
     return BACKBONE.deploy(TINY).eval()
 
 
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What torch's exporter is asked; nothing is remembered yet."""
+    exporter, calls = torch.onnx.export.__wrapped__, []
+
+    def export(*given, **named):
+        calls.append(named)
+        return exporter(*given, **named)
+
+    monkeypatch.setenv(exported_once.FOLDER, str(tmp_path))
+    monkeypatch.setattr(torch.onnx, "export", exported_once.once(export))
+    return calls
+
+
 def written(net, **more):
     given = {"output": "logits", "opset": 18, "batch": 1, "free_size": False, **more}
     return export(net, (3, 32, 32), **given).SerializeToString()
 
 
-def test_what_is_remembered_is_what_a_fresh_export_gives(net, tmp_path, monkeypatch):
-    monkeypatch.setenv(exported_once.FOLDER, str(tmp_path))
-    first = written(net)
-    assert len(list(tmp_path.glob("*.onnx"))) == 1
-    with patch.object(exported_once, "Program", wraps=Program) as remembered:
-        assert written(copy.deepcopy(net)) == first
-        assert remembered.call_count == 1
-        monkeypatch.delenv(exported_once.FOLDER)
-        assert written(net) == first
-        assert remembered.call_count == 1
+def beside(net, folder):
+    """The graph and, as of a very large network, its weights in a file of their own."""
+    folder.mkdir()
+    return written(net, scratch=folder), (folder / to_onnx.DATA).read_bytes()
+
+
+def weighed(net, seed):
+    """The same with other weights, some of them equal and some zero."""
+    other, draw = copy.deepcopy(net), torch.Generator().manual_seed(seed)
+    for weight in (*other.parameters(), *other.buffers()):
+        weight.data.copy_(torch.randint(0, 3, weight.shape, generator=draw))
+    return other
+
+
+def test_what_is_remembered_is_what_a_fresh_export_gives(net, asked, tmp_path, monkeypatch):
+    first, other = written(net), weighed(net, 1)
+    assert written(copy.deepcopy(net)) == first
+    found = written(other)
+    assert found != first
+    assert len(asked) == 1
     with patch.object(to_onnx, "ONE_FILE_BYTES", 1), patch.object(to_onnx, "INLINE_BYTES", 500):
-        found = []
-        for name in ("fresh", "kept"):
-            (tmp_path / name).mkdir()
-            found.append((written(net, scratch=tmp_path / name), (tmp_path / name / to_onnx.DATA).read_bytes()))
-            monkeypatch.setenv(exported_once.FOLDER, str(tmp_path))
-    assert found[0] == found[1]
+        kept = beside(other, tmp_path / "kept")
+        monkeypatch.delenv(exported_once.FOLDER)
+        assert beside(other, tmp_path / "fresh") == kept
+    assert written(other) == found
+    assert len(asked) == 3
 
 
 def bits(net):
@@ -63,16 +86,28 @@ def attribute(net):
     net.network[0][0].mlp.act.approximate = "tanh"
 
 
+def ones(net):
+    net.head.shift = torch.ones(2)  # no weight, but a constant of the graph
+
+
+def zeros(net):
+    net.head.shift = torch.zeros(2)
+
+
 def test_another_question_is_asked_of_the_exporter(net):
     x = torch.zeros(2, 3, 32, 32)
     asked = [question_of(net, (x,), opset_version=18), question_of(net, (x,), opset_version=20)]
     asked.append(question_of(net, (x[:1],), opset_version=18))
-    for change in (bits, equal, shared, attribute, nn.Module.train):
+    traced = [question_of(net, (x,), weighed=False)]
+    for change in (bits, equal, shared, attribute, ones, zeros, nn.Module.train):
         change(other := copy.deepcopy(net))
         asked.append(question_of(other, (x,), opset_version=18))
+        traced.append(question_of(other, (x,), weighed=False))
     assert None not in asked
     assert len(set(asked)) == len(asked)
     assert question_of(copy.deepcopy(net), (x.clone(),), opset_version=18) == asked[0]
+    assert traced[:3] == traced[:1] * 3  # the values of weights are all that it does not depend on
+    assert len(set(traced)) == len(traced) - 2
 
 
 def test_what_cannot_be_written_down_or_is_patched_is_no_question(net):

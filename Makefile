@@ -7,7 +7,7 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps train clean
 .PHONY: bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner
-.PHONY: gpu-kit gpu-results gpu-bare
+.PHONY: gpu-kit gpu-results gpu-bare docs
 
 demo: .venv/installed
 	$(BIN)/repaconv demo --arch s12
@@ -73,6 +73,10 @@ gpu-results: .venv/installed
 # The kit in a folder as bare as the machine that it is for: a Python with torch and NumPy, no network, pieces alone.
 gpu-bare: .venv/installed
 	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_bare.py build/gpu-bare
+
+docs: .venv/installed-dev
+	$(PIP) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py

@@ -1,7 +1,7 @@
 """How much faster repaconv's deploy form is than the same net made by hand: all five methods, published sizes.
 
     python benchmarks/deploy_forms.py [--batch 1 8 32] [--threads 1 2] [--rounds 40] [--form NAME] [-o result.json]
-    python benchmarks/deploy_forms.py --markdown result.json      # the README's table of a result, nothing measured
+    python benchmarks/deploy_forms.py --markdown result.json  # the table of docs/benchmarks.md, nothing measured
 
 By hand (`benchmarks/handmade`): the official deploy form, torch.onnx.export, onnxsim, a session of ONNX Runtime with
 its defaults. Against it: `repaconv.fold` and `repaconv.export`, as they come. Both from one seeded training checkpoint,

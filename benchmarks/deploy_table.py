@@ -1,4 +1,4 @@
-"""What `deploy_forms.py` prints: a line a row, the summary against the bars, and the README's tables."""
+"""What `deploy_forms.py` prints: a line a row, the summary against the bars, and the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _geometric(values: list[float]) -> float:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The README's tables: the first batch and threads in full, the others' ratios."""
+    """The tables of docs/benchmarks.md: the first batch and threads in full, the others' ratios."""
     rows = result["rows"]
     first = (rows[0]["batch"], rows[0]["threads"])
     lines = [

@@ -56,6 +56,8 @@ class BenchSection(BenchOrder):
     max_regression: Annotated[float, Knob("How much longer than the baseline it may take."), Field(gt=0)] = 0.05
 
 
+SECTIONS = {"verify": VerifyOrder, "export": ExportSection, "bench": BenchSection}
+
 NOT_HERE = {
     "verify": ("checkpoint", "drift", "out"),
     "export": ("precision", "form", "unverified"),
@@ -112,7 +114,7 @@ def read_recipe(path: Path) -> tuple[Recipe, Lines]:
         recipe = Recipe.model_validate(plain)
     except ValidationError as error:
         raise UsageProblem(
-            first_problem(error, str(path), lines), hint="See README.md.", code="recipe.invalid"
+            first_problem(error, str(path), lines), hint="See docs/how-to/ci.md.", code="recipe.invalid"
         ) from error
     for section, keys, where, why in IDLE:
         given = getattr(recipe, section)
@@ -132,8 +134,7 @@ def _require_known(plain: dict[str, Any], path: Path, lines: Lines) -> None:
     Raises:
         UsageProblem: Naming those that there are.
     """
-    sections = {"verify": VerifyOrder, "export": ExportSection, "bench": BenchSection}
-    tables = {name: [each.name for each in knobs(order)] for name, order in sections.items()}
+    tables = {name: [each.name for each in knobs(order)] for name, order in SECTIONS.items()}
     known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
     known |= {(name,): [key for key in keys if key not in NOT_HERE[name]] for name, keys in tables.items()}
     for table, keys in known.items():
@@ -146,3 +147,16 @@ def _require_known(plain: dict[str, Any], path: Path, lines: Lines) -> None:
                     hint=f"Known here: {', '.join(keys)}.",
                     code="recipe.invalid",
                 )
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a recipe, for editors that complete TOML: what a section may have, in the words of its options."""
+    found = Recipe.model_json_schema()
+    for name, order in SECTIONS.items():
+        keys = found["$defs"][order.__name__]["properties"]
+        for each in knobs(order):
+            if each.name in NOT_HERE[name]:
+                del keys[each.name]
+            else:
+                keys[each.name]["description"] = each.knob.help
+    return found

@@ -48,7 +48,7 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Lines]
     try:
         return tomllib.loads(text), key_lines(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageProblem(f"{where} is not TOML: {error}.", hint="See README.md.", code=f"{what}.invalid") from error
+        raise UsageProblem(f"{where} is not TOML: {error}.", hint="Mend that line.", code=f"{what}.invalid") from error
 
 
 def key_lines(text: str) -> Lines:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import OFFICIAL
-from test_bundle import on_the_board
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -148,22 +147,6 @@ def test_the_demo_walks_the_whole_way(repaconv):
     assert re.search(r"fold +\S+ of 1e-12 allowed: passed", out), out
     assert "times as fast" in out
     assert Path("demo-out").is_dir()
-
-
-def test_what_the_readme_says_works(repaconv, tiny):
-    """Every `repaconv ...` line of the README's code blocks runs, in order, on one checkpoint."""
-    Path("ckpt.pth").write_bytes(tiny.read_bytes())
-    Path("recipe.toml").write_text('checkpoint = "ckpt.pth"')
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
-    commands = [line[1:] for line in lines if line and line[0] == "repaconv" and "demo" not in line]
-    assert len(commands) >= 5
-    for command in commands:
-        if command[0] == "collect":  # what happens on the board is replayed
-            bundle = next(Path("repaconv-out").glob("*/build/orin-nano*.fp16.tar.gz"))
-            on_the_board(bundle, "10.3")[1].rename("result.tar.gz")
-        # on a machine that runs tests beside it, a measurement may be inconclusive
-        assert repaconv(*command)[0] in ((0, 5) if command[0] == "bench" else (0,)), command
 
 
 def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, tiny, tmp_path):

@@ -267,15 +267,6 @@ def test_lines_of_keys():
     }  # fmt: skip
 
 
-def test_the_recipe_of_the_readme_is_one():
-    (text,) = re.findall(r"```toml\n(.*?)```", (HERE.parent / "README.md").read_text(), flags=re.S)
-    Path("readme.toml").write_text(text)
-    found, lines = read_recipe(Path("readme.toml"))
-    assert found.export.precisions == ("fp32", "int8")
-    assert found.bench.max_regression == 0.05
-    assert lines["verify", "inputs"] > lines["verify",] > lines["set", "num_heads"]
-
-
 def test_settings_are_what_the_command_line_would_give():
     given = Recipe.model_validate({"checkpoint": "c", "set": {"a": [16, 0], "b": 3, "c": "x", "d": 1e-6}})
     assert given.settings == {"a": "16,0", "b": "3", "c": "x", "d": "1e-06"}

@@ -217,7 +217,7 @@ def test_assert_parity_takes_graphs(tmp_path):
         with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
             assert_parity(tmp_path / "wrong.onnx", reference, images)
     assert all(torch.equal(value, before[name]) for name, value in runner.module.state_dict().items())
-    right, wrong = (str(tmp_path / f"{name}.onnx") for name in ("right", "wrong"))  # as README writes it
+    right, wrong = (str(tmp_path / f"{name}.onnx") for name in ("right", "wrong"))  # as docs write it
     assert assert_parity(right, right, images.shape).max_abs_error == 0
     with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
         assert_parity(wrong, right, images.shape)

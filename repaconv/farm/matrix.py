@@ -58,7 +58,7 @@ def read_matrix(path: Path) -> Matrix:
         return Matrix.model_validate(table)
     except ValidationError as error:
         raise UsageProblem(
-            first_problem(error, str(path), lines), hint="See README, sweep.", code="sweep.invalid"
+            first_problem(error, str(path), lines), hint="See docs/how-to/cluster.md.", code="sweep.invalid"
         ) from error
 
 
@@ -115,8 +115,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     except yaml.YAMLError as error:
         raise UsageProblem(
-            f"{path} is not YAML: {' '.join(str(error).split())}.", hint="See README, sweep.", code="sweep.invalid"
+            f"{path} is not YAML: {' '.join(str(error).split())}.",
+            hint="See docs/how-to/cluster.md.",
+            code="sweep.invalid",
         ) from error
     if not isinstance(table, dict):
-        raise UsageProblem(f"{path} is not a matrix.", hint="See README, sweep.", code="sweep.invalid")
+        raise UsageProblem(f"{path} is not a matrix.", hint="See docs/how-to/cluster.md.", code="sweep.invalid")
     return table

@@ -1,0 +1,159 @@
+"""The documentation: what its pages tell people to type runs, in order; its links lead somewhere; the site builds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from test_bundle import on_the_board
+
+from repaconv import registry
+from repaconv.recipe import read_recipe, schema
+from repaconv.targets import from_file
+from repaconv.testing import write_example
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+MODELS = ROOT / "benchmarks" / "train" / "models"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+QUICK = ("README.md", "docs/tutorial-timm.md", "docs/how-to/own-method.md")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), flags=re.S | re.M)
+    return [re.sub(rf"^{indent}", "", text, flags=re.M) for indent, text in found]
+
+
+def typed(page: Path) -> list[list[str]]:
+    lines = [shlex.split(line, comments=True) for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line[1:] for line in lines if line and line[0] == "repaconv"]
+
+
+@pytest.fixture
+def at_hand(tiny):
+    """The files that pages speak of."""
+    shutil.copy(tiny, "ckpt.pth")
+    Path("recipe.toml").write_text('checkpoint = "ckpt.pth"')
+    for method in ("repavit", "nondeep", "riformer", "dwconv", "pyra"):
+        shutil.copy(MODELS / f"{method}.pth", f"{method}.pth")
+
+
+def with_page_alone(page: Path) -> None:
+    """What a page's own files are: those that its blocks name in their first line, and their weights."""
+    for block in blocks(page, "python"):
+        if first := re.match(r"# (\w+\.py)\n", block):
+            Path(first[1]).write_text(block)
+            made: dict = {}
+            exec(block, made)
+            torch.save(made["build"]().state_dict(), "mine.pth")
+    if page.stem == "repconv":
+        write_example("repconv", registry.load(registry.METHODS, "repconv").archs[0], Path("repvgg.pth"), 0)
+
+
+def alike(pages):
+    return [
+        pytest.param(page, id=name_of(page), marks=[] if name_of(page) in QUICK else [pytest.mark.slow])
+        for page in pages
+    ]
+
+
+@pytest.mark.parametrize("page", alike(page for page in PAGES if typed(page)))
+def test_what_a_page_tells_people_to_type_runs(repaconv, at_hand, page):
+    with_page_alone(page)
+    for command in typed(page):
+        if command[0] == "collect":  # what happens on the board is replayed
+            bundle = next(Path("repaconv-out").glob("*/build/orin-nano*.fp16.tar.gz"))
+            on_the_board(bundle, "10.3")[1].rename("result.tar.gz")
+        # on a machine that runs tests beside it, a measurement may be inconclusive
+        assert repaconv(*command)[0] in ((0, 5) if command[0] in ("bench", "tune") else (0,)), command
+
+
+@pytest.mark.parametrize("page", alike(page for page in PAGES if blocks(page, "python")))
+def test_the_python_of_a_page_runs(at_hand, page):
+    module = torch.nn.Conv2d(3, 2, 1).eval()
+    if "a.onnx" in page.read_text():
+        from repaconv.exporters.to_onnx import to_onnx
+
+        ways = {"output": "output", "opset": 20, "batch": None, "free_size": False}
+        Path("a.onnx").write_bytes(to_onnx(module, (3, 224, 224), **ways).SerializeToString())
+    for block in blocks(page, "python"):
+        exec(compile(block, name_of(page), "exec"), {"__name__": "page", "module": module})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    made = {"reference/cli.md", "reference/python.md", "reference/recipe.md", "reference/codes.md"}
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in target or path.endswith(".schema.json"):
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists() or there.relative_to(DOCS).as_posix() in made, target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)", there.read_text(), flags=re.M)
+            heads = [re.sub(r"[^\w -]", "", title.lower()).strip() for title in titles]
+            assert anchor in [head.replace(" ", "-") for head in heads], target
+
+
+def test_the_toml_of_pages_is_what_it_says():
+    (text,) = blocks(DOCS / "how-to" / "ci.md", "toml")
+    Path("page.toml").write_text(text)
+    found, lines = read_recipe(Path("page.toml"))
+    assert found.export.precisions == ("fp32", "int8")
+    assert found.bench.max_regression == 0.05
+    assert lines["verify", "inputs"] > lines["verify",] > lines["set", "num_heads"]
+    (text,) = blocks(DOCS / "how-to" / "own-target.md", "toml")
+    Path("my-orin.toml").write_text(text)
+    assert from_file(Path("my-orin.toml")).runtime == "tensorrt"
+
+
+def test_the_readme_is_one_screen_and_a_bit():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import _reference
+
+    yield _reference
+    del sys.modules["_reference"]
+
+
+def test_the_reference_has_every_command_key_and_code(reference):
+    from typer.main import get_command
+
+    from repaconv.cli.main import app
+
+    pages = reference.pages()
+    for name, command in get_command(app).commands.items():
+        assert f"\n## {name}\n" in pages["reference/cli.md"]
+        for option in command.params:
+            assert option.param_type_name == "argument" or f"`{', '.join(option.opts)}" in pages["reference/cli.md"]
+    assert "| `checkpoint.missing` | 4 |" in pages["reference/codes.md"]
+    assert "`max_regression` | number | How much longer" in pages["reference/recipe.md"]
+    assert json.loads(pages["reference/recipe.schema.json"]) == schema()
+    assert "update_baseline" not in pages["reference/recipe.schema.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("mkdocs"), reason="the documentation's builder is absent: make docs installs it")
+@pytest.mark.filterwarnings("ignore")
+def test_the_site_builds_without_a_warning(tmp_path):
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True))
+    assert (tmp_path / "site" / "reference" / "cli" / "index.html").is_file()

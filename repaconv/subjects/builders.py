@@ -61,7 +61,9 @@ def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -
         if kind == "timm":
             module: nn.Module = library.create_model(name, **given)
             return module
-        net: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None, **given)
+        net: nn.Module = importlib.import_module("torchvision.models").get_model(
+            name.partition(".")[0], weights=None, **given
+        )
         return net
 
     return build

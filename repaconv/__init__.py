@@ -1,8 +1,9 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
-``inspect``, ``fold``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``, ``gate``, ``report``,
-``table`` and ``tune`` are the commands of the same names; they take the same arguments and return the artefacts that
-these write. ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``.
+``inspect``, ``fold``, ``score``, ``convert``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``,
+``gate``, ``report``, ``table`` and ``tune`` are the commands of the same names; they take the same arguments and return
+the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is
+``bench --estimate``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import build as build
     from repaconv.pipeline import bundle as bundle
     from repaconv.pipeline import collect as collect
+    from repaconv.pipeline import convert as convert
     from repaconv.pipeline import estimate as estimate
     from repaconv.pipeline import export as export
     from repaconv.pipeline import fold as fold
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import inspect as inspect
     from repaconv.pipeline import inspect_file as inspect_file
     from repaconv.pipeline import report as report
+    from repaconv.pipeline import score as score
     from repaconv.pipeline import table as table
     from repaconv.pipeline import tune as tune
     from repaconv.pipeline import verify as verify
@@ -30,6 +33,7 @@ __all__ = [
     "build",
     "bundle",
     "collect",
+    "convert",
     "estimate",
     "export",
     "fold",
@@ -37,6 +41,7 @@ __all__ = [
     "inspect",
     "inspect_file",
     "report",
+    "score",
     "table",
     "tune",
     "verify",

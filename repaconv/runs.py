@@ -16,9 +16,9 @@ from repaconv.variants import dotted
 
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
-BENCH, BUILD = "bench", "build"
+BENCH, BUILD, WEIGHTS, FOLDED = "bench", "build", "model.safetensors", ".folded.onnx"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-WEIGHTS, FOLDED = "model.safetensors", ".folded.onnx"
+OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
 SCRATCH = (".model.safetensors.", ".export-", ".tune-")
 """How begins what a stage that was killed may leave behind; it makes no folder somebody else's."""
 
@@ -38,6 +38,11 @@ class Run:
     def model(self) -> Path:
         """The weights of a fold that has a file of weights; see `payload_of_fold` for any."""
         return self.folder / WEIGHTS
+
+    @property
+    def convert_json(self) -> Path:
+        """What a conversion cost, where the run is of one."""
+        return self.folder / CONVERT_JSON
 
     def payload_of_fold(self, folded: FoldArtefact) -> Path:
         """The folded network's file."""
@@ -171,16 +176,13 @@ def prepare_run(
         UsageProblem: If what the fold would replace is not what was written there.
     """
     run = Run(out if out is not None else OUT / checkpoint.stem)
-    if run.folder.resolve() == LATEST.resolve():
-        raise Refused(
-            f"{run.folder} is where the name of the newest run is kept.",
-            hint="Give another -o.",
-            code="run.not-a-folder",
-        )
-    if run.folder.exists() and not run.folder.is_dir():
-        raise Refused(f"{run.folder} is a file, not a folder.", hint="Give another -o.", code="run.not-a-folder")
+    latest = run.folder.resolve() == LATEST.resolve()
+    if latest or (run.folder.exists() and not run.folder.is_dir()):
+        what = "where the name of the newest run is kept" if latest else "a file, not a folder"
+        raise Refused(f"{run.folder} is {what}.", hint="Give another -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
-    foreign = [name for name in inside if not name.startswith(SCRATCH) and not (name[0] == "." and FOLDED in name)]
+    own = OF_CONVERT if stage_of(run.convert_json) == "convert" else ()
+    foreign = [n for n in inside if n not in own and not n.startswith(SCRATCH) and not (n[0] == "." and FOLDED in n)]
     if foreign and stage_of(run.fold_json) != "fold":
         raise Refused(
             f"{run.folder} is no run's folder, and has something in it: {foreign[0]}.",

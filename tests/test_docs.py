@@ -10,9 +10,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_bundle import on_the_board
+from test_converting import images as calibrating
+from test_converting import plain_weights
 
 from repaconv import registry
 from repaconv.recipe import read_recipe, schema
@@ -47,6 +50,8 @@ def at_hand(tiny):
     Path("recipe.toml").write_text('checkpoint = "ckpt.pth"')
     for method in ("repavit", "nondeep", "riformer", "dwconv", "pyra"):
         shutil.copy(MODELS / f"{method}.pth", f"{method}.pth")
+    torch.save(plain_weights(tokens=False), "vit.pth")
+    np.savez("calibration.npz", input=calibrating())
 
 
 def with_page_alone(page: Path) -> None:

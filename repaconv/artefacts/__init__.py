@@ -19,6 +19,9 @@ from repaconv.artefacts.building import BuildArtefact as BuildArtefact
 from repaconv.artefacts.bundling import BundleArtefact as BundleArtefact
 from repaconv.artefacts.bundling import CollectArtefact as CollectArtefact
 from repaconv.artefacts.bundling import LayerTime as LayerTime
+from repaconv.artefacts.converting import ConvertArtefact as ConvertArtefact
+from repaconv.artefacts.converting import Share as Share
+from repaconv.artefacts.converting import Tried as Tried
 from repaconv.artefacts.estimating import EstimateArtefact as EstimateArtefact
 from repaconv.artefacts.estimating import Limits as Limits
 from repaconv.artefacts.estimating import NodeEstimate as NodeEstimate
@@ -59,6 +62,9 @@ from repaconv.artefacts.records import Verdict as Verdict
 from repaconv.artefacts.records import WeightSet as WeightSet
 from repaconv.artefacts.records import parse_image_size as parse_image_size
 from repaconv.artefacts.reporting import Report as Report
+from repaconv.artefacts.scoring import BlockScore as BlockScore
+from repaconv.artefacts.scoring import HeadScore as HeadScore
+from repaconv.artefacts.scoring import ScoreArtefact as ScoreArtefact
 from repaconv.artefacts.sweeping import SweepArtefact as SweepArtefact
 from repaconv.artefacts.sweeping import SweepRow as SweepRow
 from repaconv.artefacts.tables import PaperTable as PaperTable

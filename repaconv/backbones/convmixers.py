@@ -30,11 +30,18 @@ def to_tokens(x: Tensor) -> Tensor:
     return x.flatten(2).transpose(1, 2)
 
 
+def convolved(v: Tensor, dw: nn.Module, mean: Tensor | None) -> Tensor:
+    """[B, c, h, w] by ``dw``, and a share [c, 1, 1] of its mean over the grid where there is one."""
+    out: Tensor = dw(v)
+    return out if mean is None else out + mean * v.mean((2, 3), keepdim=True)
+
+
 @dataclass(frozen=True)
 class DepthwiseSpec:
-    """All heads are convolutions: eq. 11."""
+    """All heads are convolutions: eq. 11; ``mean`` adds a share of the values' mean over the grid, by channel."""
 
     kernel: int
+    mean: bool = False
     kind: Literal["depthwise"] = "depthwise"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
@@ -50,10 +57,11 @@ class DepthwiseMixer(nn.Module):
         self.grid = grid
         self.v, self.proj = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
         self.dw = depthwise(width, spec.kernel)
+        self.mean = nn.Parameter(torch.zeros(width, 1, 1)) if spec.mean else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
-        return to_tokens(self.proj(self.dw(self.v(to_grid(x, self.grid)))))
+        return to_tokens(self.proj(convolved(self.v(to_grid(x, self.grid)), self.dw, self.mean)))
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class EnsembledSpec:
 
     head: int
     kernel: int
+    mean: bool = False
     kind: Literal["ensembled"] = "ensembled"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
@@ -77,10 +86,11 @@ class EnsembledMixer(nn.Module):
         self.grid = grid
         self.v, self.proj = nn.Linear(width, spec.head), nn.Linear(spec.head, width)
         self.dw = depthwise(spec.head, spec.kernel)
+        self.mean = nn.Parameter(torch.zeros(spec.head, 1, 1)) if spec.mean else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
-        out: Tensor = self.proj(to_tokens(self.dw(to_grid(self.v(x), self.grid))))
+        out: Tensor = self.proj(to_tokens(convolved(to_grid(self.v(x), self.grid), self.dw, self.mean)))
         return out
 
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.backbones.convmixers import ConvMixerSpec
+from repaconv.backbones.dropins import DropInSpec
 from repaconv.backbones.merging import MergeSpec, MergingBlock
 from repaconv.backbones.readout import ReadOutBlock
 from repaconv.backbones.tokens import (
@@ -31,7 +32,7 @@ from repaconv.backbones.tokens import (
     TokenBatchNorm,
 )
 
-MixerSpec = AttentionSpec | ConvMixerSpec
+MixerSpec = AttentionSpec | ConvMixerSpec | DropInSpec
 FfnSpec = MlpSpec | SwiGluSpec | IdleMlpSpec
 
 Tokens = Any
@@ -207,12 +208,13 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, classes] (or features)."""
-        tokens: Tokens = self._embed(x)
+        tokens: Tokens = self.embed(x)
         for block in self.blocks:
             tokens = block(tokens)
-        return self._read_out(tokens[0] if isinstance(tokens, tuple) else tokens)
+        return self.read_out(tokens[0] if isinstance(tokens, tuple) else tokens)
 
-    def _embed(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] to the tokens [B, N, d] that enter the first block."""
         patches = self.patch_embed(x)
         batch = x.shape[0]
         prefix = [getattr(self, name).expand(batch, -1, -1) for name in self.config.tokens]
@@ -227,8 +229,8 @@ class ViT(nn.Module):
         out: Tensor = self.norm_pre(tokens) if self.config.pre_norm else tokens
         return out
 
-    def _read_out(self, tokens: Tensor) -> Tensor:
-        """Only the tokens that are read are normalised."""
+    def read_out(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, N, d] behind the last block to the output; only those that are read are normalised."""
         config = self.config
         if config.pool == "token":
             pooled = self._normed(tokens[:, :1])[:, 0]

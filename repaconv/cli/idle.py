@@ -97,6 +97,26 @@ IDLE = (
         lambda given: given["source"] is None or Path(given["source"]).is_dir(),
         "a run is folded already",
     ),
+    Idle(("score", "convert"), ("classes",), lambda given: not given["images"], "it names the classes of --images"),
+    Idle(
+        ("convert",),
+        ("blocks", "kernel", "kind", "fit", "criterion"),
+        lambda given: given["method"] == "pyra",
+        "they are of attention that becomes convolution, and --method pyra merges tokens",
+    ),
+    Idle(
+        ("convert",),
+        ("schedule", "keep"),
+        lambda given: given["method"] != "pyra",
+        "it is of token merging (--method pyra)",
+    ),
+    Idle(("convert",), ("kernel",), lambda given: given["kind"] == "static", "a constant matrix has no kernel"),
+    Idle(
+        ("convert",),
+        ("criterion",),
+        lambda given: "," in given["blocks"],
+        "the blocks are named; it would choose them",
+    ),
 )
 
 

@@ -12,6 +12,9 @@ import typer
 from repaconv.cli import stages  # the order of `--help`
 
 # isort: split
+from repaconv.cli import converting
+
+# isort: split
 from repaconv.cli import overview
 
 # isort: split
@@ -21,7 +24,7 @@ from repaconv.cli import fleet, house, tuning
 from repaconv.cli.options import app
 from repaconv.errors import RepaconvError, UsageProblem
 
-COMMANDS = (stages, overview, tuning, fleet, house)
+COMMANDS = (stages, converting, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
 
 

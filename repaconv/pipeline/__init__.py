@@ -6,6 +6,7 @@ Every stage returns its artefact and says nothing; ``progress`` is told how far 
 from repaconv.pipeline.building import build as build
 from repaconv.pipeline.bundling import bundle as bundle
 from repaconv.pipeline.collecting import collect as collect
+from repaconv.pipeline.converting import convert as convert
 from repaconv.pipeline.estimating import estimate as estimate
 from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.file_inspection import inspect_file as inspect_file
@@ -14,6 +15,7 @@ from repaconv.pipeline.gating import gate as gate
 from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
 from repaconv.pipeline.reporting import report as report
+from repaconv.pipeline.scoring import score as score
 from repaconv.pipeline.tables import table as table
 from repaconv.pipeline.tuning import tune as tune
 from repaconv.pipeline.verification import verify as verify

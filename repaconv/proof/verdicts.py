@@ -26,12 +26,14 @@ def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
     if allowed.flips is None or allowed.flips_within_noise is None:
         return False, False
     beyond = metrics.top1_flips_that_matter > allowed.flips * metrics.images
-    chance = _at_least(metrics.top1_flips_within_noise, metrics.top1_close, allowed.flips_within_noise)
+    chance = by_chance(metrics.top1_flips_within_noise, metrics.top1_close, allowed.flips_within_noise)
     return beyond, chance < LUCK
 
 
-def _at_least(count: int, n: int, share: float) -> float:
+def by_chance(count: int, n: int, share: float) -> float:
     """How likely so many of n are, or more, where each is with this probability."""
+    if not 0 < share < 1:
+        return float(count == 0 or share >= 1)
     ways = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for k in range(count, n + 1))
     odds = (k * log(share) + (n - k) * log(1 - share) for k in range(count, n + 1))
     return sum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))

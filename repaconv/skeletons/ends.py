@@ -60,7 +60,7 @@ def _tail_error(config: ViTConfig, trained: Mapping[str, Tensor], folded: Mappin
             self._build_tail(config)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._read_out(x)
+            return self.read_out(x)
 
     with torch.device("meta"):
         training, deploy = Tail(deployed=False), Tail(deployed=True)

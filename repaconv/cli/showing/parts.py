@@ -10,7 +10,7 @@ from repaconv.cli.render import coloured, out, plain, table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from repaconv.artefacts import Cost, Link
+    from repaconv.artefacts import Accuracy, Cost, Link
 
 
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
@@ -47,6 +47,15 @@ def locations(links: Iterable[Link]) -> None:
         if link.location and link.verdict == "failed":
             where = link.location.module or "not located"
             out().print(f"[bold red]{link.name}[/] parts at [bold]{plain(where)}[/]: {plain(link.location.reason)}")
+
+
+def accuracy_told(name: str, found: Accuracy) -> str:
+    """Both ends' accuracy on the same images, and whether their difference is chance."""
+    return (
+        f"{name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; "
+        f"difference {found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}; right alone "
+        f"{found.only_reference} and {found.only_candidate}, McNemar p = {found.p_value:.2g})"
+    )
 
 
 def costs(training: Cost, deploy: Cost) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import coloured, out, plain
-from repaconv.cli.showing.parts import links, locations
+from repaconv.cli.showing.parts import accuracy_told, links, locations
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Link, VerifyArtefact
@@ -30,8 +30,4 @@ def show(done: VerifyArtefact) -> None:
 def _print_accuracies(links: Iterable[Link]) -> None:
     for link in links:
         if found := link.accuracy:
-            out().print(
-                f"{link.name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; "
-                f"difference {found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}; right alone "
-                f"{found.only_reference} and {found.only_candidate}, McNemar p = {found.p_value:.2g})"
-            )
+            out().print(accuracy_told(link.name, found))

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, FullConvSpec, ScatteredSpec
+from repaconv.backbones.dropins import PatchMixerSpec, PrefixedSpec, StaticSpec
 from repaconv.backbones.tokens import AttentionSpec
 from repaconv.backbones.vit import MixerSpec
 from repaconv.errors import Refused
@@ -16,7 +17,7 @@ from repaconv.skeletons.names import weight_of
 
 FORMAT = "dwconv-v1"
 
-Kind = Literal["attention", "depthwise", "ensembled", "full"]
+Kind = Literal["attention", "depthwise", "ensembled", "full", "static"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Mixer:
         rows: Kernels in ``dw``.
         dw_bias: Whether the convolution has a bias.
         flagged: Whether ``conv_heads`` stands among the weights.
+        mean: Whether a share of the values' mean is added, by channel.
+        prefix: Tokens before the patches, which attend on as before conversion.
     """
 
     kind: Kind
@@ -42,6 +45,8 @@ class Mixer:
     rows: int = 0
     dw_bias: bool = False
     flagged: bool = False
+    mean: bool = False
+    prefix: int = 0
 
     @property
     def heads(self) -> int:
@@ -58,13 +63,21 @@ class Mixer:
         head, convs = width // self.heads, sum(self.conv)
         if self.kind == "full" and not separate:
             return FullConvSpec(self.kernel)
-        if self.kind == "ensembled":
-            return EnsembledSpec(head, self.kernel)
-        if convs == self.heads:
-            return DepthwiseSpec(self.kernel)
-        if convs:
+        if 0 < convs < self.heads:
             return ScatteredSpec(self.heads - convs, convs, head, self.kernel)
-        return AttentionSpec(self.heads, head, head)
+        if not convs:
+            return AttentionSpec(self.heads, head, head)
+        patches = self._for_patches(head)
+        return PrefixedSpec(patches, self.prefix, self.heads, head) if self.prefix else patches
+
+    def _for_patches(self, head: int) -> PatchMixerSpec:
+        if self.kind == "static":
+            return StaticSpec(self.heads)
+        return (
+            EnsembledSpec(head, self.kernel, self.mean)
+            if self.kind == "ensembled"
+            else DepthwiseSpec(self.kernel, self.mean)
+        )
 
     def queries(self, width: int) -> int:
         """Rows of q in ``qkv``, and of k; 0 without."""
@@ -83,7 +96,7 @@ class Mixer:
 
 
 def read_mixer(
-    block: Mapping[str, Tensor], prefix: str, width: int, heads: int, gated: tuple[bool, ...] | None
+    block: Mapping[str, Tensor], prefix: str, width: int, heads: int, gated: tuple[bool, ...] | None, tokens: int = 0
 ) -> Mixer:
     """What a block's keys and shapes say of its mixer.
 
@@ -93,6 +106,7 @@ def read_mixer(
         width: Channels.
         heads: Number of heads.
         gated: Head by head, whether a gate chose the convolution; None without gates.
+        tokens: Those before the patches.
 
     Raises:
         Refused: If they are of no mixer of the layout.
@@ -114,7 +128,13 @@ def read_mixer(
         rows=0 if dw is None else dw.shape[0],
         dw_bias="attn.dw.bias" in block,
         flagged="attn.conv_heads" in block,
+        mean="mean" in keys,
+        prefix=tokens if "prefix" in keys else 0,
     )
+    if keys & {"mean", "prefix", "static"} and source == "qkv":
+        raise _wrong(prefix, "mean, prefix and static are of blocks whose heads are all replaced, with v")
+    if "static" in keys:
+        return _static(mixer, prefix, keys)
     if "gamma" in keys:
         return _ensembled(mixer, block["attn.gamma"], prefix, width, gated)
     conv = _convolving(mixer, block.get("attn.conv_heads"), prefix, gated)
@@ -138,6 +158,13 @@ def _full(block: Mapping[str, Tensor], prefix: str, width: int, heads: int, keys
     if tuple(weight.shape[:2]) != (width, width) or keys - {"conv", "proj"}:
         raise _wrong(prefix, f"a full convolution is [{width}, {width}, k, k] and has only proj beside it")
     return Mixer("full", (True,) * heads, 0, False, _side(weight, prefix), 0, "attn.conv.bias" in block)
+
+
+def _static(mixer: Mixer, prefix: str, keys: set[str]) -> Mixer:
+    """A constant matrix a head."""
+    if keys - {"static", "v", "proj", "prefix"}:
+        raise _wrong(prefix, "a constant matrix has only v, proj and prefix beside it")
+    return replace(mixer, kind="static")
 
 
 def _side(kernels: Tensor, prefix: str) -> int:

@@ -8,7 +8,11 @@ A net trained that way, in the layout dwconv-v1, holds for each block one of
     the same over sum_h sigma(gamma)_h W^V_h and W^O_h     ensembled heads, eqs. 12-13
     proj(W^C * X)                                full convolution, eqs. 9-10
     attention in some heads, kernels in others   scattered
+    proj(E v)                                    static: a constant matrix a head (converted nets alone)
     (1 - g) attention + g convolution            gated, eq. 18: the p largest gates take the convolution
+
+A converted net (`repaconv.converting`) may add a share of the values' mean over the grid to a convolution, and keeps
+attention for the tokens before the patches, class token and registers, which have no place in one.
 
 What folds, exactly: a hard gate to its choice, the other side's weights dropped; the ensemble to one head; shared
 kernels to channels; norm1's affine into qkv or v, which stand before the padding; biases behind the convolution into
@@ -26,101 +30,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from repaconv.affine import Affine
-from repaconv.backbones.convmixers import to_grid, to_tokens
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, ViTConfig
 from repaconv.methods.dwconv.mixers import Mixer
+from repaconv.methods.dwconv.prefix import FoldedMixer, fold_prefix
 from repaconv.methods.dwconv.separation import factors, separated, separation
+from repaconv.methods.dwconv.training import DropIn
 from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.skeletons.folding import fold_attention, folded_block, linear_of, named
 from repaconv.trained.contract import FoldedPart
 
-EQUATIONS = {"attention": "eq. 4", "depthwise": "eq. 11", "ensembled": "eqs. 12-13", "full": "eqs. 9-10"}
-
-
-class DropIn(nn.Module):
-    """The mixer as trained, evaluated; weights of the side that a gate did not choose are held and not used."""
-
-    conv_heads: Tensor
-
-    def __init__(self, width: int, grid: tuple[int, int], mixer: Mixer) -> None:
-        super().__init__()
-        self.mixer, self.grid, self.width = mixer, grid, width
-        head = width // mixer.heads
-        if mixer.kind == "full":
-            self.conv = nn.Conv2d(width, width, mixer.kernel, padding=mixer.kernel // 2, bias=mixer.dw_bias)
-        elif mixer.qkv:
-            self.qkv = nn.Linear(width, mixer.qkv, bias=mixer.qkv_bias)
-        else:
-            self.v = nn.Linear(width, width, bias=mixer.qkv_bias)
-        if mixer.kind == "ensembled":
-            self.gamma = nn.Parameter(torch.zeros(mixer.heads))
-        if mixer.rows:
-            rows = head if mixer.kind == "ensembled" else mixer.rows
-            self.dw = nn.Conv2d(rows, rows, mixer.kernel, groups=rows, bias=mixer.dw_bias)
-        if mixer.flagged:
-            self.register_buffer("conv_heads", torch.zeros(mixer.heads, dtype=torch.bool))
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, d] -> [B, N, d]."""
-        mixer, width = self.mixer, self.width
-        if mixer.kind == "full":
-            out: Tensor = self.proj(to_tokens(self.conv(to_grid(x, self.grid))))
-            return out
-        if mixer.kind == "ensembled":
-            return self._ensembled(x)
-        attending, convolving = (mixer.channels(width, conv=conv) for conv in (False, True))
-        if mixer.qkv:
-            some = mixer.queries(width)
-            q, k, v = self.qkv(x).split([some, some, width], -1)
-            if some == width:
-                q, k = q[..., attending], k[..., attending]
-        else:
-            v = self.v(x)
-        outputs = []
-        if attending:
-            heads = mixer.heads - sum(mixer.conv)
-            parts = (part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in (q, k, v[..., attending]))
-            mixed = nn.functional.scaled_dot_product_attention(*parts)
-            outputs.append(mixed.transpose(1, 2).flatten(2))
-        if convolving:
-            kernels = mixer.kernels(self.dw.weight, width)
-            bias = None if self.dw.bias is None else mixer.kernels(self.dw.bias, width)
-            outputs.append(self._convolved(v[..., convolving], kernels, bias))
-        order = attending + convolving
-        ascending = sorted(range(width), key=order.__getitem__)
-        mixed_heads = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)[..., ascending]
-        result: Tensor = self.proj(mixed_heads)
-        return result
-
-    def _convolved(self, v: Tensor, kernels: Tensor, bias: Tensor | None) -> Tensor:
-        padding, grid = self.mixer.kernel // 2, to_grid(v, self.grid)
-        return to_tokens(nn.functional.conv2d(grid, kernels, bias, padding=padding, groups=len(kernels)))
-
-    def _ensembled(self, x: Tensor) -> Tensor:
-        shares = self.gamma.softmax(0)
-        v = (self.v(x).view(*x.shape[:2], self.mixer.heads, -1) * shares[:, None]).sum(-2)
-        weight = (self.proj.weight.view(self.width, self.mixer.heads, -1) * shares[:, None]).sum(1)
-        return nn.functional.linear(self._convolved(v, self.dw.weight, self.dw.bias), weight, self.proj.bias)
-
-
-# --- folding one mixer --------------------------------------------------------------------------------
-
-
-class FoldedMixer(NamedTuple):
-    """A mixer's weights in the deploy form, what was folded in words, and whether norm1 keeps its affine."""
-
-    tensors: dict[str, Tensor]
-    told: tuple[str, ...]
-    keeps_norm: bool = False
+EQUATIONS = {
+    "attention": "eq. 4",
+    "depthwise": "eq. 11",
+    "ensembled": "eqs. 12-13",
+    "full": "eqs. 9-10",
+    "static": "eq. 8",
+}
 
 
 def fold_mixer(
@@ -143,9 +75,21 @@ def fold_mixer(
     proj = scale @ linear_of(block, "attn.proj")
     if mixer.kind == "full":
         return _fold_full(block, norm, proj, separate=separate)
-    if mixer.kind == "ensembled":
-        return _fold_ensembled(block, mixer, norm, proj)
-    return (_fold_depthwise if all(mixer.conv) else _fold_scattered)(block, mixer, width, norm, proj)
+    if not all(mixer.conv):
+        return _fold_scattered(block, mixer, width, norm, proj)
+    patches = _fold_patches(block, mixer, width, norm, proj)
+    return fold_prefix(block, mixer, patches, norm, scale) if mixer.prefix else patches
+
+
+def _fold_patches(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, proj: Affine) -> FoldedMixer:
+    """A mixer without attention."""
+    if mixer.kind == "static":
+        linears = named({"attn.v": linear_of(block, "attn.v") @ norm, "attn.proj": proj})
+        return FoldedMixer({**linears, "attn.static": block["attn.static"]}, ())
+    fold = _fold_ensembled if mixer.kind == "ensembled" else _fold_depthwise
+    folded = fold(block, mixer, width, norm, proj)
+    mean = {"attn.mean": block["attn.mean"][:, None, None]} if mixer.mean else {}
+    return FoldedMixer({**folded.tensors, **mean}, folded.told)
 
 
 def _fold_full(block: Mapping[str, Tensor], norm: Affine, proj: Affine, *, separate: bool) -> FoldedMixer:
@@ -159,7 +103,7 @@ def _fold_full(block: Mapping[str, Tensor], norm: Affine, proj: Affine, *, separ
     return FoldedMixer(tensors, ("W^O -> the full convolution",), keeps_norm=True)
 
 
-def _fold_ensembled(block: Mapping[str, Tensor], mixer: Mixer, norm: Affine, proj: Affine) -> FoldedMixer:
+def _fold_ensembled(block: Mapping[str, Tensor], mixer: Mixer, _width: int, norm: Affine, proj: Affine) -> FoldedMixer:
     """eqs. 12-13: all heads weighed into one."""
     shares = block["attn.gamma"].softmax(0)
     v = linear_of(block, "attn.v") @ norm
@@ -265,6 +209,8 @@ class ConvBlock:
         # a small grid proves the same, borders included
         height, side = (min(side, 6 * config.patch) for side in config.image_size)
         small, block = replace(config, image_size=(height, side)), dict(weights)
+        if self.mixer.kind == "static":  # whose matrices are for one grid
+            small = config
         if self.separate:
             block["attn.conv.weight"], _ = separated(block["attn.conv.weight"])
             yield separation(f"{prefix}attn.conv", self.error)

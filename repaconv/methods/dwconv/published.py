@@ -6,7 +6,8 @@ from torch import Tensor
 
 from repaconv.backbones.vit import ViTConfig
 from repaconv.methods.dwconv.mixers import Mixer
-from repaconv.methods.dwconv.paper import ConvBlock, DropIn
+from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.training import DropIn
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.blockwise import example_weights, published_net
 from repaconv.skeletons.norms import NormTraits

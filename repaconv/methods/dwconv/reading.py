@@ -27,7 +27,7 @@ from repaconv.trained.activations import read_activation
 from repaconv.trained.contract import Detection
 from repaconv.trained.knobs import Knobs, one_of, said_in
 
-_KERNEL = re.compile(r"^(?P<block>blocks\.(?:\d+\.)?\d+)\.attn\.(?P<what>dw|conv|conv_heads|gamma)(?:\.|$)")
+_KERNEL = re.compile(r"^(?P<block>blocks\.(?:\d+\.)?\d+)\.attn\.(?P<what>dw|conv|conv_heads|gamma|static)(?:\.|$)")
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
@@ -51,17 +51,28 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
         UsageProblem: If a setting is unknown or malformed.
     """
     _require_layout(checkpoint)
+    return read_any(checkpoint, settings)
+
+
+def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
+    """The same, of a plain vision transformer too, whose blocks all attend; `read` folds none such.
+
+    Raises:
+        Refused: If the keys are not one whole net, or a gate has not chosen.
+        UsageProblem: If a setting is unknown or malformed.
+    """
     net, meta = Opened.of(checkpoint, settings), said_in(checkpoint.record, "meta")
     tensors, knobs, arch = net.tensors, net.knobs, said_in(meta, "arch")
     way = "antialias" if "register_tokens" in tensors else "offset"
     sizes = read_frame(tensors, knobs, arch, "meta.arch", resize=way)
     width, depth = sizes["width"], depth_of(tensors)
+    tokens = len(sizes["tokens"]) + sizes["registers"]
     heads = read_heads(width, depth, knobs, arch.get("num_heads"), "meta.arch")
     gates = read_gates(tensors, meta, knobs, depth, heads)
     refactor = knobs.take("full_conv", one_of("auto", "refactor", "keep"), "auto")
     norms, act = read_norms(tensors, knobs), _read_act(tensors, net.record, knobs)
     blocks = tuple(
-        _read_block(tensors, f"blocks.{index}.", width, heads, gates[index], refactor, norms, act)
+        _read_block(tensors, f"blocks.{index}.", width, heads, gates[index], refactor, norms, act, tokens)
         for index in range(depth)
     )
     _require_grid(sizes, blocks)
@@ -102,9 +113,10 @@ def _read_block(
     refactor: str,
     norms: Norms,
     act: ActivationKind,
+    tokens: int,
 ) -> ConvBlock:
     block = block_tensors(tensors, prefix)
-    mixer = read_mixer(block, prefix, width, heads, gated)
+    mixer = read_mixer(block, prefix, width, heads, gated, tokens)
     swiglu = "mlp.w12.weight" in block
     hidden = (
         weight_of(tensors, f"{prefix}mlp.w3.weight", 2).shape[1]
@@ -146,10 +158,12 @@ def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> No
     Raises:
         Refused: If there are any, or the net says of itself what is not known.
     """
-    if (sizes["tokens"] or sizes["registers"]) and any(any(block.mixer.conv) for block in blocks):
+    if (sizes["tokens"] or sizes["registers"]) and any(
+        any(block.mixer.conv) and not block.mixer.prefix for block in blocks
+    ):
         raise Refused(
             "there are tokens beside the patches (cls_token, register_tokens), which have no place in a convolution.",
-            hint=f"Nets of {FORMAT} are trained without them.",
+            hint=f"Nets of {FORMAT} are trained without them; `repaconv convert` leaves them their attention.",
             code="dwconv.tokens",
         )
     if sizes["classes"] and sizes["pool"] == "none":

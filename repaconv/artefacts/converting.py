@@ -1,0 +1,62 @@
+"""What ``convert`` leaves: which blocks were replaced, how they were chosen, and what it costs."""
+
+from __future__ import annotations
+
+from repaconv.artefacts.records import Artefact, Link, Origin, Payload, Record
+from repaconv.artefacts.scoring import BlockScore
+
+
+class Share(Record):
+    """How many images did what; a part is told by the images' content, so no image is in two of them."""
+
+    fitting: int
+    choosing: int
+    judging: int
+
+
+class Tried(Record):
+    """A choice of blocks, measured on the images that choose.
+
+    ``error`` is the relative one of the outputs, ``agreement`` the share of equal first classes, ``accuracy`` the
+    difference from the original's where there are labels. ``within`` says whether the budget allows it.
+    """
+
+    blocks: tuple[int, ...]
+    error: float
+    agreement: float | None = None
+    accuracy: float | None = None
+    within: bool | None = None
+
+
+class ConvertArtefact(Artefact):
+    """A network converted without training. It is lossy: ``judged`` is what it costs, on images that did nothing else.
+
+    ``parent`` is the network that it was made from. ``order`` is by what ``criterion`` found, the best to replace
+    first, empty where the blocks were named. ``refitted`` are blocks that stay, whose W^O was fitted anew;
+    ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
+    the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method.
+    """
+
+    stage: str = "convert"
+    parent: Origin
+    settings: dict[str, str]
+    method: str
+    kind: str
+    kernel: int | None
+    fit: str
+    criterion: str
+    inputs: str
+    images: Share
+    labels: str = ""
+    scores: tuple[BlockScore, ...] = ()
+    order: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    refitted: tuple[int, ...] = ()
+    condition: float | None = None
+    ridge: float | None = None
+    schedule: tuple[int, ...] = ()
+    max_disagreement: float | None = None
+    max_accuracy_drop: float | None = None
+    judged: Link
+    payload: Payload | None

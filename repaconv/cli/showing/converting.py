@@ -1,0 +1,44 @@
+"""What was converted, how it was chosen, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.render import coloured, out, plain, table
+from repaconv.cli.showing.parts import accuracy_told
+from repaconv.cli.showing.scoring import scores
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import ConvertArtefact, Tried
+
+
+def show(done: ConvertArtefact) -> None:
+    """Scores, what was tried, and what the images that judge say."""
+    if done.scores:
+        out().print(scores(done.scores, done.kernel))
+        _print_tried(done.tried)
+        where = f"blocks {', '.join(map(str, done.blocks))} of {len(done.scores)}"
+        refitted = f"; W^O of {', '.join(map(str, done.refitted))} fitted anew" if done.refitted else ""
+        solved = f"; ridge {done.ridge:g}, condition {done.condition:.1e}" if done.ridge and done.condition else ""
+        out().print(f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}")
+    if done.schedule:
+        out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
+    parts = done.images
+    out().print(f"[dim]{plain(done.inputs)}: {parts.fitting} fit, {parts.choosing} choose, {parts.judging} judge[/]")
+    if done.judged.accuracy:
+        out().print(accuracy_told(done.judged.name, done.judged.accuracy))
+    metrics = done.judged.metrics
+    if metrics:
+        divergence = "" if metrics.kl_divergence is None else f", KL {metrics.kl_divergence:.4f}"
+        out().print(f"largest error {metrics.norm_error:.3f} of an image's output{divergence}")
+    out().print(f"{coloured(done.verdict)}: {plain(done.judged.note)}")
+
+
+def _print_tried(tried: tuple[Tried, ...]) -> None:
+    rows = table("blocks replaced", "error", "agreement", "accuracy", "budget")
+    for each in tried:
+        shares = ("" if value is None else f"{value:+.1%}" if n else f"{value:.1%}" for n, value in
+                  enumerate((each.agreement, each.accuracy)))  # fmt: skip
+        within = {None: "", True: "within", False: "beyond"}[each.within]
+        rows.add_row(", ".join(map(str, each.blocks)), f"{each.error:.3f}", *shares, within)
+    out().print(rows)

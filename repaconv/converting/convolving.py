@@ -1,0 +1,115 @@
+"""Attention to convolution, from a budget or a number of blocks to a network that is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.artefacts import Origin, Tried
+from repaconv.converting.asked import Blocks
+from repaconv.converting.choosing import as_many_as_allowed, converted, single_errors
+from repaconv.converting.fitting import How
+from repaconv.converting.judging import Budget, Judge
+from repaconv.converting.parting import Parted
+from repaconv.converting.plain import AT_ONCE, Plain, Reading
+from repaconv.converting.scoring import Scores, score
+from repaconv.errors import GateFailed
+from repaconv.methods.dwconv.mixers import FORMAT
+from repaconv.progress import Progress
+
+
+class Found(NamedTuple):
+    """A converted network, and how it was found.
+
+    Attributes:
+        net: In float32.
+        reading: Its blocks and weights.
+        scores: Of the original.
+        order: Of the blocks, where they were chosen.
+        tried: What was measured on the way; the last is this network.
+        refitted: Kept blocks whose W^O was fitted anew.
+        condition: The largest.
+    """
+
+    net: nn.Module
+    reading: Reading
+    scores: Scores
+    order: tuple[int, ...]
+    tried: tuple[Tried, ...]
+    refitted: tuple[int, ...]
+    condition: float | None
+
+
+def convolved(
+    plain: Plain, how: How, blocks: Blocks, criterion: str, parted: Parted, budget: Budget, progress: Progress
+) -> Found:
+    """Choose, convert, measure on the images that choose.
+
+    Raises:
+        GateFailed: If the budget allows no block at all.
+    """
+    judge = Judge(plain.net, parted.choosing, logits=plain.config.classes > 0)
+    progress("score", 0, 0)
+    scores = score(plain, torch.split(parted.fitting.images, AT_ONCE), how.kernel)
+    order: tuple[int, ...] = ()
+    if not blocks.named and criterion == "error":
+        scores = scores.with_errors(single_errors(plain, how, parted.fitting.images, judge, progress))
+        order = scores.by_error
+    elif not blocks.named:
+        order = scores.by_sigma
+    chosen = blocks.named or order[: blocks.number or 0]
+    tried: tuple[Tried, ...] = ()
+    if not chosen:
+        chosen, tried = as_many_as_allowed(plain, how, order, parted, judge, budget, progress)
+        _require_some(chosen, tried)
+    progress("convert", 0, 0)
+    found, last = converted(plain, how, chosen, parted, judge, budget)
+    conditions = [number for several in found.conditions.values() for number in several]
+    known = tuple(each for each in tried if each.blocks != last.blocks)
+    return Found(found.net, found.reading, scores, order, (*known, last), found.refitted, max(conditions, default=None))
+
+
+def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:
+    if not chosen:
+        least = tried[0]
+        raise GateFailed(
+            f"the budget allows no block: replacing block {least.blocks[0]} alone leaves {least.agreement:.1%} of the "
+            "first classes as they were.",
+            hint="Allow more, give more images, or try --kind static.",
+            code="convert.budget",
+        )
+
+
+_OF_THE_ORIGINAL = ("image_size", "trained_size", "pos_resize", "num_heads", "pool", "norm_eps", "full_conv")
+"""Settings that the converted checkpoint's own metadata says."""
+
+
+def settings_for(given: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings that a converted checkpoint still needs."""
+    return {name: value for name, value in given.items() if name not in _OF_THE_ORIGINAL}
+
+
+def metadata(reading: Reading, parent: Origin, record: Mapping[str, Any]) -> dict[str, str]:
+    """What the converted checkpoint says of itself: its layout, its architecture, where it is from."""
+    config = reading.config
+    arch = {
+        "img_size": list(config.image_size),
+        "num_heads": reading.blocks[0].mixer.heads,
+        "norm_eps": config.norm_eps,
+        **({"global_pool": config.pool} if config.pool != "distilled" else {}),
+    }
+    args = record.get("args")
+    meta = {"format": FORMAT, "arch": arch, "converted_from": parent.sha256}
+    return {
+        "meta": json.dumps(meta, sort_keys=True),
+        **({"args": json.dumps(dict(args), sort_keys=True, default=str)} if isinstance(args, Mapping) else {}),
+    }
+
+
+def weights_of(found: Found) -> dict[str, Tensor]:
+    """As they are written."""
+    return {name: tensor.detach().contiguous().clone() for name, tensor in found.reading.tensors.items()}

@@ -1,0 +1,154 @@
+"""One attending block as a convolution, or as a constant matrix: kernel, mean and W^O in closed form.
+
+Two fits follow each other. By channel c, the kernel K_c and the share a_c of the mean, so that
+
+    K_c * V_c + a_c mean(V_c) + b_c   is near the attention's output H_c of the original,
+
+with V of the network as converted so far; then W^O and its bias, so that what is added to that network's residual
+stream leads to the original's: this corrects what earlier blocks did. b goes into W^O's bias. LayerScale goes into W^O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.convmixers import to_grid, to_tokens
+from repaconv.converting.normal import Normal, Solved
+from repaconv.converting.patterns import mean_kernel
+from repaconv.converting.places import Piece, Place, Values
+from repaconv.converting.plain import batches
+from repaconv.methods.dwconv.mixers import Mixer
+
+Kind = Literal["depthwise", "ensembled", "static"]
+FitBy = Literal["squares", "gaussian", "mean"]
+
+
+@dataclass(frozen=True)
+class How:
+    """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was."""
+
+    kind: Kind = "depthwise"
+    kernel: int = 3
+    fit: FitBy = "squares"
+
+
+def fitted(place: Place, how: How) -> Piece:
+    """The block in the form asked for, fitted to all images of ``place``."""
+    if how.fit != "squares":
+        return _by_hand(place, how)
+    if how.kind == "static":
+        return _static(place)
+    return (_ensembled if how.kind == "ensembled" else _depthwise)(place, how.kernel)
+
+
+def refitted(place: Place) -> Piece:
+    """An attending block with W^O fitted anew to the original's residual stream."""
+    normal = Normal()
+    for teacher, student in batches(place.teacher, place.student):
+        normal.add(place.heads(student).flatten(0, 1), place.wanted(teacher, student).flatten(0, 1))
+    solved = normal.solve(place.proj)
+    qkv = {f"attn.qkv.{name}": value for name, value in place.qkv.items()}
+    return place.piece(place.mixer, qkv, solved.weights, solved.condition)
+
+
+def _depthwise(place: Place, side: int) -> Piece:
+    """eq. 11, every channel's kernel fitted to what attention made of it."""
+    values, width = place.values, place.plain.config.width
+    targets = (place.heads(teacher)[:, place.prefix :] for (teacher,) in batches(place.teacher))
+    kernels, mean, condition = _kernels(place, values, side, targets)
+    output = _output(place, _convolution(place, values, kernels, mean), place.proj)
+    mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, side, width, mean=True)
+    tensors = {**values.tensors, "attn.dw.weight": kernels, "attn.mean": mean}
+    return place.piece(mixer, tensors, output.weights, condition, output.condition)
+
+
+def _ensembled(place: Place, side: int) -> Piece:
+    """eq. 13: the directions of W^O are those in which a linear map of the tokens comes nearest to what is wanted."""
+    heads, head = place.plain.heads, place.plain.config.width // place.plain.heads
+    linear = Normal()
+    for teacher, student in batches(place.teacher, place.student):
+        wanted = place.wanted(teacher, student)[:, place.prefix :]
+        linear.add(place.block.norm1(student[:, place.prefix :]).flatten(0, 1), wanted.flatten(0, 1))
+    nearest = linear.solve()
+    map_ = nearest.weights[:-1]
+    directions = torch.linalg.eigh(map_.T @ linear.centred() @ map_).eigenvectors[:, -head:]  # [d, dh], orthonormal
+    values = Values((map_ @ directions).T.float(), torch.zeros(head) if place.mixer.qkv_bias else None)
+    targets = (
+        place.wanted(teacher, student)[:, place.prefix :] @ directions.float()
+        for teacher, student in batches(place.teacher, place.student)
+    )
+    kernels, mean, condition = _kernels(place, values, side, targets)
+    output = _output(place, _convolution(place, values, kernels, mean))
+    mixer = Mixer("ensembled", (True,) * heads, 0, True, side, head, mean=True)
+    # all heads alike and all shares equal, so that the ensemble is the head that was fitted
+    alike = {name: tensor.repeat(heads, *[1] * (tensor.ndim - 1)) for name, tensor in values.tensors.items()}
+    tensors = {**alike, "attn.dw.weight": kernels, "attn.mean": mean, "attn.gamma": torch.zeros(heads)}
+    tiled = torch.cat([output.weights[:-1].repeat(heads, 1), output.weights[-1:]])
+    return place.piece(mixer, tensors, tiled, nearest.condition, condition, output.condition)
+
+
+def _static(place: Place) -> Piece:
+    """The mean attention matrix of each head."""
+    values, matrix, heads = place.values, place.mean_attention(), place.plain.heads
+
+    def mixed(x: Tensor) -> Tensor:
+        v = place.patches(x, values)
+        by_head = v.view(*v.shape[:2], heads, -1).transpose(1, 2)
+        return (matrix @ by_head).transpose(1, 2).flatten(2)
+
+    output = _output(place, mixed, place.proj)
+    tensors = {**values.tensors, "attn.static": matrix}
+    return place.piece(Mixer("static", (True,) * heads, 0, True), tensors, output.weights, output.condition)
+
+
+def _by_hand(place: Place, how: How) -> Piece:
+    """The papers' kernels: a Gaussian of sum 1, or the mean attention matrix as seen from the query."""
+    heads, width, side = place.plain.heads, place.plain.config.width, how.kernel
+    if how.fit == "gaussian":
+        axis = torch.exp(-((torch.arange(side) - side // 2) ** 2) / 2.0)
+        kernel = (axis[:, None] * axis / axis.sum() ** 2).expand(heads, side, side)
+    else:
+        kernel = mean_kernel(place.mean_attention(), place.plain.config.grid, side)
+    kernels = kernel.repeat_interleave(width // heads, 0).unsqueeze(1).contiguous()
+    mixer = Mixer("depthwise", (True,) * heads, 0, True, side, width)
+    return place.piece(mixer, {**place.values.tensors, "attn.dw.weight": kernels}, place.proj)
+
+
+def _kernels(place: Place, values: Values, side: int, targets: Iterator[Tensor]) -> tuple[Tensor, Tensor, float]:
+    """Kernels [c, 1, k, k] and shares of the mean [c] that make ``targets`` [B, n, c] of the values."""
+    normal = Normal()
+    for (student,), target in zip(batches(place.student), targets, strict=True):
+        v = to_grid(place.patches(student, values), place.plain.config.grid)
+        around = nn.functional.unfold(v, side, padding=side // 2)
+        around = around.view(*v.shape[:2], side * side, -1)  # [B, c, k k, n]
+        mean = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
+        features = torch.cat([around, mean], 2).permute(1, 0, 3, 2).flatten(1, 2)  # [c, B n, k k + 1]
+        normal.add(features, target.permute(2, 0, 1).flatten(1)[:, :, None])
+    solved = normal.solve()
+    found = solved.weights[:, :, 0].float()
+    return found[:, :-2].reshape(-1, 1, side, side).contiguous(), found[:, -2].contiguous(), solved.condition
+
+
+def _convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:
+    """Tokens [B, T, d] to what stands before W^O, [B, n, c]."""
+
+    def mixed(x: Tensor) -> Tensor:
+        v = to_grid(place.patches(x, values), place.plain.config.grid)
+        convolved = nn.functional.conv2d(v, kernels, padding=kernels.shape[-1] // 2, groups=len(kernels))
+        return to_tokens(convolved + mean[:, None, None] * v.mean((2, 3), keepdim=True))
+
+    return mixed
+
+
+def _output(place: Place, mixed: Callable[[Tensor], Tensor], prior: Tensor | None = None) -> Solved:
+    """W^O [c + 1, d] for the patches, fitted to the original's residual stream."""
+    normal = Normal()
+    for teacher, student in batches(place.teacher, place.student):
+        wanted = place.wanted(teacher, student)[:, place.prefix :]
+        normal.add(mixed(student).flatten(0, 1), wanted.flatten(0, 1))
+    return normal.solve(prior)

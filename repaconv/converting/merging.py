@@ -1,0 +1,52 @@
+"""Token merging (ToMe) for a network that was never trained for it: PYRA's, without its modulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from repaconv.backbones.vit import ViTConfig
+from repaconv.checkpoint import Checkpoint
+from repaconv.errors import UsageProblem
+from repaconv.methods.pyra import METHOD
+from repaconv.proof.runners import weighted
+
+
+def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> str:
+    """Tokens that go, block by block, as the method takes it.
+
+    Of ``keep`` all blocks but the last have an equal share, earlier ones what is left over; behind the last, nothing
+    but the class token is read.
+
+    Raises:
+        UsageProblem: If neither is given, or both, or no share is left.
+    """
+    if (schedule is None) == (keep is None):
+        raise UsageProblem(
+            f"{'neither of' if schedule is None else 'both'} --schedule and --keep given.",
+            hint="Give --schedule 16,16,... (tokens that go, block by block), or --keep 0.6.",
+            code="convert.schedule",
+        )
+    if schedule is not None or keep is None:
+        return schedule or ""
+    if not 0 < keep < 1:
+        raise UsageProblem(
+            f"--keep {keep:g} is not between 0 and 1.", hint="It is the share that is left.", code="convert.schedule"
+        )
+    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
+    each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
+    rows = [each + (index < more) for index in range(depth - 1)]
+    return ",".join(map(str, [*rows, 0]))
+
+
+def merged(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network with merging, in float32, and its schedule; ``settings`` name it.
+
+    Raises:
+        Refused: If it does not read its class token, or more tokens are to go than there are.
+    """
+    reading = METHOD.read(checkpoint, settings)
+    (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
+    return weighted(reading.module(), reading.tensors, torch.float32), tuple(schedule)

@@ -1,0 +1,57 @@
+"""Least squares from normal equations that are summed up batch by batch, in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RIDGE = 1e-3
+"""Of the features' mean square, as measured on digits (docs/convert.md)."""
+
+
+class Solved(NamedTuple):
+    """Weights [..., f, o], and the condition number of the system as solved, the largest of several."""
+
+    weights: Tensor
+    condition: float
+
+
+class Normal:
+    """Systems of f features and o targets, one or a batch [...] of them; the last feature is the constant 1."""
+
+    def __init__(self) -> None:
+        self.gram: Tensor | None = None
+        self.cross: Tensor | None = None
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        """Rows of features [..., r, f - 1], to which the constant is added, and targets [..., r, o]."""
+        features = torch.cat([features.double(), torch.ones_like(features[..., :1], dtype=torch.float64)], -1)
+        gram, cross = features.mT @ features, features.mT @ targets.double()
+        self.gram = gram if self.gram is None else self.gram + gram
+        self.cross = cross if self.cross is None else self.cross + cross
+
+    def solve(self, prior: Tensor | None = None, ridge: float = RIDGE) -> Solved:
+        """min |F W - T|^2 + lambda |W - prior|^2, the constant's weight free; lambda is ``ridge`` of mean squares.
+
+        Args:
+            prior: [..., f, o]; zero when None.
+            ridge: The relative one.
+        """
+        assert self.gram is not None
+        assert self.cross is not None
+        squares = self.gram.diagonal(dim1=-2, dim2=-1)
+        lam = ridge * squares[..., :-1].mean(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        penalty = torch.cat([lam.expand_as(squares[..., :-1]), torch.zeros_like(squares[..., :1])], -1)
+        system = self.gram + torch.diag_embed(penalty)
+        right = self.cross if prior is None else self.cross + penalty.unsqueeze(-1) * prior.double()
+        spectrum = torch.linalg.eigvalsh(system)
+        condition = float((spectrum[..., -1] / spectrum[..., 0].clamp_min(1e-300)).max())
+        return Solved(torch.linalg.solve(system, right), condition)
+
+    def centred(self) -> Tensor:
+        """The features' Gram matrix [..., f - 1, f - 1] around their means."""
+        assert self.gram is not None
+        sums, count = self.gram[..., :-1, -1:], self.gram[..., -1:, -1:]
+        return self.gram[..., :-1, :-1] - sums @ sums.mT / count

@@ -1,0 +1,89 @@
+"""Images parted by their content: what fits or chooses never judges, whatever folder or order it comes in."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from repaconv.artefacts import Share
+from repaconv.errors import Refused
+from repaconv.proof.data import Inputs
+
+Role = Literal["fitting", "choosing", "judging"]
+ROLES: tuple[Role, ...] = ("fitting", "fitting", "choosing", "judging")
+
+
+def role_of(image: NDArray[np.float32]) -> Role:
+    """Of an image [C, H, W] as the network takes it: half fit, a quarter choose, a quarter judge."""
+    return ROLES[hashlib.sha256(np.ascontiguousarray(image, dtype="<f4").tobytes()).digest()[0] % len(ROLES)]
+
+
+class Part(NamedTuple):
+    """Images [N, C, H, W] and their classes [N], -1 where unknown."""
+
+    images: Tensor
+    labels: NDArray[np.int64]
+
+
+class Parted(NamedTuple):
+    """The three parts."""
+
+    fitting: Part
+    choosing: Part
+    judging: Part
+
+    @property
+    def share(self) -> Share:
+        """How many are in each."""
+        return Share(**{name: len(part.images) for name, part in self._asdict().items()})
+
+
+def part(given: Inputs, samples: int) -> Parted:
+    """Read images, ``samples`` of them at most and evenly spread, and part them.
+
+    Raises:
+        Refused: If an image holds NaN or infinity, or a part is empty.
+    """
+    found: dict[Role, list[tuple[NDArray[np.float32], int]]] = {role: [] for role in ROLES}
+    for place in places(given.shape[0], samples):
+        batch = given.piece(place, place + 1)
+        image = batch.images[0]
+        require_finite(image, place, given)
+        found[role_of(image)].append((image, -1 if batch.labels is None else int(batch.labels[0])))
+    if empty := [role for role, images in found.items() if not images]:
+        raise Refused(
+            f"of {min(samples, given.shape[0])} images of {given.name} none is for {' and '.join(empty)}: they are "
+            "parted by their content, half to fit, a quarter to choose, a quarter to judge.",
+            hint="Give some hundreds of images with --images or --inputs.",
+            code="convert.too-few",
+        )
+    return Parted(*(_stacked(found[role]) for role in dict.fromkeys(ROLES)))
+
+
+def places(count: int, samples: int) -> list[int]:
+    """Places of so many of them, evenly spread."""
+    return list(range(count)) if samples >= count else [place * count // samples for place in range(samples)]
+
+
+def require_finite(images: NDArray[np.float32], place: int, given: Inputs) -> None:
+    """Refuse images with NaN or infinity.
+
+    Raises:
+        Refused: Naming where.
+    """
+    if not np.isfinite(images).all():
+        raise Refused(
+            f"{given.name}: image {place} holds NaN or infinity.",
+            hint="Take it out: a fit or a score would be of nothing.",
+            code="inputs.not-finite",
+        )
+
+
+def _stacked(rows: list[tuple[NDArray[np.float32], int]]) -> Part:
+    images, labels = zip(*rows, strict=True)
+    return Part(torch.from_numpy(np.stack(images)), np.asarray(labels))

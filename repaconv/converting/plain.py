@@ -1,0 +1,112 @@
+"""A plain vision transformer, block by block: the network that is scored and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.checkpoint import Checkpoint
+from repaconv.errors import Refused
+from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.reading import read_any
+from repaconv.proof.runners import weighted
+from repaconv.skeletons.blockwise import BlockwiseReading
+
+AT_ONCE = 16
+"""Images that are worked on together."""
+
+Reading = BlockwiseReading[ConvBlock]
+
+
+def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
+    """Understand a plain vision transformer.
+
+    Raises:
+        Refused: If it is none, or a block of it attends no more.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    reading = read_any(checkpoint, settings)
+    replaced = [index for index, block in enumerate(reading.blocks) if block.mixer.kind != "attention"]
+    if replaced:
+        raise Refused(
+            f"{checkpoint.path}: blocks {', '.join(map(str, replaced))} attend no more, or not with all heads.",
+            hint="Give the plain network that it was made from.",
+            code="convert.not-plain",
+        )
+    return reading
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The network in float32 and in eval mode, and what it was read from."""
+
+    reading: Reading
+    net: ViT
+
+    @classmethod
+    def of(cls, reading: Reading) -> Plain:
+        """Build it."""
+        net = weighted(reading.module(), reading.tensors, torch.float32)
+        assert isinstance(net, ViT)
+        return cls(reading, net)
+
+    @property
+    def config(self) -> ViTConfig:
+        """Of the deploy form."""
+        return self.reading.config
+
+    @property
+    def blocks(self) -> list[Any]:
+        """Its blocks in order."""
+        return list(self.net.blocks)
+
+    @property
+    def heads(self) -> int:
+        """Of a block."""
+        return self.reading.blocks[0].mixer.heads
+
+    def rest(self, x: Tensor, start: int, replaced: nn.Module | None = None) -> Tensor:
+        """Tokens [B, N, d] before block ``start`` to outputs, with that block replaced where one is given."""
+        for index in range(start, len(self.net.blocks)):
+            block = replaced if replaced is not None and index == start else self.net.blocks[index]
+            x = block(x)
+        return self.net.read_out(x)
+
+
+def projected(block: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B, h, N, dh] of an attending block for tokens [B, N, d]."""
+    q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def attended(block: Any, x: Tensor, heads: int) -> Tensor:
+    """The outputs [B, N, d] of its heads, before W^O."""
+    mixed = nn.functional.scaled_dot_product_attention(*projected(block, x, heads))
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def behind_attention(block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+    """The residual stream [B, N, d] once W^O of the heads' outputs is added."""
+    out: Tensor = x + block.ls1(block.attn.proj(mixed))
+    return out
+
+
+def behind_mlp(block: Any, x: Tensor) -> Tensor:
+    """The residual stream [B, N, d] at the block's end."""
+    out: Tensor = x + block.ls2(block.mlp(block.norm2(x)))
+    return out
+
+
+def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same images of each, a few at once."""
+    return zip(*(torch.split(tensor, AT_ONCE) for tensor in tensors), strict=True)
+
+
+def mapped(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """All images through a function, a few at once."""
+    return torch.cat([function(*some) for some in batches(*tensors)])

@@ -1,0 +1,105 @@
+"""How near each head is to a convolution, in one pass over the images: memory does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from repaconv.artefacts import BlockScore, HeadScore
+from repaconv.converting.patterns import invariance, locality, mean_kernel
+from repaconv.converting.plain import Plain, behind_attention, behind_mlp, projected
+
+PATTERN = 11
+"""Side of the patterns that are drawn."""
+
+
+class Moments:
+    """Means and squares around them of attention matrices, by Welford's algorithm, a batch at a time.
+
+    The sums of two sets of images join as in Chan, Golub and LeVeque (1983).
+    """
+
+    def __init__(self) -> None:
+        self.count, self.entropy = 0, torch.zeros(())
+        self.mean = self.squares = torch.zeros((), dtype=torch.float64)
+
+    def add(self, attention: Tensor, prefix: int) -> None:
+        """Matrices [B, h, N, N] of all tokens, of which ``prefix`` come before the patches."""
+        among = attention[:, :, prefix:, prefix:]
+        mean = among.mean(0)
+        here, squares = len(among), (among - mean).square_().sum(0)
+        apart, total = mean.double() - self.mean, self.count + len(among)
+        self.squares = self.squares + squares + apart**2 * (self.count * here / total)
+        self.mean = self.mean + apart * (here / total)
+        logs = torch.special.entr(attention[:, :, prefix:]).sum(-1).mean(-1).sum(0)
+        self.entropy, self.count = self.entropy + logs / torch.log(torch.tensor(attention.shape[-1])), total
+
+    def heads(self, grid: tuple[int, int], side: int) -> tuple[HeadScore, ...]:
+        """The scores of each head."""
+        columns = (
+            (self.squares / max(self.count - 1, 1)).sqrt().sum((-2, -1)),
+            locality(self.mean, grid, side),
+            invariance(self.mean, grid),
+            self.entropy / self.count,
+        )
+        rows = torch.stack([column.double() for column in columns], 1).tolist()
+        return tuple(HeadScore(sigma=s, locality=l_, invariance=i, entropy=e) for s, l_, i, e in rows)
+
+
+class Scores(NamedTuple):
+    """The scores of all blocks, and each head's mean attention around its query, [h, 11, 11] a block."""
+
+    blocks: tuple[BlockScore, ...]
+    patterns: tuple[Tensor, ...]
+
+    @property
+    def by_sigma(self) -> tuple[int, ...]:
+        """Blocks by Sigma_b, the smallest first, which is the paper's choice."""
+        return tuple(score.block for score in sorted(self.blocks, key=lambda score: score.sigma))
+
+    @property
+    def by_error(self) -> tuple[int, ...]:
+        """Blocks by what replacing each alone costs, the cheapest first; empty where that was not measured."""
+        known = [(score.error, score.block) for score in self.blocks if score.error is not None]
+        return tuple(block for _, block in sorted(known))
+
+    def with_errors(self, errors: Sequence[float]) -> Scores:
+        """The same with the blocks' errors."""
+        pairs = zip(self.blocks, errors, strict=True)
+        return self._replace(blocks=tuple(block.model_copy(update={"error": error}) for block, error in pairs))
+
+
+def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
+    """Score all heads.
+
+    Args:
+        plain: The network.
+        images: Batches [B, C, H, W].
+        side: Of the kernel that locality is for.
+    """
+    moments = [Moments() for _ in plain.blocks]
+    with torch.inference_mode():
+        for batch in images:
+            x = plain.net.embed(batch)
+            for block, seen in zip(plain.blocks, moments, strict=True):
+                q, k, v = projected(block, x, plain.heads)
+                attention = (q @ k.mT).mul_(q.shape[-1] ** -0.5).softmax(-1)
+                seen.add(attention, plain.config.prefix)
+                x = behind_mlp(block, behind_attention(block, x, (attention @ v).transpose(1, 2).flatten(2)))
+    grid = plain.config.grid
+    blocks = tuple(_block(index, seen.heads(grid, side)) for index, seen in enumerate(moments))
+    return Scores(blocks, tuple(mean_kernel(seen.mean, grid, PATTERN) for seen in moments))
+
+
+def _block(index: int, heads: tuple[HeadScore, ...]) -> BlockScore:
+    means = {name: sum(getattr(head, name) for head in heads) / len(heads) for name in HeadScore.model_fields}
+    return BlockScore(block=index, heads=heads, **means)
+
+
+def uniform_locality(grid: tuple[int, int], side: int) -> float:
+    """That of attention which is the same everywhere."""
+    count = grid[0] * grid[1]
+    return float(locality(torch.ones(count, count), grid, side))

@@ -1,0 +1,81 @@
+"""A whole network, block by block: every fit sees what the ones before it made of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from repaconv.backbones.vit import ViT
+from repaconv.converting.fitting import How, fitted, refitted
+from repaconv.converting.places import Piece, Place
+from repaconv.converting.plain import Plain, Reading, behind_attention, behind_mlp, mapped
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted network.
+
+    Attributes:
+        net: In float32 and eval mode.
+        reading: Its blocks, and all its weights by official names.
+        conditions: Of each block that was solved for, by index.
+        refitted: Kept blocks whose W^O was fitted anew.
+    """
+
+    net: ViT
+    reading: Reading
+    conditions: dict[int, tuple[float, ...]]
+    refitted: tuple[int, ...]
+
+
+def convert(plain: Plain, chosen: Collection[int], how: How, images: Tensor, *, refit: bool = False) -> Converted:
+    """The network with the chosen blocks replaced.
+
+    Args:
+        plain: The original.
+        chosen: Blocks.
+        how: What they become.
+        images: [N, C, H, W] to fit on.
+        refit: Whether blocks that stay, behind one that does not, have their W^O fitted too.
+    """
+    with torch.inference_mode():
+        pieces = _pieces(plain, chosen, how, images, refit)
+    return _assembled(plain, pieces, tuple(index for index in pieces if index not in chosen))
+
+
+def _pieces(plain: Plain, chosen: Collection[int], how: How, images: Tensor, refit: bool) -> dict[int, Piece]:
+    pieces: dict[int, Piece] = {}
+    teacher = student = mapped(plain.net.embed, images)
+    for index, block in enumerate(plain.blocks):
+        place = Place(plain, index, teacher, student)
+        if index in chosen:
+            pieces[index] = fitted(place, how)
+        elif refit and pieces:
+            pieces[index] = refitted(place)
+        if index + 1 == len(plain.blocks):
+            break
+        student = mapped(pieces[index].module if index in pieces else block, student) if pieces else student
+        teacher = mapped(_through(place), teacher)
+        student = student if pieces else teacher
+    return pieces
+
+
+def _through(place: Place) -> Callable[[Tensor], Tensor]:
+    """The original block."""
+    return lambda x: behind_mlp(place.block, behind_attention(place.block, x, place.heads(x)))
+
+
+def _assembled(plain: Plain, pieces: dict[int, Piece], kept: tuple[int, ...]) -> Converted:
+    blocks = list(plain.reading.blocks)
+    tensors = {name: tensor.float() for name, tensor in plain.reading.tensors.items()}
+    for index, piece in pieces.items():
+        prefix = f"blocks.{index}."
+        blocks[index] = piece.block
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+        tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in piece.tensors.items()}
+    config = replace(plain.config, blocks=tuple(block.spec(plain.config.width) for block in blocks))
+    reading = replace(plain.reading, config=config, blocks=tuple(blocks), tensors=tensors, names={}, facts=())
+    return Converted(Plain.of(reading).net, reading, {index: piece.conditions for index, piece in pieces.items()}, kept)

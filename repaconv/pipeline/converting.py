@@ -1,0 +1,202 @@
+"""convert: a plain vision transformer to a faster one without training. It is lossy; fold is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import ConvertArtefact
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import payload_of, read_artefact, stage_of, write_text, write_with
+from repaconv.orders.converting import ConvertOrder
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import FoldOrder
+from repaconv.pipeline.checkpoint_folding import fold_file_by
+from repaconv.progress import Progress, silent
+from repaconv.replacing import put, require_ours
+from repaconv.steps.calibrating import calibration, require_kernel
+from repaconv.steps.common import made_by, with_files
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import Link
+    from repaconv.checkpoint import Checkpoint
+    from repaconv.converting.convolving import Found
+    from repaconv.converting.judging import Budget
+    from repaconv.converting.parting import Parted
+    from repaconv.converting.plain import Plain
+    from repaconv.proof.data import Inputs
+
+METHODS = ("dwconv", "pyra")
+
+
+def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
+    """Convert a plain vision transformer by calibration alone, and fold what came of it.
+
+    The run's exact links are against the converted network, its loss is against the original: on images that neither
+    fitted nor chose. Activations of the images that fit are held in memory.
+
+    Args:
+        checkpoint: A plain vision transformer.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If it is none, or the images are too few or cannot be taken.
+        UsageProblem: If what is asked for makes no sense for this network.
+        GateFailed: If the budget allows nothing.
+    """
+    plan = _plan(order, Path(checkpoint))
+    artefact = _merged(plan) if order.method == "pyra" else _convolved(plan, progress)
+    source = plan.run.folder / runs.CONVERTED if artefact.payload else Path(checkpoint)
+    folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
+    weights = {} if artefact.payload else {"weights": order.weights}
+    done = fold_file_by(FoldOrder(**{**vars(folded), **weights}), source, progress=progress)
+    made = [plan.run.folder / payload.path for payload in (artefact.payload, *artefact.beside) if payload]
+    return with_files(artefact, [Path(checkpoint)], [plan.run.convert_json, *made, *map(Path, done.wrote)])
+
+
+convert = by_name(convert_by, ConvertOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to."""
+
+    order: ConvertOrder
+    found: Checkpoint
+    plain: Plain
+    given: Inputs
+    parted: Parted
+    run: runs.Run
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What an artefact has of either method."""
+        return {
+            "made_by": made_by("torch"),
+            "asked": self.order.words(),
+            "parent": self.found.origin,
+            "method": self.order.method,
+            "inputs": self.given.name,
+            "images": self.parted.share,
+            "labels": self.given.labels,
+        }
+
+
+def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
+    """What may be refused before anything is fitted."""
+    if order.method not in METHODS:
+        raise UsageProblem(
+            f"nothing converts to {order.method!r}.", hint=f"Known: {', '.join(METHODS)}.", code="convert.unknown"
+        )
+    require_kernel(order.kernel)
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.converting.parting import part
+    from repaconv.converting.plain import Plain, read_plain
+
+    found = read_checkpoint(checkpoint, order.weights)
+    plain = Plain.of(read_plain(found, dict(order.settings or {})))
+    given = calibration(order, plain.reading)
+    run = _prepared(order, checkpoint, found.origin.sha256)
+    return _Plan(order, found, plain, given, part(given, order.samples), run)
+
+
+def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> runs.Run:
+    """The folder, if nothing of somebody else's is in it; nothing is written yet."""
+    run = runs.Run(Path(order.out) if order.out else runs.OUT / f"{checkpoint.stem}-{order.method}")
+    if stage_of(run.convert_json) == "convert":
+        before = read_artefact(run.convert_json, ConvertArtefact).parent
+        if not order.force and sha256 != before.sha256 and str(checkpoint.resolve()) != before.path:
+            raise Refused(
+                f"{run.folder} holds the conversion of another file, {before.path}.",
+                hint="Give another folder with -o, or --force to replace it.",
+                code="run.other-checkpoint",
+            )
+    elif run.folder.exists():
+        runs.prepare_run(checkpoint, sha256, run.folder, force=order.force)
+    require_ours(run.convert_json, "convert", run.folder / runs.CONVERTED, run.folder / runs.SCORES)
+    return run
+
+
+def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
+    """Attention to convolution."""
+    from repaconv.converting import asked
+    from repaconv.converting.convolving import convolved, settings_for
+    from repaconv.converting.judging import Judge
+    from repaconv.converting.normal import RIDGE
+
+    order, plain, config = plan.order, plan.plain, plan.plain.config
+    how, blocks = asked.read_how(order), asked.read_blocks(order.blocks, len(plain.blocks))
+    asked.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
+    choosing = not blocks.named and blocks.number is None
+    budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
+    found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
+    judged = Judge(plain.net, plan.parted.judging, logits=config.classes > 0).link(found.net, budget)
+    _write(plan, found)
+    return put(
+        plan.run.convert_json,
+        ConvertArtefact(
+            **plan.common,
+            **_judged(judged, budget),
+            settings=settings_for(order.settings or {}),
+            kind=how.kind,
+            kernel=None if how.kind == "static" else how.kernel,
+            fit=how.fit,
+            criterion="" if blocks.named else order.criterion,
+            scores=found.scores.blocks,
+            order=found.order,
+            blocks=found.tried[-1].blocks,
+            tried=found.tried,
+            refitted=found.refitted,
+            condition=found.condition,
+            ridge=RIDGE if how.fit == "squares" else None,
+            payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
+            beside=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder),),
+        ),
+    )
+
+
+def _write(plan: _Plan, found: Found) -> None:
+    """The converted checkpoint, and the scores as a picture."""
+    from safetensors.torch import save_file
+
+    from repaconv.converting.convolving import metadata, weights_of
+    from repaconv.converting.drawing import scores_svg
+
+    told = metadata(found.reading, plan.found.origin, plan.found.record)
+    write_with(plan.run.folder / runs.CONVERTED, lambda path: save_file(weights_of(found), path, told))
+    title = f"{Path(plan.found.origin.path).name}: mean attention around the query, by block and head"
+    write_text(plan.run.folder / runs.SCORES, scores_svg(found.scores, title))
+
+
+def _merged(plan: _Plan) -> ConvertArtefact:
+    """Token merging, of the same weights."""
+    from repaconv.converting import asked
+    from repaconv.converting.judging import Judge
+    from repaconv.converting.merging import merged, schedule_of
+
+    order, config = plan.order, plan.plain.config
+    asked_for = schedule_of(order.schedule, order.keep, config)
+    settings = {**(order.settings or {}), "schedule": asked_for}
+    net, schedule = merged(plan.found, settings)
+    budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=False)
+    judged = Judge(plan.plain.net, plan.parted.judging, logits=config.classes > 0).link(net, budget)
+    return put(
+        plan.run.convert_json,
+        ConvertArtefact(
+            **plan.common,
+            **_judged(judged, budget),
+            settings=settings,
+            kind="merged",
+            kernel=None,
+            fit="",
+            criterion="",
+            schedule=schedule,
+            payload=None,
+        ),
+    )
+
+
+def _judged(judged: Link, budget: Budget) -> dict[str, Any]:
+    """What the images that judge say, and of which budget."""
+    return {"judged": judged, "verdict": judged.verdict, **budget._asdict()}

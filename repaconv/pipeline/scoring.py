@@ -1,0 +1,138 @@
+"""score: how near each head of a plain vision transformer is to a convolution, over images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import ScoreArtefact
+from repaconv.files import payload_of, write_text
+from repaconv.orders.converting import ScoreOrder
+from repaconv.orders.knobs import by_name
+from repaconv.progress import Progress, silent
+from repaconv.replacing import put, require_ours
+from repaconv.steps.calibrating import calibration, require_kernel
+from repaconv.steps.common import made_by, with_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repaconv.artefacts import Origin
+    from repaconv.converting.plain import Reading
+    from repaconv.converting.scoring import Scores
+    from repaconv.proof.data import Inputs
+
+
+def score_by(order: ScoreOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ScoreArtefact:
+    """Score every head: what the paper goes by, and beside it what else makes attention a convolution.
+
+    One pass over the images, in memory that does not grow with their number; ``errors`` needs more, and all of them.
+
+    Args:
+        checkpoint: A plain vision transformer.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If it is none, or an image cannot be taken.
+        UsageProblem: If there are no images, or of another size.
+    """
+    plan = _plan(order, Path(checkpoint))
+    scores = _scored(plan, progress)
+    artefact = _artefact(plan, scores)
+    put(plan.path, artefact)
+    return with_files(artefact, [Path(checkpoint)], [plan.path, plan.drawing])
+
+
+score = by_name(score_by, ScoreOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to: nothing of it is refused any more but an image."""
+
+    order: ScoreOrder
+    origin: Origin
+    reading: Reading
+    given: Inputs
+    places: list[int]
+    path: Path
+    drawing: Path
+
+
+def _plan(order: ScoreOrder, checkpoint: Path) -> _Plan:
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.converting.parting import places
+    from repaconv.converting.plain import read_plain
+
+    require_kernel(order.kernel)
+    found = read_checkpoint(checkpoint, order.weights)
+    reading = read_plain(found, dict(order.settings or {}))
+    given = calibration(order, reading)
+    path = Path(order.out) if order.out else runs.OUT / f"{checkpoint.stem}.score.json"
+    drawing = path.with_suffix(".svg")
+    require_ours(path, "score", drawing)
+    return _Plan(order, found.origin, reading, given, places(given.shape[0], order.samples), path, drawing)
+
+
+def _scored(plan: _Plan, progress: Progress) -> Scores:
+    from repaconv.converting.plain import Plain
+    from repaconv.converting.scoring import score
+
+    plain = Plain.of(plan.reading)
+    scores = score(plain, _images(plan, progress), plan.order.kernel)
+    if not plan.order.errors:
+        return scores
+    from repaconv.converting.choosing import single_errors
+    from repaconv.converting.fitting import How
+    from repaconv.converting.judging import Judge
+    from repaconv.converting.parting import part
+
+    parted = part(plan.given, plan.order.samples)
+    judge = Judge(plain.net, parted.choosing, logits=plan.reading.config.classes > 0)
+    errors = single_errors(plain, How(kernel=plan.order.kernel), parted.fitting.images, judge, progress)
+    return scores.with_errors(errors)
+
+
+def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:
+    """A few at a time."""
+    import numpy as np
+    import torch
+
+    from repaconv.converting.parting import require_finite
+    from repaconv.proof.data import IMAGES_AT_ONCE
+
+    for start in range(0, len(plan.places), IMAGES_AT_ONCE):
+        progress("score", start, len(plan.places))
+        several = []
+        for place in plan.places[start : start + IMAGES_AT_ONCE]:
+            several.append(plan.given.piece(place, place + 1).images)
+            require_finite(several[-1], place, plan.given)
+        yield torch.from_numpy(np.concatenate(several))
+
+
+def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
+    from repaconv.converting.drawing import scores_svg
+    from repaconv.converting.scoring import uniform_locality
+
+    config = plan.reading.config
+    title = f"{Path(plan.origin.path).name}: mean attention around the query, by block and head"
+    write_text(plan.drawing, scores_svg(scores, title))
+    return ScoreArtefact(
+        made_by=made_by("torch"),
+        verdict="not verified",
+        asked=plan.order.words(),
+        beside=(payload_of(plan.drawing, plan.path.parent),),
+        origin=plan.origin,
+        facts=plan.reading.facts,
+        inputs=plan.given.name,
+        images=len(plan.places),
+        image_size=config.image_size,
+        grid=config.grid,
+        kernel=plan.order.kernel,
+        uniform=uniform_locality(config.grid, plan.order.kernel),
+        blocks=scores.blocks,
+        by_sigma=scores.by_sigma,
+        by_error=scores.by_error,
+    )

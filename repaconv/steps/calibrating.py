@@ -1,0 +1,66 @@
+"""What a network is scored, fitted and judged on: the user's images, never random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from repaconv.orders.converting import ConvertOrder, ScoreOrder
+    from repaconv.proof.data import Inputs
+    from repaconv.trained.contract import Reading
+
+KERNELS = (1, 3, 5, 7)
+
+
+def calibration(order: ScoreOrder | ConvertOrder, reading: Reading) -> Inputs:
+    """The images of an order, as the network takes them.
+
+    Raises:
+        UsageProblem: If there are none, or of two kinds, or they are of another size.
+        Refused: If they cannot be read.
+    """
+    from repaconv.proof.data import image_inputs, npz_inputs
+
+    if bool(order.inputs) == bool(order.images):
+        raise UsageProblem(
+            "both --inputs and --images were given." if order.inputs else "no images were given.",
+            hint="Give images like those that the network is for: --images DIR, or --inputs x.npz.",
+            code="usage.inputs",
+        )
+    config = reading.config
+    height, width = config.image_size
+    if order.inputs:
+        given = npz_inputs(Path(order.inputs), config.in_channels, config.classes)
+    else:
+        given = image_inputs(
+            Path(str(order.images)),
+            reading.preprocessing,
+            size=(height, width),
+            channels=config.in_channels,
+            classes=config.classes,
+            class_names=Path(order.classes) if order.classes else None,
+        )
+    if given.size != (height, width):
+        raise UsageProblem(
+            f"{given.name} are {' x '.join(map(str, given.size or ()))} pixels, the network takes {height} x {width}.",
+            hint="Give images of that size, or --set image_size=HEIGHTxWIDTH.",
+            code="inputs.shape",
+        )
+    return given
+
+
+def require_kernel(side: int) -> None:
+    """Refuse kernels that are not known.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    if side not in KERNELS:
+        raise UsageProblem(
+            f"--kernel {side} is not known.",
+            hint="Kernels have a side of 3, 5 or 7; 1 has no neighbours.",
+            code="usage.kernel",
+        )

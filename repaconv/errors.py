@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -72,3 +74,9 @@ def require_module(module: str, called: str, hint: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise EnvironmentProblem(f"{called} cannot be imported: {error}.", hint=hint, code="runtime.missing") from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What was probably meant, as the beginning of a hint; empty if nothing is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f"Did you mean {near[0]}? " if near else ""

@@ -19,18 +19,18 @@ max_regression = 0.05
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
 from repaconv.artefacts import Record
-from repaconv.errors import UsageProblem
+from repaconv.errors import UsageProblem, nearest
 from repaconv.orders.knobs import Knob, knobs
 from repaconv.orders.stages import BenchOrder, ExportOrder, Target, VerifyOrder
-from repaconv.toml import Lines, first_problem, line_of, read_toml
+from repaconv.toml import Lines, line_of, problems, read_toml
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
@@ -67,12 +67,14 @@ NOT_HERE = {
 
 
 class Recipe(Record):
-    """One checkpoint's way. Paths are relative to the recipe's folder.
+    """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder.
 
+    ``arch`` is what builds a network of no known method, as ``fold --arch`` has it; a ``FILE.py:FUNCTION`` is run.
     ``force`` takes settings that contradict the checkpoint; the gate then says so.
     """
 
     checkpoint: str
+    arch: str | None = None
     method: str = "auto"
     force: bool = False
     weights: str | None = None
@@ -102,51 +104,78 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
 """Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
 
 
+UNKNOWN = (": extra inputs", ": unexpected keyword argument")
+"""What pydantic says of a key that there is not; `_unknown` says it better."""
+
+
+class Wrong(NamedTuple):
+    """One thing that is wrong with a recipe."""
+
+    line: int
+    message: str
+    hint: str
+    code: str
+
+
+class RecipeProblem(UsageProblem):
+    """All that is wrong with a recipe, by line."""
+
+    def __init__(self, wrong: Sequence[Wrong]) -> None:
+        self.wrong = tuple(sorted(wrong))
+        message = "\n".join(each.message for each in self.wrong)
+        super().__init__(message, hint=self.wrong[0].hint, code=self.wrong[0].code)
+
+
 def read_recipe(path: Path) -> tuple[Recipe, Lines]:
     """A recipe, and the line of each of its keys.
 
     Raises:
-        UsageProblem: If it cannot be read, with the line that is wrong.
+        UsageProblem: If it cannot be read.
+        RecipeProblem: Of all that is wrong in it.
     """
     plain, lines = read_toml(path, "recipe")
-    _require_known(plain, path, lines)
+    wrong = _unknown(plain, path, lines)
+    recipe = None
     try:
         recipe = Recipe.model_validate(plain)
     except ValidationError as error:
-        raise UsageProblem(
-            first_problem(error, str(path), lines), hint="See docs/how-to/ci.md.", code="recipe.invalid"
-        ) from error
-    for section, keys, where, why in IDLE:
-        given = getattr(recipe, section)
-        idle = [key for key in keys if key in plain.get(section, {})]
-        if idle and where(given):
-            raise UsageProblem(
-                f"{path}:{line_of(lines, (section, idle[0]))}: {section}.{idle[0]} would do nothing here: {why}.",
-                hint="Leave it out.",
-                code="recipe.idle",
-            )
+        found = [Wrong(*each, "See docs/how-to/ci.md.", "recipe.invalid") for each in problems(error, str(path), lines)]
+        wrong += [each for each in found if not any(kind in each.message for kind in UNKNOWN)]
+    if recipe and not wrong:
+        wrong = _idle(recipe, plain, path, lines)
+    if recipe is None or wrong:
+        raise RecipeProblem(wrong)
     return recipe, lines
 
 
-def _require_known(plain: dict[str, Any], path: Path, lines: Lines) -> None:
-    """Refuse keys that there are not.
+def _idle(recipe: Recipe, plain: dict[str, Any], path: Path, lines: Lines) -> list[Wrong]:
+    """Keys that would do nothing."""
+    found = []
+    for section, keys, where, why in IDLE:
+        given = getattr(recipe, section)
+        for key in (key for key in keys if key in plain.get(section, {})):
+            if where(given):
+                line = line_of(lines, (section, key))
+                told = f"{path}:{line}: {section}.{key} would do nothing here: {why}."
+                found.append(Wrong(line, told, "Leave it out.", "recipe.idle"))
+    return found
 
-    Raises:
-        UsageProblem: Naming those that there are.
-    """
+
+def _unknown(plain: dict[str, Any], path: Path, lines: Lines) -> list[Wrong]:
+    """Keys that there are not, with those that there are."""
     tables = {name: [each.name for each in knobs(order)] for name, order in SECTIONS.items()}
     known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
     known |= {(name,): [key for key in keys if key not in NOT_HERE[name]] for name, keys in tables.items()}
+    found = []
     for table, keys in known.items():
         given = plain.get(table[0]) if table else plain
         for key in given if isinstance(given, dict) else ():
             if key not in keys:
-                where = f"{path}:{line_of(lines, (*table, key))}: {'.'.join((*table, key))}"
-                raise UsageProblem(
-                    f"{where}: extra inputs are not permitted.",
-                    hint=f"Known here: {', '.join(keys)}.",
-                    code="recipe.invalid",
-                )
+                line = line_of(lines, (*table, key))
+                told = f"{path}:{line}: {'.'.join((*table, key))}: extra inputs are not permitted."
+                hint = f"{nearest(key, keys)}Known here: {', '.join(keys)}."
+                found.append(Wrong(line, told, hint, "recipe.invalid"))
+    return found
 
 
 def schema() -> dict[str, Any]:

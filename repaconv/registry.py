@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
-from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.errors import EnvironmentProblem, UsageProblem, nearest
 
 METHODS = "repaconv.methods"
 BACKBONES = "repaconv.backbones"
@@ -53,7 +53,8 @@ def load(group: str, name: str) -> Any:
     if name not in points:
         raise UsageProblem(
             f"there is no {kind} called {name!r}.",
-            hint=f"Known: {', '.join(points) or 'none, so repaconv itself is not installed here'}.",
+            hint=nearest(name, points)
+            + f"Known: {', '.join(points) or 'none, so repaconv itself is not installed here'}.",
             code=f"{kind}.unknown",
         )
     try:

@@ -75,11 +75,19 @@ def line_of(lines: Lines, keys: tuple[str, ...]) -> int:
 
 def first_problem(error: ValidationError, where: str, lines: Lines | None) -> str:
     """What is wrong first, as ``file:line: key: what is expected there.``; without lines, without the line."""
-    first = error.errors()[0]
-    keys = tuple(map(str, first["loc"]))
-    line = f":{line_of(lines, keys)}" if lines is not None else ""
-    expected = first["msg"].replace("valid tuple", "valid list").rstrip(".")  # a file has lists
-    return f"{where}{line}: {'.'.join(keys)}: {expected[:1].lower()}{expected[1:]}."
+    return problems(error, where, lines)[0][1]
+
+
+def problems(error: ValidationError, where: str, lines: Lines | None) -> list[tuple[int, str]]:
+    """All that is wrong, each with its line."""
+    found = []
+    for each in error.errors():
+        keys = tuple(map(str, each["loc"]))
+        at = line_of(lines or {}, keys)
+        expected = each["msg"].replace("valid tuple", "valid list").rstrip(".")  # a file has lists
+        line = f":{at}" if lines is not None else ""
+        found.append((at, f"{where}{line}: {'.'.join(keys)}: {expected[:1].lower()}{expected[1:]}."))
+    return found
 
 
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:

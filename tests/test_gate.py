@@ -259,6 +259,31 @@ def test_a_wrong_recipe_is_told_by_its_line(tmp_path):
     assert "inputs, images" in problem.value.hint
 
 
+def test_all_that_is_wrong_in_a_recipe_is_told_at_once_by_its_line(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text('checkpont = "c"\n[verify]\ncount = 0\nimage = "x"\n[bench]\nround = 9\n')
+    checks = rc.gate([path]).recipes[0].checks
+    assert [check.line for check in checks] == [1, 1, 3, 4, 6]
+    assert [check.hint.split("?")[0] for check in checks if check.hint.startswith("Did")] == [
+        "Did you mean checkpoint", "Did you mean images", "Did you mean rounds"
+    ]  # fmt: skip
+    text = '[verify]\nimages = "gone"\n[export]\ntarget = "orin-nono"\n[bench]\ntarget = "mine.toml"\n'
+    path.write_text(f'checkpoint = "c.pth"\narch = "gone.py:build"\n{text}')
+    checks = rc.gate([path]).recipes[0].checks
+    assert [(check.line, check.code) for check in checks] == [
+        (2, "recipe.missing"), (4, "recipe.missing"), (6, "target.unknown"), (8, "target.unreadable")
+    ]  # fmt: skip
+    assert "Did you mean orin-nano?" in checks[2].hint
+
+
+def test_what_a_setting_lacks_is_told_in_the_words_of_a_recipe(tmp_path):
+    wrong = recipe(tmp_path, settings={"pool_size": 3, "heads": 3})
+    (check,) = rc.gate([wrong]).recipes[0].checks
+    assert "[set] num_heads" in check.hint
+    (check,) = rc.gate([recipe(tmp_path, settings={"num_heads": 3, "act_layer": 3})]).recipes[0].checks
+    assert (check.code, check.line) == ("setting.unknown", 5)
+
+
 def test_lines_of_keys():
     text = "a = 1\n\"b c\" = 2\nd.e = 3\n\n[f]  # table\ng = 4\n[f.h]\n'i' = 5\n[[j]]\nk = 6\n"
     assert key_lines(text) == {

@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import repaconv as rc
 from repaconv.engines.contract import Port
 from repaconv.errors import Refused, UsageProblem
+from repaconv.graphs.graph import retyped
 from repaconv.proof.data import npz_calls
 from repaconv.proof.decided import Decided
 from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _referred
@@ -294,6 +295,28 @@ def test_a_users_own_network_goes_the_whole_way(own, repaconv):
     assert any(name.startswith("blocks.1") for name in nodes)
 
 
+def test_a_recipe_of_a_users_own_network_is_gated(own):
+    text = 'checkpoint = "own.pth"\narch = "net.py:build"\n[set]\nimage_size = 16\n[export]\nsimplify = false\n'
+    Path("ci").mkdir()
+    for name in ("own.pth", "net.py"):
+        Path(name).rename(Path("ci") / name)
+    path = Path("ci/own.toml")
+    path.write_text(text)
+    report = rc.gate([path])
+    assert report.exit_code == 0, report
+    assert {"fold", "stored", "onnx"} <= {check.name for check in report.recipes[0].checks}
+    path.write_text(text.replace("net.py:build", "net.py:other"))
+    (check,) = rc.gate([path]).recipes[0].checks
+    assert (check.stage, check.code, check.line) == ("fold", "arch.function", 2)
+
+
+def test_a_masks_lowest_number_stays_finite_in_float32():
+    held = numpy_helper.from_array(np.array([np.finfo(np.float64).min, -np.inf, 1.0]), "mask")
+    found = retyped(helper.make_model(helper.make_graph([], "g", [], [], [held])), {TensorProto.DOUBLE: F})
+    expected = np.array([np.finfo(np.float32).min, -np.inf, 1], np.float32)
+    np.testing.assert_array_equal(numpy_helper.to_array(found.graph.initializer[0]), expected)
+
+
 def test_weights_of_another_network_are_refused_by_their_names(own, repaconv):
     changed = {**own, "module.more": torch.ones(2), "module.head.bias": torch.ones(7)}
     del changed["module.stem.bias"]
@@ -349,4 +372,8 @@ def test_networks_of_libraries_go_the_whole_way(arch, repaconv):
     assert repaconv("fold", *given)[0] == 0
     assert repaconv("export", "--onnx")[0] == 0
     code, out, _ = repaconv("verify")
+    assert code == 0, out
+    named = f'arch = "{arch}"\n' if name else ""
+    Path("net.toml").write_text(f'checkpoint = "{given[0]}"\n{named}[export]\nbatch = 1\n')
+    code, out, _ = repaconv("gate", "net.toml")
     assert code == 0, out

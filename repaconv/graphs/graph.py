@@ -258,8 +258,11 @@ def _retype_tensor(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> None:
     from onnx import helper, numpy_helper
 
     if tensor.data_type in kinds:
-        dtype = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type])
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+        dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
+        if array.dtype == np.float64 and dtype == np.float32:  # a mask's lowest number stays one, and finite
+            largest = np.finfo(dtype).max
+            array = np.where(np.isinf(array), array, array.clip(-largest, largest))
+        tensor.CopyFrom(numpy_helper.from_array(array.astype(dtype), tensor.name))
 
 
 def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:

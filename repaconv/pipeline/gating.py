@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repaconv.artefacts import Artefact, BenchArtefact, Check, GatedRecipe, GateReport, Link
+from repaconv.artefacts import Artefact, Check, GatedRecipe, GateReport, Link
 from repaconv.errors import GateFailed, Refused, RepaconvError, UsageProblem
-from repaconv.forms.choice import NAMED
+from repaconv.forms.choice import DEFAULT, NAMED
 from repaconv.orders.knobs import AnyOrder, by_name, knobs
 from repaconv.orders.stages import BenchOrder, ExportOrder, GateOrder
 from repaconv.pipeline.exporting import export_by
@@ -19,9 +19,11 @@ from repaconv.pipeline.measuring import bench_by
 from repaconv.pipeline.verification import verify_by
 from repaconv.progress import Progress, silent
 from repaconv.proof.policy import LOSSY
-from repaconv.recipe import BenchSection, ExportSection, Recipe, read_recipe
+from repaconv.recipe import BenchSection, ExportSection, Recipe, RecipeProblem, Wrong, read_recipe
 from repaconv.runs import OUT
 from repaconv.steps.baselines import by_baseline, name_in
+from repaconv.steps.named import in_recipe, key_of, missing, own_file
+from repaconv.steps.sentences import measured, told_of
 from repaconv.toml import Lines, line_of
 
 # The worst first: what failed, what was refused, what is missing here, what was asked wrongly, what is not known.
@@ -94,6 +96,8 @@ class _Gate:
 
     def _stages(self) -> None:
         recipe, self.lines = read_recipe(self.path)
+        if wrong := missing(recipe, self.path, self.lines):
+            raise RecipeProblem(wrong)
         self.folder = str(self._place(recipe.out or str(OUT / self.path.stem)))
         self._take_folder()
         if not self._try("fold", ("checkpoint",), lambda: self._fold(recipe)):
@@ -136,29 +140,33 @@ class _Gate:
     def _stopped(self, stage: str, keys: tuple[str, ...], name: str, problem: RepaconvError) -> None:
         failed = isinstance(problem, GateFailed)
         self.codes.append(problem.exit_code)
-        self.checks.append(
-            Check(
-                stage=stage,
-                name="fold" if problem.code.startswith("fold.") else name or stage,
-                verdict="failed" if failed else "error",
-                message=problem.message,
-                line=line_of(self.lines, keys),
-                module=problem.module if isinstance(problem, GateFailed) else "",
-                code=problem.code,
-                hint=problem.hint,
+        line = line_of(self.lines, (key_of(problem, self.lines) if stage == "fold" else ()) or keys)
+        every = problem.wrong if isinstance(problem, RecipeProblem) else ()
+        for each in every or (Wrong(line, problem.message, in_recipe(problem.hint), problem.code),):
+            self.checks.append(
+                Check(
+                    stage=stage,
+                    name="fold" if problem.code.startswith("fold.") else name or stage,
+                    verdict="failed" if failed else "error",
+                    message=each.message,
+                    line=each.line,
+                    module=problem.module if isinstance(problem, GateFailed) else "",
+                    code=each.code,
+                    hint=each.hint,
+                )
             )
-        )
 
     def _fold(self, recipe: Recipe) -> Artefact:
+        own = own_file(recipe.arch or "")
         try:
             done = fold(
                 self._place(recipe.checkpoint),
                 method=recipe.method,
+                arch=str(self._place(recipe.arch)) if recipe.arch and own else recipe.arch,
                 settings=recipe.settings,
                 weights=recipe.weights,
                 out=self.folder,
                 overrule=recipe.force,
-                form=recipe.form if recipe.form in NAMED else self._place(recipe.form),
                 progress=self.progress,
             )
         except Refused as problem:
@@ -175,7 +183,14 @@ class _Gate:
         section = self._placed(recipe.export)
         # ranges of fp16 and int8 are those of what is verified, unless given
         ranges = section if section.inputs or section.images else self._placed(recipe.verify)
-        order = ExportOrder.of(section, precision=precision, inputs=ranges.inputs, images=ranges.images)
+        form = recipe.form if recipe.form in NAMED else str(self._place(recipe.form))
+        order = ExportOrder.of(
+            section,
+            precision=precision,
+            inputs=ranges.inputs,
+            images=ranges.images,
+            form=None if form == DEFAULT else form,
+        )
         done = export_by(order, self.folder, progress=self.progress)
         for link in done.links:
             if precision == "fp32" or link.name == precision or link.verdict == "failed":
@@ -202,7 +217,7 @@ class _Gate:
         done = bench_by(BenchOrder.of(section, baseline=None), self.folder, progress=self.progress)
         if done.agreement and not section.against:  # a model that was named may be another altogether
             self._link("bench", done.agreement)
-        told = _measured(done)
+        told = measured(done)
         if not section.baseline:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
             self._note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
@@ -257,32 +272,3 @@ class _Gate:
         paths = {each.name for each in knobs(type(order)) if each.is_path and given[each.name] is not None}
         paths |= {"target"} if str(given.get("target", "")).endswith(".toml") else set()
         return replace(order, **{name: str(self._place(given[name])) for name in paths})
-
-
-def _measured(done: BenchArtefact) -> str:
-    """A measurement in one sentence."""
-    told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
-    if done.ratio:
-        told += f", {done.ratio.median:.3f} times as fast as the {done.ratio.other}"
-        told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
-    if done.quality.verdict != "trusted":
-        told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
-    return told
-
-
-def told_of(link: Link) -> str:
-    """A link in one sentence."""
-    words = [f"{link.candidate} against {link.reference}"]
-    if link.metrics and link.tolerance:
-        words.append(f"max rel {link.metrics.max_rel_error:.1e}")
-        exact = link.tolerance.kind == "exact"
-        cosine = "" if link.metrics.cosine is None else f"cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}, "
-        near = f"lossy: {cosine}error {link.metrics.norm_error:.1%} of {link.tolerance.norm_error or 0.0:.1%}"
-        words.append(f"{link.tolerance.told} is allowed" if exact else near)
-        if exact and link.metrics.top1_agreement is not None:
-            words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
-    if link.accuracy:
-        words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")
-    if link.note:
-        words.append(link.note)
-    return "; ".join(words)

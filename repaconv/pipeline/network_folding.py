@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import Known, Link, NetworkFold, Preprocessing
+from repaconv.artefacts import Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
 from repaconv.errors import GateFailed
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import payload_of, write_bytes
@@ -18,6 +18,7 @@ from repaconv.progress import Progress, silent
 from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put
 from repaconv.steps.common import made_by, with_files
+from repaconv.steps.inputs import PREPROCESSING
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
 
 EXPORTED = ".exported.onnx"
+USUAL_SIZE = (224, 224)
+"""Of images where nothing tells it."""
 EXPORTED_RTOL = 1e-9
 """What an exporter may do in float64: it folds and writes some numbers in float32, and nothing wrong is so little."""
 
@@ -56,10 +59,10 @@ def fold_network_by(
     progress("network", 0, 0)
     plan = _plan(order, Path(path))
     progress("to ONNX", 0, 0)
-    names, shape = plan.outputs, (plan.built.channels, *plan.built.size)
+    names, shape = plan.outputs, (plan.built.channels, *plan.size)
     module = plan.built.module.double()
     exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
-    link = _as_exported(module, exported, plan.built, names)
+    link = _as_exported(module, exported, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
     smaller64, changes = folded(plan.found.path, exported)
     given, smaller = (retyped(model, {11: 1}) for model in (exported, smaller64))
@@ -91,7 +94,8 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         asked=plan.order.words(),
         origin=plan.found.origin,
         settings=dict(plan.order.settings or {}),
-        preprocessing=plan.built.preprocessing,
+        preprocessing=plan.preprocessing,
+        facts=plan.facts,
         arch=plan.arch.name,
         known=known,
         config=dict(plan.arch.config),
@@ -110,6 +114,9 @@ class _Plan(NamedTuple):
     arch: Architecture
     found: Checkpoint
     built: Built
+    size: ImageSize
+    preprocessing: Preprocessing | None
+    facts: tuple[Fact, ...]
     outputs: tuple[str, ...]
     run: runs.Run
     payload: str
@@ -123,14 +130,15 @@ def _plan(order: FoldOrder, path: Path) -> _Plan:
     arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(order.arch or ""), {}), path)
     found = read_checkpoint(weights, order.weights)
     network = built(arch, found.tensors, found.names)
-    network = _as_asked(network, order.settings or {})
+    size, preprocessing, facts = _images(arch, network, path if path.is_dir() else None, order.settings or {})
     stem = path.name if path.is_dir() else path.stem
     payload, data = f"{stem}{runs.FOLDED}", f"{stem}{EXPORTED}"
     out = Path(order.out) if order.out else runs.OUT / stem
     run = runs.prepare_run(weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data])
-    gives = _run(network.module, network)
+    gives = _run(network.module, (network.channels, *size))
     network = network._replace(classes=_head(network, gives))
-    return _Plan(order, arch, found, network, _outputs(network, gives), run, payload, data)
+    outputs = _outputs(network, gives)
+    return _Plan(order, arch, found, network, size, preprocessing, facts, outputs, run, payload, data)
 
 
 def _absolute(arch: str) -> str:
@@ -139,27 +147,30 @@ def _absolute(arch: str) -> str:
     return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
 
 
-def _as_asked(network: Built, settings: Mapping[str, str]) -> Built:
-    """With the user's own size and preprocessing."""
+def _images(
+    arch: Architecture, network: Built, folder: Path | None, settings: Mapping[str, str]
+) -> tuple[ImageSize, Preprocessing | None, tuple[Fact, ...]]:
+    """How large they are, how they are made, and what of that is not done alike here."""
+    from repaconv.subjects.pixels import own_size, pixels_of
     from repaconv.trained.knobs import Knobs
-    from repaconv.trained.preprocessing import preprocessing_of
+    from repaconv.trained.preprocessing import preprocessing_by
 
-    if not settings:
-        return network
-    knobs = Knobs(settings)
-    found: Preprocessing = preprocessing_of({}, {}, knobs)
+    said, knobs = pixels_of(arch, network.module, folder), Knobs(settings)
+    usual = own_size(arch.config) or said.values.get("image_size") or USUAL_SIZE
+    wanted = preprocessing_by(said, knobs, usual)
+    size: ImageSize = wanted.image_size if wanted else knobs.take("image_size", parse_image_size, usual)
     knobs.done()
-    size = found.image_size if "image_size" in settings else network.size
-    own = found if {"mean", "std"} & settings.keys() else network.preprocessing
-    return network._replace(size=size, preprocessing=own and own.model_copy(update={"image_size": size}))
+    against = "; ".join(said.odd)
+    odd = Fact(name=PREPROCESSING, value="not taken", source=said.where, against=against)
+    return size, wanted, (odd,) if said.odd and not wanted else ()
 
 
-def _run(module: nn.Module, built: Built) -> Any:
+def _run(module: nn.Module, shape: tuple[int, ...]) -> Any:
     import torch
 
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     with torch.inference_mode():
-        return module(torch.zeros(1, built.channels, *built.size, dtype=dtype))
+        return module(torch.zeros(1, *shape, dtype=dtype))
 
 
 def _outputs(built: Built, found: Any) -> tuple[str, ...]:
@@ -184,7 +195,9 @@ def _head(built: Built, found: Any) -> int | None:
     return int(logits.shape[1])  # type: ignore[union-attr]
 
 
-def _as_exported(module: nn.Module, exported: onnx.ModelProto, built: Built, names: tuple[str, ...]) -> Link:
+def _as_exported(
+    module: nn.Module, exported: onnx.ModelProto, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
+) -> Link:
     """The module against its graph in float64, where something evaluates that, on two images."""
     from repaconv.proof.data import random_inputs
     from repaconv.proof.float64 import Float64
@@ -194,8 +207,8 @@ def _as_exported(module: nn.Module, exported: onnx.ModelProto, built: Built, nam
     from repaconv.subjects.given import inputs_of
     from repaconv.subjects.graph_forms import Ported
 
-    feeds = {built.input_name: random_inputs((built.channels, *built.size), count=2, seed=0).images}
-    right = TorchRunner(module, module.state_dict(), double=True, inputs=(built.input_name,), outputs=names).run(feeds)
+    feeds = {name: random_inputs(shape, count=2, seed=0).images}
+    right = TorchRunner(module, module.state_dict(), double=True, inputs=(name,), outputs=names).run(feeds)
     ports = inputs_of(exported)
     batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
     evaluator = Float64(exported, load_onnx)

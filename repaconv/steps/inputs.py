@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.artefacts import ImageSize, Preprocessing
+from repaconv.artefacts import Fact, ImageSize, Preprocessing
 from repaconv.errors import UsageProblem
 from repaconv.steps.common import at_least_one
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from repaconv.subjects.subject import Subject
 
 CALIBRATION_IMAGES = 32
+NOTHING = "nothing tells how this network's images are made"
+PREPROCESSING = "preprocessing"
+"""The fact of a fold that says why it has none."""
 
 
 def choose_inputs(
@@ -107,8 +110,9 @@ def preprocessing_for(subject: Subject) -> Preprocessing:
     """
     wanted, channels = subject.folded.preprocessing, _channels(subject)
     if wanted is None:
+        why = [f"{fact.source} says what is not done here ({fact.against})" for fact in _untaken(subject)]
         raise UsageProblem(
-            "nothing tells how this network's images are normalised.",
+            f"{(why or [NOTHING])[0]}.",
             hint="Fold with --set mean=... --set std=..., on the scale of 0 to 255, one number for each channel.",
             code="preprocessing.none",
         )
@@ -119,6 +123,10 @@ def preprocessing_for(subject: Subject) -> Preprocessing:
             code="preprocessing.channels",
         )
     return wanted
+
+
+def _untaken(subject: Subject) -> list[Fact]:
+    return [fact for fact in subject.folded.facts if fact.name == PREPROCESSING]
 
 
 class Split(NamedTuple):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.artefacts import ImageSize, Preprocessing
 from repaconv.errors import Refused, UsageProblem
 from repaconv.subjects.builders import KNOWN, of_registry, own, package
 
@@ -41,14 +39,12 @@ class Architecture(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A network with weights: eval mode, float32; its classes if it tells some apart, and what its images are."""
+    """A network with weights: eval mode, float32; its classes if it tells some apart, and what it takes."""
 
     module: nn.Module
     classes: int | None
     input_name: str
     channels: int
-    size: ImageSize
-    preprocessing: Preprocessing | None
     versions: Mapping[str, str]
 
 
@@ -103,13 +99,11 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
         for name in ROUNDED:
             if isinstance(value := getattr(part, name, None), float):
                 setattr(part, name, float(np.float32(value)))
-    wanted = _preprocessing(arch, module)
     channels = next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
-    size = wanted.image_size if wanted else _size(arch)
     versions = {arch.library: version(arch.library)} if arch.library else {}
     name = "pixel_values" if arch.library == "transformers" else "input"
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
-    return Built(module, classes, name, channels, size, wanted, versions)
+    return Built(module, classes, name, channels, versions)
 
 
 def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
@@ -204,28 +198,3 @@ def _others(arch: Architecture, told: list[str]) -> Refused:
 def _listed(names: list[str]) -> str:
     rest = f" and {len(names) - LARGEST_TOLD} more" if len(names) > LARGEST_TOLD else ""
     return ", ".join(names[:LARGEST_TOLD]) + rest
-
-
-def _size(arch: Architecture) -> ImageSize:
-    """A folder's own, else the usual."""
-    size = arch.config.get("image_size")
-    if isinstance(size, int):
-        return size, size
-    return (int(size[0]), int(size[1])) if isinstance(size, list) and len(size) == 2 else (224, 224)
-
-
-def _preprocessing(arch: Architecture, module: nn.Module) -> Preprocessing | None:
-    """As timm's ``pretrained_cfg`` has it: mean and std are on the scale of 0 to 1 there."""
-    cfg = {**(getattr(module, "pretrained_cfg", None) or {}), **(arch.config.get("pretrained_cfg") or {})}
-    with suppress(KeyError, TypeError, ValueError):
-        size = (int(cfg["input_size"][1]), int(cfg["input_size"][2]))
-        return Preprocessing(
-            mean=tuple(255 * float(value) for value in cfg["mean"]),
-            std=tuple(255 * float(value) for value in cfg["std"]),
-            image_size=size,
-            resize_edge=int(max(size) / float(cfg.get("crop_pct") or 1)),
-            keep_ratio=cfg.get("crop_mode", "center") != "squash",
-            interpolation=str(cfg.get("interpolation") or "bicubic"),
-            source="timm's pretrained_cfg",
-        )
-    return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.errors import EnvironmentProblem, UsageProblem, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,7 @@ def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -
     if name.partition(".")[0] not in known:
         raise UsageProblem(
             f"{kind} has no architecture {name!r}.",
-            hint=f"It knows {len(known)}, as {min(known)}.",
+            hint=f"{nearest(name, known)}It knows {len(known)}, as {min(known)}.",
             code="arch.unknown",
         )
     more = dict(config.get("model_args") or {})
@@ -61,7 +61,9 @@ def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -
         if kind == "timm":
             module: nn.Module = library.create_model(name, **given)
             return module
-        net: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None, **given)
+        net: nn.Module = importlib.import_module("torchvision.models").get_model(
+            name.partition(".")[0], weights=None, **given
+        )
         return net
 
     return build

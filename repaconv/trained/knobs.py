@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from repaconv.artefacts import Fact
 from repaconv.checkpoint import read_mmconfig
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused, UsageProblem, nearest
 
 T = TypeVar("T")
 
@@ -110,7 +110,9 @@ class Knobs:
         for name in self._left:
             raise UsageProblem(
                 f"there is no setting {name!r} for this method.",
-                hint=f"Known: {', '.join(self._known)}." if self._known else "It takes none here.",
+                hint=f"{nearest(name, self._known)}Known: {', '.join(self._known)}."
+                if self._known
+                else "It takes none here.",
                 code="setting.unknown",
             )
 

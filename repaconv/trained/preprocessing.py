@@ -50,6 +50,39 @@ def preprocessing_of(
     said = {name: (value, part.where) for part in told for name, value in part.values.items()}
     edge = _edge(CROP_RATIO, image_size) if max(image_size) >= SMALL else None
     found = {"mean": MEAN, "std": STD, "resize_edge": edge, **{name: value for name, (value, _) in said.items()}}
+    given = _asked(knobs, said)
+    source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
+    return Preprocessing(**{**found, **given, "image_size": image_size, "source": source})
+
+
+def preprocessing_by(own: Told, knobs: Knobs, size: ImageSize) -> Preprocessing | None:
+    """What a library says of its network's images, with --set instead of it; None where nobody tells all of it.
+
+    What the library says is taken whole or not at all: of a preprocessing that is not done alike here nothing is.
+
+    Args:
+        own: What it says, in fields of `Preprocessing`.
+        knobs: See `preprocessing_of`.
+        size: Of the network's images; another --set image_size is resized to in proportion.
+    """
+    said = {} if own.odd else own.values
+    image_size: ImageSize = knobs.take(
+        "image_size", parse_image_size, size, said.get("image_size"), own.where, free=True
+    )
+    given = _asked(knobs, {})
+    found = {"resize_edge": _edge(CROP_RATIO, image_size) if max(image_size) >= SMALL else None, **said}
+    if (edge := said.get("resize_edge")) is not None:
+        found["resize_edge"] = edge * max(image_size) // max(said["image_size"])
+    whole = {**found, **given, "image_size": image_size}
+    if not {"mean", "std"} <= whole.keys():
+        return None
+    told = [own] if own.where else []
+    source = f"--set {', '.join(given)}; else {_source(told)}" if given else own.where
+    return Preprocessing(**whole, source=source)
+
+
+def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """What the user says of it, beside what the file does."""
     asked = {
         "mean": knobs.asked("mean", _numbers, *said.get("mean", ())),
         "std": knobs.asked("std", _numbers, *said.get("std", ())),
@@ -58,9 +91,7 @@ def preprocessing_of(
         "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
         "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), *said.get("channel_order", ())),
     }
-    given = {name: value for name, value in asked.items() if value is not None}
-    source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
-    return Preprocessing(**{**found, **given, "image_size": image_size, "source": source})
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _source(told: list[Told]) -> str:

@@ -1,0 +1,34 @@
+"""What the gate says of a link and of a measurement, in one sentence each."""
+
+from __future__ import annotations
+
+from repaconv.artefacts import BenchArtefact, Link
+
+
+def measured(done: BenchArtefact) -> str:
+    """A measurement in one sentence."""
+    told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
+    if done.ratio:
+        told += f", {done.ratio.median:.3f} times as fast as the {done.ratio.other}"
+        told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
+    if done.quality.verdict != "trusted":
+        told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
+    return told
+
+
+def told_of(link: Link) -> str:
+    """A link in one sentence."""
+    words = [f"{link.candidate} against {link.reference}"]
+    if link.metrics and link.tolerance:
+        words.append(f"max rel {link.metrics.max_rel_error:.1e}")
+        exact = link.tolerance.kind == "exact"
+        cosine = "" if link.metrics.cosine is None else f"cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}, "
+        near = f"lossy: {cosine}error {link.metrics.norm_error:.1%} of {link.tolerance.norm_error or 0.0:.1%}"
+        words.append(f"{link.tolerance.told} is allowed" if exact else near)
+        if exact and link.metrics.top1_agreement is not None:
+            words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
+    if link.accuracy:
+        words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")
+    if link.note:
+        words.append(link.note)
+    return "; ".join(words)

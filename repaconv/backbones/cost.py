@@ -6,12 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from repaconv.artefacts import Cost
 
 # addmm and mm are what nn.Linear becomes; bmm and the attention operators multiply activations.
 _OF_LAYERS = ("addmm", "mm", "convolution", "_convolution")
+# Not counted, and as large as what they are given; on the meta device torch takes longer for them than for all else.
+_SKIPPED = frozenset({F.batch_norm, F.gelu, F.group_norm, F.instance_norm, F.layer_norm, F.relu})
+
+
+class _Skipping(TorchFunctionMode):
+    """Norms and activations give what they are given, and a linear layer leaves its bias out."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _types: Any, given: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        if given and function in _SKIPPED:
+            return given[0]
+        if function is F.linear and not named:
+            return function(*given[:2])
+        return function(*given, **(named or {}))
 
 
 def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cost:
@@ -21,12 +38,7 @@ def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cos
     each); norms, activations and sums are not counted. A layer's product is one with weights, not of two
     activations as in attention's scores.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"), torch.no_grad():
-        module = build().eval()
-        with FlopCounterMode(display=False) as counter:
-            module(torch.empty(1, *input_shape))
+    module, counter = _run(build, input_shape)
     return _counted(counter, module, "Global")
 
 
@@ -34,18 +46,24 @@ def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...])
     """The same for every block alone: numbered modules that hold a feed-forward network (``mlp``), and what says
     that it is ``counted``.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"), torch.no_grad():
-        module = build().eval()
-        with FlopCounterMode(display=False) as counter:
-            module(torch.empty(1, *input_shape))
+    module, counter = _run(build, input_shape)
     root = type(module).__name__
     return {
         name: _counted(counter, part, f"{root}.{name}")
         for name, part in module.named_modules()
         if getattr(part, "counted", False) or (name.rpartition(".")[2].isdigit() and _holds_mlp(part))
     }
+
+
+def _run(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> tuple[nn.Module, Any]:
+    """The module, and torch's counter of what it did for one input."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"), torch.no_grad():
+        module = build().eval()
+        with FlopCounterMode(display=False) as counter, _Skipping():
+            module(torch.empty(1, *input_shape))
+    return module, counter
 
 
 def _holds_mlp(part: nn.Module) -> bool:

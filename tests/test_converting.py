@@ -205,9 +205,27 @@ def test_a_conversion_is_a_run_like_any_other(vit, kind):
     run = Path("repaconv-out/vit-dwconv")
     assert json.loads((run / "convert.json").read_text())["parent"]["sha256"] == rc.inspect(vit).origin.sha256
     verified = rc.verify(run)
-    assert {link.name: link.verdict for link in verified.links} == {"fold": "passed", "stored": "passed"}
+    known = {"converted": "not verified", "fold": "passed", "stored": "passed"}
+    assert {link.name: link.verdict for link in verified.links} == known
     again = rc.convert(vit, **asked(kind=kind, blocks="2"))
     assert again.payload.sha256 == done.payload.sha256
+
+
+def test_images_that_fitted_or_chose_never_judge(vit):
+    """verify on all of them counts those that judged; on those that fitted it counts none."""
+    done = rc.convert(vit, **asked(blocks="1", max_disagreement=0.9))
+    link = rc.verify(inputs="x.npz").links[0]
+    assert link.verdict == "passed"
+    assert link.metrics.images == done.images.judging == done.judged.metrics.images
+    assert link.metrics.top1_agreement == done.judged.metrics.top1_agreement
+    assert link.accuracy.images == done.images.judging
+    fitted_on = np.stack([image for image in images() if role_of(image) == "fitting"])
+    np.savez("fitted.npz", input=fitted_on)
+    link = rc.verify(inputs="fitted.npz").links[0]
+    assert link.verdict == "not verified"
+    assert "none of" in link.note
+    vit.unlink()
+    assert "is gone" in rc.verify(inputs="x.npz").links[0].note
 
 
 @pytest.mark.slow
@@ -328,3 +346,20 @@ def test_a_share_becomes_a_schedule(vit):
     for schedule, keep in ((None, None), ("1,1,1", 0.5), (None, 1.5)):
         with pytest.raises(UsageProblem):
             schedule_of(schedule, keep, config)
+
+
+def test_merging_is_measured_like_any_conversion(vit):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
+    done = rc.convert("cls.pth", **asked(method="pyra", keep=0.6, max_disagreement=0.9))
+    assert done.schedule == (3, 3, 0)
+    assert done.kind == "merged"
+    assert done.judged.metrics.norm_error > 0
+    links = {link.name: link for link in rc.verify(inputs="x.npz").links}
+    assert links["fold"].verdict == "passed"
+    assert links["converted"].metrics.images == done.images.judging
+    with pytest.raises(Refused) as refused:
+        rc.convert("cls.pth", **asked(method="pyra", schedule="9,9,9"))
+    assert refused.value.code == "pyra.schedule"
+    with pytest.raises(Refused) as refused:
+        rc.convert(vit, **asked(method="pyra", keep=0.6))
+    assert refused.value.code == "pyra.tokens"

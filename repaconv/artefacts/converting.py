@@ -31,7 +31,8 @@ class Tried(Record):
 class ConvertArtefact(Artefact):
     """A network converted without training. It is lossy: ``judged`` is what it costs, on images that did nothing else.
 
-    ``parent`` is the network that it was made from. ``order`` is by what ``criterion`` found, the best to replace
+    ``parent`` is the network that it was made from, read with ``parent_settings``; ``settings`` are those of its fold.
+    ``order`` is by what ``criterion`` found, the best to replace
     first, empty where the blocks were named. ``refitted`` are blocks that stay, whose W^O was fitted anew;
     ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
     the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method.
@@ -39,6 +40,7 @@ class ConvertArtefact(Artefact):
 
     stage: str = "convert"
     parent: Origin
+    parent_settings: dict[str, str]
     settings: dict[str, str]
     method: str
     kind: str

@@ -76,6 +76,7 @@ class _Plan(NamedTuple):
             "made_by": made_by("torch"),
             "asked": self.order.words(),
             "parent": self.found.origin,
+            "parent_settings": dict(self.order.settings or {}),
             "method": self.order.method,
             "inputs": self.given.name,
             "images": self.parted.share,

@@ -19,6 +19,7 @@ from repaconv.steps.common import made_by, with_files
 from repaconv.steps.engines import built_as
 from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs
+from repaconv.steps.parent import ParentLink, parent_link
 from repaconv.subjects.subject import Subject, subject_of
 from repaconv.variants import dotted
 
@@ -67,6 +68,7 @@ class _Plan(NamedTuple):
     given: Inputs
     built: BuildArtefact | None
     chain: Chain
+    parent: ParentLink | None
     path: Path
 
 
@@ -97,7 +99,8 @@ def _plan(order: VerifyOrder, run: str | Path | None) -> _Plan:
     built = built_as(engine) if engine else None
     chain = chain_of(subject, exports, given, Rules(subject, order.rtol, order.atol), engine, built)
     _require_used(asked, chain)
-    return _Plan(order, taken, subject, source, given, built, chain, path)
+    parent = parent_link(subject, drawn=not (order.inputs or order.images))
+    return _Plan(order, taken, subject, source, given, built, chain, parent, path)
 
 
 def _require_used(asked: set[str], chain: Chain) -> None:
@@ -131,6 +134,8 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
         if not done:
             single = subject.single().run(feeds)
             scale = _for_scale(single, reference, whole=batch.whole)
+        if plan.parent:
+            plan.parent.add(batch)
         done += batch.count
     progress("verify", done, given.shape[0])
     return scale
@@ -153,7 +158,7 @@ def _links(plan: _Plan) -> list[Link]:
     from repaconv.proof.policy import LINKS
 
     judged = (link for step in plan.chain.steps for link in _judged(step, plan))
-    links = [*judged, *plan.chain.idle]
+    links = [*judged, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
     lacking = (name for name in plan.order.require if name not in there)
     links += [not_verified(name, REFERENCE, name, "there is nothing to run") for name in lacking]

@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_graphs
 
 import repaconv as rc
 from repaconv.engines import trtexec
@@ -52,11 +54,18 @@ def trtexec_of(version: str) -> Path:
     return path.resolve()
 
 
+def unpacked(bundle: Path) -> Path:
+    """The one folder that it holds."""
+    with tarfile.open(bundle) as tar:
+        (folder,) = {Path(name).parts[0] for name in tar.getnames()}
+        tar.extractall(filter="data")
+    return Path(folder)
+
+
 def on_the_board(bundle: Path, version: str, *, python: str = sys.executable, **environment: str):
     """Unpack and run, as somebody at the board would."""
     shutil.rmtree("board", ignore_errors=True)
-    with tarfile.open(bundle) as tar:
-        tar.extractall("board", filter="data")
+    unpacked(bundle).rename("board")
     command = [python, "run.py", "--trtexec", str(trtexec_of(version))]
     done = subprocess.run(
         command, cwd="board", capture_output=True, text=True, env={**os.environ, **environment}, check=False
@@ -175,11 +184,11 @@ def test_a_bundle_is_the_same_bytes_twice_and_a_changed_one_does_not_run(bundled
     assert rc.bundle(target="orin-nano", precision="fp16", count=3, batch=2).payload.sha256 == made.payload.sha256
     assert (RUN / "build" / made.payload.path).read_bytes() == first
     on_the_board(RUN / "build" / made.payload.path, "10.3")
-    with Path("board/input_0.bin").open("r+b") as file:
+    with Path("board/calls.npz").open("r+b") as file:
         file.write(b"1234")
     done = subprocess.run([sys.executable, "run.py"], cwd="board", capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    assert "input_0.bin is not the file" in done.stderr
+    assert "calls.npz is not the file" in done.stderr
 
 
 def test_the_boards_script_leaves_alone_what_is_not_its_own(bundled):
@@ -240,14 +249,43 @@ def test_a_call_that_is_filled_up_expects_what_its_pixels_give(tiny):
     rc.fold(tiny)
     rc.export(target="orin-nano", with_preprocessing=True)
     made = rc.bundle(target="orin-nano", count=3, batch=2)
-    with tarfile.open(RUN / "build" / made.payload.path) as tar:
-        tar.extractall("b", filter="data")
-    shape = json.loads(Path("b/bundle.json").read_text())["shape"]
-    session = image_model(Path("b/model.onnx"))
+    folder = unpacked(RUN / "build" / made.payload.path)
+    session, calls = image_model(folder / "model.onnx"), np.load(folder / "calls.npz")
+    assert calls["input_0_0"].dtype == np.uint8
     for call in range(2):
-        pixels = np.fromfile(f"b/input_{call}.bin", np.uint8).reshape(shape)
-        expected = np.fromfile(f"b/expected_{call}.bin", "<f4").reshape(2, -1)
-        assert np.abs(session.run(pixels) - expected).max() < 1e-5 * np.abs(expected).max()
+        expected = calls[f"output_{call}_0"].reshape(2, -1)
+        assert np.abs(session.run(calls[f"input_{call}_0"]) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_every_input_and_output_goes_by_its_name():
+    """Names that trtexec would split, whole numbers, and calls that are judged whole."""
+    rc.fold(small_graphs.tokens("ids:0"))
+    rc.export(target="orin-nano")
+    made = rc.bundle(target="orin-nano", count=2)
+    assert (made.images, made.batch) == (2, 1)
+    done, result = on_the_board(Path("repaconv-out/tokens/build") / made.payload.path, "10.3")
+    assert done.returncode == 0, done.stderr
+    assert "tokens: largest error" in done.stdout
+    with tarfile.open(result) as tar:
+        told = json.loads(tar.extractfile("result.json").read())
+    build, first = (entry["command"] for entry in told["commands"][:2])
+    assert re.search(r"--minShapes='ids:0':1x\d+,mask:1x\d+ ", " ".join(build))
+    assert any(word.startswith("--loadInputs='ids:0':") and ",mask:" in word for word in first)
+    found = rc.collect(result)
+    assert {link.candidate.partition("output ")[2]: link.verdict for link in found.links} == {
+        "tokens": "passed", "scores": "passed", "class": "passed"
+    }  # fmt: skip
+    off, result = on_the_board(Path("repaconv-out/tokens/build") / made.payload.path, "10.3", REPLAY_SCALE="1.01")
+    assert off.returncode == 1
+    assert [link.verdict for link in rc.collect(result).links] == ["failed", "failed", "passed"]
+
+
+def test_whole_numbers_have_32_bits_before_tensorrt_10(tmp_path, monkeypatch):
+    np.savez(tmp_path / "calls.npz", input_0_0=np.array([[3, -4]]))
+    monkeypatch.setattr(board_run, "HERE", str(tmp_path))
+    for version, dtype in (("8.5.2", np.int32), ("10.3.0", np.int64)):
+        board = board_run.Board("", "", version, {}, "")
+        assert np.frombuffer(board.taken("input_0_0"), dtype).tolist() == [3, -4]
 
 
 def test_what_cannot_be_bundled_is_told(tiny, repaconv):

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import small_graphs
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from small_graphs import F, saved
 
 import repaconv as rc
 from repaconv.engines.contract import Port
@@ -25,48 +27,11 @@ from repaconv.proof.runners import load_onnx
 from repaconv.runs import Run
 from repaconv.subjects.subject import subject_of
 
-F, INT = TensorProto.FLOAT, TensorProto.INT64
-
-
-def saved(path, nodes, weights, inputs, outputs, opset=18) -> Path:
-    random = np.random.default_rng(0)
-    held = {
-        n: w if isinstance(w, np.ndarray) else random.standard_normal(w).astype(np.float32) for n, w in weights.items()
-    }
-    graph = helper.make_graph(
-        [helper.make_node(kind, read.split(), [write], **named) for kind, read, write, named in nodes],
-        "net",
-        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
-        [numpy_helper.from_array(array, name) for name, array in held.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, path)
-    return Path(path)
-
 
 @pytest.fixture
 def tokens() -> Path:
     """Token ids and a mask to tokens, scores and a class."""
-    nodes = [
-        ("Gather", "table ids", "e", {}),
-        ("Cast", "mask", "m", {"to": F}),
-        ("Unsqueeze", "m two", "m3", {}),
-        ("Mul", "e m3", "em", {}),
-        ("MatMul", "em w", "1", {}),
-        ("Add", "1 b", "2", {}),
-        ("Mul", "2 s", "tokens", {}),
-        ("ReduceMean", "em one", "p", {"keepdims": 0}),
-        ("Gemm", "p h hb", "scores", {}),
-        ("ArgMax", "scores", "class", {"axis": 1, "keepdims": 0}),
-    ]
-    weights = {"table": (20, 8), "w": (8, 6), "b": (6,), "s": (6,), "h": (8, 5)}
-    weights |= {"hb": np.full(5, 0.1, np.float32)}
-    weights |= {"one": np.array([1]), "two": np.array([2])}
-    inputs = {"ids": (INT, ["B", "L"]), "mask": (INT, ["B", "L"])}
-    outputs = {"tokens": (F, ["B", "L", 6]), "scores": (F, ["B", 5]), "class": (INT, ["B"])}
-    return saved("tokens.onnx", nodes, weights, inputs, outputs)
+    return small_graphs.tokens()
 
 
 @pytest.fixture

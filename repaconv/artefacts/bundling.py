@@ -11,7 +11,8 @@ from repaconv.artefacts.records import Artefact, Link, Payload, Record, Toleranc
 class BundleArtefact(Artefact):
     """A model packed for a board; ``bundle_sha256`` is that of ``bundle.json`` in it, by which a result names it.
 
-    ``images`` counts those whose expected outputs are in it, ``tolerance`` says what the board's engine is held to.
+    ``images`` counts those, or the calls, whose expected outputs are in it, ``inside`` is the folder that all of it is
+    in, ``tolerance`` says what the board's engine is held to.
     """
 
     stage: str = "bundle"
@@ -23,6 +24,7 @@ class BundleArtefact(Artefact):
     images: int
     batch: int
     tolerance: Tolerance
+    inside: str
     bundle_sha256: str
     onnx_sha256: str
     payload: Payload

@@ -140,7 +140,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
     with _folder_on(host, f"repaconv-{sha256[:16]}") as folder:
         progress(f"send to {host}", 0, 0)
         with bundled.open("rb") as file:
-            _ssh(host, f"tar xzf - -C {folder}", stdin=file)
+            _ssh(host, f"tar xzf - --strip-components=1 -C {folder}", stdin=file)
         progress(f"build and measure on {host}", 0, 0)
         alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
         run_it = f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz"

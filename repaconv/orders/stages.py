@@ -218,10 +218,12 @@ class BundleOrder(Order):
     """What `repaconv.bundle` may be asked for."""
 
     target: Annotated[str, Knob("A board with TensorRT.", usual="orin-nano")]
-    precision: Annotated[str, Knob("Which of the run's ONNX models.")] = "fp32"
-    inputs: Annotated[str | Path | None, Knob(".npz of images for the board.")] = None
+    precision: Annotated[str | None, Knob("Which of the run's ONNX models; the only one for the board, else fp32.")] = (
+        None
+    )
+    inputs: Annotated[str | Path | None, Knob(".npz of images, or of inputs by name, for the board.")] = None
     images: Images = None
-    count: Annotated[int | None, Knob("How many images.", least=1)] = None
+    count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None
     seed: Annotated[int, Knob("Of random images.", least=0)] = 0
     batch: ImagesACall = None
     workspace_mib: Workspace = None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import tarfile
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
@@ -23,15 +21,16 @@ from repaconv.onnxfile import read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BundleOrder
 from repaconv.progress import Progress, silent
+from repaconv.proof.runners import named
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
-from repaconv.steps.exports import export_for
+from repaconv.steps.exports import export_for, exports_of
 from repaconv.steps.inputs import choose_inputs, filled
+from repaconv.steps.parcels import CALLS, DESCRIBED, STORED, Call, as_npz, pack
 from repaconv.subjects.given import inputs_of
 from repaconv.subjects.subject import Subject, subject_of
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from repaconv.proof.data import Inputs
@@ -41,7 +40,9 @@ WARMUP_MS, DURATION_S = 1000, 10
 
 
 def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BundleArtefact:
-    """Pack the run's ONNX model with images, the float64 outputs for them, and a script for the board's trtexec.
+    """Pack the run's ONNX model with inputs, the float64 outputs for them, and a script for the board's trtexec.
+
+    Every input and output goes by its own name, in ``calls.npz``.
 
     Args:
         run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
@@ -56,8 +57,8 @@ def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Pr
     plan = _plan(order, run)
     calls = _recorded(plan, progress)
     content = _content(plan, calls)
-    write_with(plan.path, lambda temporary: _pack(temporary, content, plan.source, plan.exported))
-    artefact = _artefact(plan, calls, sha256_of_bytes(content["bundle.json"]))
+    write_with(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
+    artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
     put(plan.slot, artefact)
     return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
 
@@ -81,6 +82,7 @@ class _Plan(NamedTuple):
     batch: int
     allowed: Tolerance
     name: str
+    inside: str
     path: Path
     slot: Path
 
@@ -91,16 +93,10 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
     taken, model = runs.run_and_model(Path(run) if run else None)
     subject = subject_of(taken, order.checkpoint)
     folded = subject.folded
-    exported, path, variant = export_for(taken, folded, order.target, order.precision, model=model, batch=order.batch)
+    precision = order.precision or _only(taken, folded, device)
+    exported, path, variant = export_for(taken, folded, order.target, precision, model=model, batch=order.batch)
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
     source = runs.graph_of(taken, exported)
-    if len(subject.inputs) != 1 or len(subject.outputs) != 1 or folded.whole:
-        raise UsageProblem(
-            f"{taken.folder} takes {len(subject.inputs)} inputs and gives {len(subject.outputs)} outputs; a bundle "
-            "holds images and one output of them.",
-            hint=f"Take the graph to the board yourself, and build it there with trtexec: {source.name}.",
-            code="bundle.outputs",
-        )
     slot = taken.bundle_json(variant.full)
     out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
     require_ours(slot, "bundle", out)
@@ -114,6 +110,7 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
         seed=order.seed,
         size=folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         pixels=exported.preprocessing,
+        batch=batch,
     )
     return _Plan(
         order=order,
@@ -127,8 +124,9 @@ def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
         checkpoint=checkpoint,
         given=given,
         batch=batch,
-        allowed=_tolerance(subject, order.precision),
+        allowed=_tolerance(subject, precision),
         name=variant.full,
+        inside=f"{taken.folder.resolve().name}-{variant.full}",
         path=out,
         slot=slot,
     )
@@ -144,6 +142,12 @@ def _board(target: str) -> Target:
             code="bundle.target",
         )
     return device
+
+
+def _only(taken: runs.Run, folded: FoldArtefact, device: Target) -> str:
+    """The precision in which the run has a graph for the board: float32, where it has several."""
+    found = {each.artefact.precision for each in exports_of(taken, folded) if each.artefact.target == device.name}
+    return found.pop() if len(found) == 1 else "fp32"
 
 
 def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
@@ -171,96 +175,97 @@ def _tolerance(subject: Subject, precision: str) -> Tolerance:
     )
 
 
-class _Recorded(NamedTuple):
-    """One call: its images as the board reads them, its float64 outputs, how many of the images count."""
+def _recorded(plan: _Plan, progress: Progress) -> list[Call]:
+    """The float64 training form on the inputs, call by call; images fill a last call up with themselves.
 
-    images: bytes
-    expected: NDArray[np.floating]
-    shape: tuple[int, ...]
-    used: int
-
-
-def _recorded(plan: _Plan, progress: Progress) -> list[_Recorded]:
-    """The float64 training form on the images, call by call; the last call is filled up with images of its own."""
+    Raises:
+        UsageProblem: If an output is no tensor of numbers.
+    """
     found = []
+    ports = inputs_of(read_graph(plan.source))
+    whole = plan.given.whole and plan.given.size is None
     for number, piece in enumerate(plan.given.batches(plan.batch)):
         progress("expected outputs", number, -(-plan.given.shape[0] // plan.batch))
-        images = filled(piece.images, plan.batch)
-        seen = filled(piece.pixels, plan.batch) if piece.pixels is not None and plan.exported.preprocessing else images
-        right = plan.subject.reference.run({plan.subject.inputs[0].name: images})[plan.subject.outputs[0]]
-        raw = seen.astype(seen.dtype.newbyteorder("<")).tobytes()
-        found.append(_Recorded(raw, right, seen.shape, len(piece.images)))
+        if not whole:
+            piece = replace(
+                piece,
+                given={name: filled(array, plan.batch) for name, array in piece.given.items()},
+                pixels=None if piece.pixels is None else filled(piece.pixels, plan.batch),
+            )
+        feeds = piece.feeds(ports)
+        right = plan.subject.reference.run(named([port.name for port in plan.subject.inputs], piece.given))
+        outputs = tuple(_numbers(name, right[name]) for name in plan.subject.outputs)
+        used = 1 if plan.given.whole else min(plan.batch, plan.given.shape[0] - number * plan.batch)
+        found.append(Call(tuple(feeds[port.name] for port in ports), outputs, used))
     return found
 
 
-def _content(plan: _Plan, calls: list[_Recorded]) -> dict[str, bytes]:
+def _numbers(name: str, value: Any) -> NDArray[Any]:
+    import numpy as np
+
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in STORED:
+        return np.asarray(value)
+    raise UsageProblem(
+        f"the output {name} is no tensor of numbers, which a board could give back.",
+        hint="Export a graph without it, and fold that.",
+        code="bundle.outputs",
+    )
+
+
+def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
     """The bundle's small files by name; ``bundle.json`` describes all that is in it."""
     content = {
-        **{f"input_{n}.bin": piece.images for n, piece in enumerate(calls)},
-        **{f"expected_{n}.bin": piece.expected.astype("<f4").tobytes() for n, piece in enumerate(calls)},
+        CALLS: as_npz(calls),
         "run.py": files("repaconv.targets").joinpath("board_run.py").read_bytes(),
-        "README.txt": _readme(plan.device, plan.order.precision).encode(),
+        "README.txt": _readme(plan).encode(),
     }
-    exported, allowed = plan.exported, plan.allowed
-    data = [plan.source.with_name(f"{plan.source.name}.data")] if exported.data else []
+    allowed, first = plan.allowed, calls[0]
+    ports = inputs_of(read_graph(plan.source))
     described = {
         "target": plan.device.name,
         "runtime_version": plan.device.runtime_version,
-        "precision": plan.order.precision,
-        "islands": list(exported.islands),
-        "input": inputs_of(read_graph(plan.source))[0].name,
-        "output": plan.subject.outputs[0],
-        "shape": list(calls[0].shape),
-        "dynamic": "dynamic" in (exported.batch, exported.image_size),
-        "batches": len(calls),
+        "precision": plan.exported.precision,
+        "islands": list(plan.exported.islands),
+        "inputs": [
+            {"name": port.name, "shape": list(array.shape), "dynamic": not all(isinstance(n, int) for n in port.shape)}
+            for port, array in zip(ports, first.inputs, strict=True)
+        ],
+        "outputs": [
+            {"name": name, "real": array.dtype.kind == "f"}
+            for name, array in zip(plan.subject.outputs, first.outputs, strict=True)
+        ],
+        "calls": len(calls),
+        "whole": plan.given.whole,
         "exact": allowed.kind == "exact",
         "rtol": allowed.rtol or 0.0,
         "workspace_mib": plan.order.workspace_mib,
         "warmup_ms": WARMUP_MS,
         "duration_s": DURATION_S,
-        "files": _hashes(content, [plan.source, *data]),
+        "files": {
+            **{name: sha256_of_bytes(value) for name, value in content.items()},
+            **{name: sha256_of(path) for name, path in _graph(plan).items()},
+        },
     }
-    return {**content, "bundle.json": canonical_json(described).encode()}
+    return {**content, DESCRIBED: canonical_json(described).encode()}
 
 
-def _readme(device: Target, precision: str) -> str:
+def _graph(plan: _Plan) -> dict[str, Path]:
+    """The graph's files, by their names in the bundle."""
+    data = f"{plan.source.name}.data"
+    return {"model.onnx": plan.source, **({data: plan.source.with_name(data)} if plan.exported.data else {})}
+
+
+def _readme(plan: _Plan) -> str:
+    device = plan.device
     return (
-        f"For {device.name} ({device.about}), TensorRT {device.runtime_version}, {precision}.\n\n"
-        "On the board:   tar xzf THIS.tar.gz && python3 run.py\n"
+        f"For {device.name} ({device.about}), TensorRT {device.runtime_version}, {plan.exported.precision}.\n\n"
+        f"On the board:   tar xzf THIS.tar.gz && python3 {plan.inside}/run.py -o result.tar.gz\n"
         "On the desk:    repaconv collect result.tar.gz\n\n"
-        "run.py builds the engine with the board's own trtexec, runs the recorded images through it, and measures it.\n"
+        "run.py builds the engine with the board's own trtexec, runs the recorded calls through it, and measures it.\n"
     )
 
 
-def _hashes(content: dict[str, bytes], graph: list[Path]) -> dict[str, str]:
-    found = {name: sha256_of_bytes(value) for name, value in content.items()}
-    for path, name in zip(graph, ("model.onnx", f"{graph[0].name}.data"), strict=False):
-        found[name] = sha256_of(path)
-    return found
-
-
-def _pack(path: Path, content: dict[str, bytes], source: Path, exported: ExportArtefact) -> None:
-    """Equal content is equal bytes: sorted, and without times or owners."""
-    graph = [("model.onnx", source)]
-    if exported.data is not None:
-        graph.append((f"{source.name}.data", source.with_name(f"{source.name}.data")))
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0, compresslevel=1) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,
-    ):
-        for name in sorted(content):
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content[name]), 0o755 if name == "run.py" else 0o644
-            tar.addfile(info, io.BytesIO(content[name]))
-        for name, place in graph:
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = place.stat().st_size, 0o644
-            with place.open("rb") as file:
-                tar.addfile(info, file)
-
-
-def _artefact(plan: _Plan, calls: list[_Recorded], bundle_sha256: str) -> BundleArtefact:
+def _artefact(plan: _Plan, calls: list[Call], bundle_sha256: str) -> BundleArtefact:
     return BundleArtefact(
         made_by=made_by("torch"),
         verdict="passed",
@@ -269,11 +274,12 @@ def _artefact(plan: _Plan, calls: list[_Recorded], bundle_sha256: str) -> Bundle
         variant=plan.name,
         target=plan.device.name,
         runtime_version=plan.device.runtime_version,
-        precision=plan.order.precision,
+        precision=plan.exported.precision,
         inputs=plan.given.name,
         images=sum(piece.used for piece in calls),
         batch=plan.batch,
         tolerance=plan.allowed,
+        inside=plan.inside,
         bundle_sha256=bundle_sha256,
         onnx_sha256=plan.exported.payload.sha256,
         payload=payload_of(plan.path, plan.slot.parent),

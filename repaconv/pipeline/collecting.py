@@ -17,7 +17,7 @@ from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import REFERENCE
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.exports import exports_of
-from repaconv.subjects.subject import subject_of
+from repaconv.steps.parcels import expected_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,8 +96,7 @@ def _artefact(
     from repaconv.proof.verdicts import verdict_of
 
     version = trtexec.version_of(_log(found, "build.log")) or str(told.get("version"))
-    expected, shape = _expected(bundle, made)
-    links = _judged(found, made, expected, f"{made.target}, TensorRT {version}", taken)
+    links = _judged(found, made, bundle, f"{made.target}, TensorRT {version}")
     samples = trtexec.compute_ms(_as_json(found, "times.json"))
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
     rows = trtexec.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
@@ -112,7 +111,7 @@ def _artefact(
         target=made.target,
         runtime=f"tensorrt {version}",
         precision=made.precision,
-        batch=shape[0],
+        batch=made.batch,
         links=links,
         precision_proof=typed,
         layer_types=types,
@@ -183,43 +182,32 @@ def _bundle_of(taken: runs.Run, sha256: str) -> tuple[BundleArtefact, Path]:
     )
 
 
-def _expected(bundle: Path, made: BundleArtefact) -> tuple[NDArray[np.float32], tuple[int, ...]]:
-    """The outputs [N, ...] that were bundled, without those that fill the last call up, and the shape of a call."""
-    import numpy as np
-
-    with tarfile.open(bundle, "r:gz") as tar:
-        content = {m.name: tar.extractfile(m) for m in tar if m.name.startswith("expected_") or m.name == "bundle.json"}
-        described = json.loads(content["bundle.json"].read())  # type: ignore[union-attr]
-        calls = [
-            np.frombuffer(content[f"expected_{number}.bin"].read(), "<f4").reshape(described["shape"][0], -1)  # type: ignore[union-attr]
-            for number in range(described["batches"])
-        ]
-    return np.concatenate(calls)[: made.images], tuple(described["shape"])
-
-
-def _judged(
-    found: dict[str, bytes], made: BundleArtefact, expected: NDArray[np.float32], candidate: str, taken: runs.Run
-) -> tuple[Link, ...]:
+def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str) -> tuple[Link, ...]:
     """The engine's outputs against the float64 training form's, by the policy of its precision."""
-    import numpy as np
-
     from repaconv.engines import trtexec
     from repaconv.proof.outputs import Comparison
 
-    output = subject_of(taken).outputs[0]
-    calls = sorted((name for name in found if name.startswith("output_")), key=lambda name: int(name[7:-5]))
-    outputs = []
-    for name in calls:
-        tensors = trtexec.outputs(_as_json(found, name))
-        if output not in tensors:
-            raise _damaged(f"{name} has no {output}")
-        outputs.append(tensors[output].reshape(made.batch, -1))
-    whole = np.concatenate(outputs)[: made.images] if outputs else np.zeros((0, 0))
-    if whole.shape != expected.shape:
-        raise _damaged(f"its outputs are {list(whole.shape)}, the network gives {list(expected.shape)}")
-    compared = Comparison(candidate, made.tolerance)
-    compared.add({output: whole}, {output: expected})
+    described, calls = expected_in(bundle)
+    names, compared = [output["name"] for output in described["outputs"]], Comparison(candidate, made.tolerance)
+    for at, expected in enumerate(calls):
+        tensors = trtexec.outputs(_as_json(found, f"output_{at}.json"))
+        if lacking := set(names) - tensors.keys():
+            raise _damaged(f"output_{at}.json has no {min(lacking)}")
+        used = None if described["whole"] else min(made.batch, made.images - at * made.batch)
+        right = {name: array[:used] if array.ndim else array for name, array in zip(names, expected, strict=True)}
+        got = {name: _like(tensors[name], array, used) for name, array in zip(names, expected, strict=True)}
+        compared.add(got, right, whole=described["whole"])
     return compared.links("engine", REFERENCE)
+
+
+def _like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) -> NDArray[Any]:
+    """What trtexec wrote, in the shape and kind of what is expected; it writes no size of a single number."""
+    if used is None and found.size != expected.size:
+        return found  # its shape is the finding
+    if found.size != expected.size:
+        raise _damaged(f"an output is {list(found.shape)}, the network gives {list(expected.shape)}")
+    shaped = found.reshape(expected.shape)
+    return (shaped if expected.dtype.kind == "f" else shaped.astype(expected.dtype))[:used] if shaped.ndim else shaped
 
 
 def _typed(made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: runs.Run) -> tuple[Verdict, str]:

@@ -36,6 +36,7 @@ def choose_inputs(
     seed: int = 0,
     size: ImageSize | None = None,
     pixels: bool = False,
+    batch: int | None = None,
 ) -> Inputs:
     """What a run's network is run on: images, or calls where it takes other inputs.
 
@@ -48,6 +49,7 @@ def choose_inputs(
         seed: Of random ones.
         size: (height, width); that of the fold when None.
         pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
+        batch: Of drawn calls of a network that takes no images.
 
     Raises:
         UsageProblem: If both are given, fewer images than one, there is no preprocessing for pixels, or the network
@@ -60,7 +62,9 @@ def choose_inputs(
     number, size = at_least_one("count", count, data.RANDOM_IMAGES), size or subject.folded.image_size
     if size is None:
         _require_no_images(subject, images or pixels)
-        return data.npz_calls(Path(inputs), subject.inputs, subject.outputs) if inputs else subject.drawn(number, seed)
+        if inputs:
+            return data.npz_calls(Path(inputs), subject.inputs, subject.outputs)
+        return subject.drawn(number, seed, batch=batch)
     if inputs:
         given = data.npz_inputs(Path(inputs), _channels(subject), subject.classes)
     elif images:

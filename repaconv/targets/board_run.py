@@ -8,6 +8,8 @@ no trtexec or another TensorRT than the bundle is for, 4 the bundle is not as it
 
 import argparse
 import array
+import ast
+import glob
 import hashlib
 import json
 import os
@@ -18,10 +20,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 USUAL = "/usr/src/tensorrt/bin/trtexec"
-MEASURED = ("times.json", "profile.json", "layers.json")
+ONCE = ["--warmUp=0", "--duration=0", "--iterations=1"]
 
 
 def main():
@@ -33,9 +36,10 @@ def main():
     chosen = parser.parse_args()
     with open(os.path.join(HERE, "bundle.json"), "rb") as file:
         content = file.read()
-    bundle = json.loads(content.decode())
+        bundle = json.loads(content.decode())
     for name, digest in sorted(bundle["files"].items()):
-        if not os.path.isfile(os.path.join(HERE, name)) or sha256(os.path.join(HERE, name)) != digest:
+        path = os.path.join(HERE, name)
+        if not os.path.isfile(path) or sha256(path) != digest:
             return leave(4, "%s is not the file that was bundled: unpack the bundle again." % name)
     trtexec = chosen.trtexec or shutil.which("trtexec") or (USUAL if os.path.isfile(USUAL) else "")
     if not trtexec:
@@ -57,15 +61,15 @@ def main():
 
 def run(bundle, content, board, out):
     """Build, verify and measure, pack what came of it, and say whether it is right."""
-    work = board.work
-    before = state()
-    problem = ""
+    work, before, problem = board.work, state(), ""
     try:
         board.build()
         board.verify()
         board.measure()
     except subprocess.CalledProcessError as error:
         problem = "trtexec failed (exit %d) at: %s" % (error.returncode, board.step)
+    kinds = ("times.json", "profile.json", "layers.json", "output_*.json", "*.log")  # all but the engine
+    names = sorted(os.path.basename(path) for kind in kinds for path in glob.glob(os.path.join(work, kind)))
     result = {
         "bundle_sha256": hashlib.sha256(content).hexdigest(),
         "version": board.version,
@@ -75,17 +79,19 @@ def run(bundle, content, board, out):
         "before": before,
         "after": state(),
         "engine": board.engine_facts(),
-        "files": {name: sha256(os.path.join(work, name)) for name in sorted(os.listdir(work)) if kept(name)},
+        "files": {name: sha256(os.path.join(work, name)) for name in names},
     }
     with open(os.path.join(work, "result.json"), "w") as file:
         json.dump(result, file, indent=2, sort_keys=True)
-    pack(work, sorted(result["files"]) + ["result.json"], out)
+    pack(work, names + ["result.json"], out)
     print("wrote " + out)
     if problem:
         return leave(5, problem + "; its words are in the result.")
-    error = board.worst()
-    print("largest error %.3g of an image's largest output, %.3g allowed for exact engines" % (error, bundle["rtol"]))
-    wrong = error != error or (bundle["exact"] and error > bundle["rtol"])
+    wrong = False
+    for number, output in enumerate(bundle["outputs"]):  # of whole numbers only the desk says
+        told = (output["name"], board.worst(number) if output["real"] else 0.0, bundle["rtol"])
+        print("%s: largest error %.3g of an image's largest number, %.3g allowed for exact engines" % told)
+        wrong = wrong or told[1] != told[1] or (bundle["exact"] and told[1] > bundle["rtol"])
     return leave(1, "the engine does not compute what it should.") if wrong else 0
 
 
@@ -102,11 +108,9 @@ class Board:
         """One call, its words in <step>.log; options that this trtexec does not know are left out, and recorded so."""
         self.step = step
         known = [option for option in options if option.split("=")[0] in self.said]
-        command = [self.trtexec] + known
-        left_out = [option for option in options if option not in known]
+        command, left_out = [self.trtexec] + known, [option for option in options if option not in known]
         self.commands.append({"step": step, "command": command, "left_out": left_out})
-        print("%s: %s" % (step, " ".join(command)))
-        sys.stdout.flush()
+        print("%s: %s" % (step, " ".join(command)), flush=True)
         with open(os.path.join(self.work, step + ".log"), "wb") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.work, check=True)
 
@@ -115,9 +119,7 @@ class Board:
         bundle = self.bundle
         options = ["--onnx=" + os.path.join(HERE, "model.onnx"), "--saveEngine=engine.plan"]
         options += ["--profilingVerbosity=detailed", "--exportLayerInfo=layers.json", "--timingCacheFile=timing.cache"]
-        if bundle["dynamic"]:
-            shape = bundle["input"] + ":" + "x".join(str(size) for size in bundle["shape"])
-            options += ["--minShapes=" + shape, "--optShapes=" + shape, "--maxShapes=" + shape]
+        options += self.shapes("--minShapes=", "--optShapes=", "--maxShapes=")
         if bundle["workspace_mib"]:
             new = "--memPoolSize" in self.said
             options.append(("--memPoolSize=workspace:%d" if new else "--workspace=%d") % bundle["workspace_mib"])
@@ -136,53 +138,61 @@ class Board:
             options += ["--precisionConstraints=obey", "--layerPrecisions=" + each]
         return options
 
-    def shapes(self):
-        """What a call of a dynamic engine must be told."""
-        if not self.bundle["dynamic"]:
-            return []
-        return ["--shapes=%s:%s" % (self.bundle["input"], "x".join(str(size) for size in self.bundle["shape"]))]
+    def shapes(self, *options):
+        """What trtexec must be told of free sizes, by each of these options."""
+        free = [port for port in self.bundle["inputs"] if port["dynamic"]]
+        told = ",".join("%s:%s" % (quoted(port["name"]), "x".join(map(str, port["shape"]))) for port in free)
+        return [option + told for option in options] if told else []
 
     def verify(self):
-        """The recorded images through the engine."""
-        for number in range(self.bundle["batches"]):
-            values = "%s:%s" % (self.bundle["input"], os.path.join(HERE, "input_%d.bin" % number))
-            options = ["--loadEngine=engine.plan", "--loadInputs=" + values, "--exportOutput=output_%d.json" % number]
-            self.run("verify_%d" % number, options + self.shapes() + ONCE)
+        """The recorded calls through the engine."""
+        for call in range(self.bundle["calls"]):
+            given = []
+            for number, port in enumerate(self.bundle["inputs"]):
+                path = os.path.join(self.work, "input_%d_%d.bin" % (call, number))
+                with open(path, "wb") as file:
+                    file.write(self.taken("input_%d_%d" % (call, number)))
+                given.append("%s:%s" % (quoted(port["name"]), path))
+            options = ["--loadInputs=" + ",".join(given), "--exportOutput=output_%d.json" % call]
+            self.run("verify_%d" % call, ["--loadEngine=engine.plan"] + options + self.shapes("--shapes=") + ONCE)
+
+    def taken(self, name):
+        """An input's bytes; before TensorRT 10 whole numbers have 32 bits."""
+        kind, content = stored(name)
+        return content if kind != "<i8" or self.major >= 10 else array.array("i", array.array("q", content)).tobytes()
 
     def measure(self):
         """Kernels alone: no transfers, spin wait, a CUDA graph; from TensorRT 11 on that is how trtexec measures."""
         bundle = self.bundle
-        options = ["--loadEngine=engine.plan", "--exportTimes=times.json"] + self.shapes()
-        options += ["--warmUp=%d" % bundle["warmup_ms"], "--duration=%d" % bundle["duration_s"], "--iterations=100"]
+        engine = ["--loadEngine=engine.plan"] + self.shapes("--shapes=")
+        options = ["--exportTimes=times.json", "--warmUp=%d" % bundle["warmup_ms"], "--iterations=100"]
+        options += ["--duration=%d" % bundle["duration_s"]]
         if self.major < 11:
             options += ["--noDataTransfers", "--useSpinWait", "--useCudaGraph"]
-        self.run("times", options)
-        self.run(
-            "profile", ["--loadEngine=engine.plan", "--exportProfile=profile.json", "--dumpProfile"] + self.shapes()
-        )
+        self.run("times", engine + options)
+        self.run("profile", engine + ["--exportProfile=profile.json", "--dumpProfile"])
 
-    def worst(self):
-        """Largest error of all images, each relative to its largest expected number; NaN where one is not finite.
+    def worst(self, number):
+        """Of an output's images, each relative to its largest expected number; NaN where one is not finite.
 
         An image that is near zero by chance is measured by a quarter of what is usual, as on the desk.
         """
         images = []
-        for number in range(self.bundle["batches"]):
-            expected = array.array("f")
-            with open(os.path.join(HERE, "expected_%d.bin" % number), "rb") as file:
-                expected.frombytes(file.read())
-            with open(os.path.join(self.work, "output_%d.json" % number)) as file:
-                found = [row for row in json.load(file) if row["name"] == self.bundle["output"]]
-            values = [float(value) for value in found[0]["values"]] if found else []
+        for call in range(self.bundle["calls"]):
+            expected = array.array("f", stored("output_%d_%d" % (call, number))[1])
+            with open(os.path.join(self.work, "output_%d.json" % call)) as file:
+                found = {row["name"]: row["values"] for row in json.load(file)}
+            values = [float(value) for value in found.get(self.bundle["outputs"][number]["name"], [])]
             if len(values) != len(expected) or any(value != value for value in values):
                 return float("nan")
-            size = len(expected) // self.bundle["shape"][0]
+            count = 1 if self.bundle["whole"] else self.bundle["inputs"][0]["shape"][0]
+            size = max(1, len(expected) // count)
             for start in range(0, len(expected), size):
                 pairs = list(zip(values[start : start + size], expected[start : start + size]))
                 images.append((max(abs(a - b) for a, b in pairs), max(abs(b) for _, b in pairs)))
         scales = [scale for _, scale in images if scale > 0]
         usual = 0.25 * statistics.median(scales) if scales else 1.0
-        return max(error / (min(max(usual, scale), 1e4 * scale) or usual) for error, scale in images)
+        return max([error / (min(max(usual, scale), 1e4 * scale) or usual) for error, scale in images] or [0.0])
 
     def engine_facts(self):
         """Of the plan, which stays on the board."""
@@ -190,7 +200,17 @@ class Board:
         return {"bytes": os.path.getsize(path), "sha256": sha256(path)} if os.path.isfile(path) else {}
 
 
-ONCE = ["--warmUp=0", "--duration=0", "--iterations=1"]
+def stored(name):
+    """An array of calls.npz: its type, and its bytes."""
+    with zipfile.ZipFile(os.path.join(HERE, "calls.npz")) as calls, calls.open(name + ".npy") as file:
+        start = file.read(8)  # its magic, and the version of its header
+        length = int.from_bytes(file.read(2 if start[6] == 1 else 4), "little")
+        return ast.literal_eval(file.read(length).decode("latin1"))["descr"], file.read()
+
+
+def quoted(name):
+    """A tensor's name as trtexec takes it, which splits at colons and commas."""
+    return "'%s'" % name if ":" in name or "," in name else name
 
 
 def version_of(text):
@@ -219,17 +239,11 @@ def describe():
 def state():
     """What changes while one measures: load, temperatures, clocks."""
     found = {"load": list(os.getloadavg())}
-    zones = "/sys/class/thermal"
-    for zone in sorted(os.listdir(zones)) if os.path.isdir(zones) else []:
-        value = read(os.path.join(zones, zone, "temp"))
-        if value:
-            found["%s %s" % (zone, read(os.path.join(zones, zone, "type")))] = value
-    frequencies = "/sys/devices/system/cpu"
-    for cpu in sorted(os.listdir(frequencies)) if os.path.isdir(frequencies) else []:
-        value = read(os.path.join(frequencies, cpu, "cpufreq", "scaling_cur_freq"))
-        if value:
-            found[cpu + " kHz"] = value
-    return found
+    for zone in sorted(glob.glob("/sys/class/thermal/*")):
+        found["%s %s" % (os.path.basename(zone), read(zone + "/type"))] = read(zone + "/temp")
+    for cpu in sorted(glob.glob("/sys/devices/system/cpu/cpu*")):
+        found[os.path.basename(cpu) + " kHz"] = read(cpu + "/cpufreq/scaling_cur_freq")
+    return {name: value for name, value in found.items() if value}
 
 
 def read(path):
@@ -244,24 +258,19 @@ def read(path):
 def ask(command):
     """What a tool says, empty if it is not here or may not be asked."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
+        return (
+            subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=20).decode("utf-8", "replace").strip()
+        )
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
 def sha256(path):
     """Hex digest of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        for piece in iter(lambda: file.read(1 << 20), b""):
-            digest.update(piece)
+        [digest.update(piece) for piece in iter(lambda: file.read(1 << 20), b"")]
     return digest.hexdigest()
-
-
-def kept(name):
-    """Whether a file goes into the result: what was said and measured, not the engine."""
-    return name.endswith(".log") or name in MEASURED or name.startswith("output_")
 
 
 def pack(folder, names, out):

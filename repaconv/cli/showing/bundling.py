@@ -24,7 +24,8 @@ def _bundle(done: BundleArtefact) -> None:
         f"{plain(done.payload.path)}: {done.payload.bytes:,} bytes for {done.target}, "
         f"TensorRT {done.runtime_version}, {done.precision}, with {plain(done.inputs)}"
     )
-    out().print("on the board: tar xzf it and python3 run.py; then here: repaconv collect result.tar.gz")
+    folder = f"{done.inside}/run.py"
+    out().print(f"on the board: tar xzf it and python3 {plain(folder)}; then here: repaconv collect result.tar.gz")
 
 
 def _result(done: CollectArtefact) -> None:

@@ -38,19 +38,24 @@ for option, recorded in (
     if option in given:
         shutil.copy(os.path.join(folder, recorded), given[option])
 if "--exportOutput" in given:
-    images = given["--loadInputs"].split(":", 1)[1]
-    with open(os.path.join(os.path.dirname(images), "bundle.json")) as file:
+    first = given["--loadInputs"].split(",")[0].split(":")[-1]
+    call, home = os.path.basename(first).split("_")[1], os.path.dirname(os.path.dirname(first))
+    sys.path.insert(0, home)
+    import run  # the board's script: it reads what was bundled
+
+    with open(os.path.join(home, "bundle.json")) as file:
         bundle = json.load(file)
-    values = array.array("f")
-    with open(images.replace("input_", "expected_"), "rb") as file:
-        values.frombytes(file.read())
-    scale = float(os.environ.get("REPLAY_SCALE", "1"))
-    text = ", ".join("%g" % (scale * value) for value in values)
-    size = "%dx%d" % (bundle["shape"][0], len(values) // bundle["shape"][0])
+    scale, rows = float(os.environ.get("REPLAY_SCALE", "1")), []
+    for number, output in enumerate(bundle["outputs"]):
+        kind, content = run.stored("output_%s_%d" % (call, number))
+        values = array.array({"<f4": "f", "<i8": "q", "|b1": "b"}[kind])
+        values.frombytes(content)
+        told = ["%g" % (scale * value) if output["real"] else str(value) for value in values]
+        count = 1 if bundle["whole"] else bundle["inputs"][0]["shape"][0]
+        size = "%dx%d" % (count, len(values) // count)
+        text = '{ "name" : "%s"\n  , "dimensions" : "%s"\n  , "values" : [ %s ]\n  }'
+        rows.append(text % (output["name"], size, ", ".join(told)))
     with open(given["--exportOutput"], "w") as file:
-        file.write(
-            '[\n  { "name" : "%s"\n  , "dimensions" : "%s"\n  , "values" : [ %s ]\n  }\n]\n'
-            % (bundle["output"], size, text)
-        )
+        file.write("[\n  %s\n]\n" % "\n  , ".join(rows))
 print(open(os.path.join(folder, "log.txt")).read())
 banner("PASSED")

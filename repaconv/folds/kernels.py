@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,16 +54,37 @@ class Kernel:
         return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
 
     @property
+    def is_padded(self) -> bool:
+        """Whether it reads beyond a border."""
+        return any(pad > 0 for pad in self.pads)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether an output reads one place."""
+        return all(len(taps) == 1 for taps in self.taps)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether it is a scale and a shift a channel."""
+        alone = self.weight.shape[1] == 1 and self.groups == len(self.weight) and self.weight.size == self.groups
+        return alone and not any(self.reach) and set(self.strides) <= {1} and all(t[0] == 0 for t in self.taps)
+
+    @property
     def attributes(self) -> dict[str, int | list[int]]:
         """Of the Conv that it is."""
-        after = [taps[-1] + end for taps, end in zip(self.taps, self.reach, strict=True)]
         return {
             "kernel_shape": list(self.weight.shape[2:]),
             "strides": list(self.strides),
             "dilations": [taps.step for taps in self.taps],
             "group": self.groups,
-            "pads": [*(-taps[0] for taps in self.taps), *after],
+            "pads": self.pads,
         }
+
+    @property
+    def pads(self) -> list[int]:
+        """Zeros before and behind every axis, as ONNX has them."""
+        after = [taps[-1] + end for taps, end in zip(self.taps, self.reach, strict=True)]
+        return [*(-taps[0] for taps in self.taps), *after]
 
 
 def eye(width: int, rank: int) -> Kernel:
@@ -139,7 +160,7 @@ def _joint(kernels: Sequence[Kernel]) -> tuple[int, tuple[range, ...]]:
     return gcd(*(one.groups for one in kernels)), tuple(map(_spanned, zip(*(one.taps for one in kernels), strict=True)))
 
 
-def _spanned(taps: tuple[range, ...]) -> range:
+def _spanned(taps: Sequence[range]) -> range:
     """The coarsest grid that has all of them."""
     first, last = min(one[0] for one in taps), max(one[-1] for one in taps)
     step = gcd(*(tap - first for one in taps for tap in one))
@@ -150,21 +171,88 @@ def summed(kernels: Sequence[Kernel]) -> Kernel:
     """Run in parallel and summed, as one; they fit together."""
     groups, taps = _joint(kernels)
     first = kernels[0]
-    inside = first.weight.shape[1] * first.groups // groups
-    weight = np.zeros((len(first.weight), inside, *map(len, taps)))
+    out, inside = len(first.weight), first.weight.shape[1] * first.groups // groups
+    weight = np.zeros((groups, out // groups, inside, *map(len, taps)))
     for one in kernels:
-        apart = one.groups // groups  # its groups beside each other in one of the sum's
-        view = weight.reshape(groups, apart, -1, apart, inside // apart, *map(len, taps))
-        fine = one.weight.reshape(groups, apart, -1, *one.weight.shape[1:])
-        places = (slice(None), slice(None), *(_places(mine, all_) for mine, all_ in zip(one.taps, taps, strict=True)))
-        for group, place in product(range(groups), range(apart)):
-            view[group, place, :, place][places] += fine[group, place]
+        here: Any = (..., *_places(one.taps, taps))
+        weight[here] += _coarser(one, groups)
     shifts = [one.bias for one in kernels if one.bias is not None]
     bias = np.sum(shifts, axis=0) if shifts else None
     learnt = sum(one.learnt for one in kernels)
-    return Kernel(weight, bias, groups, first.strides, taps, first.reach, learnt)
+    return Kernel(weight.reshape(out, *weight.shape[2:]), bias, groups, first.strides, taps, first.reach, learnt)
 
 
-def _places(taps: range, of: range) -> slice:
+def composed(second: Kernel, first: Kernel) -> Kernel | None:
+    """One behind the other, as one.
+
+        sum_u W[u] (sum_t V[t] x[s i + t] + c)[i + u] = sum_ut W[u] V[t] x[s (i + u) + t] + sum_u W[u] c
+
+    None where the second pads what the first gives, which is not what the first would give there: its bias, or what it
+    reads of the image beyond a border.
+    """
+    plain = first.bias is None and all(taps == range(1) for taps in first.taps)
+    plain = plain and {*first.strides} <= {1} and not any(first.reach)
+    if second.is_padded and not plain:
+        return None
+    if second.is_diagonal:
+        one = first.then(second.weight.reshape(-1), second.bias)
+        return replace(one, learnt=first.learnt + second.learnt)
+    if first.is_diagonal:
+        return _scaled_before(second, first)
+    groups = gcd(second.groups, first.groups)
+    outer, inner = _coarser(second, groups), _coarser(first, groups)
+    axes = zip(first.taps, second.taps, first.strides, strict=True)
+    moved = [[_shifted(mine, step * u) for u in read] for mine, read, step in axes]
+    taps = tuple(map(_spanned, moved))
+    weight = np.zeros((*outer.shape[:2], inner.shape[2], *map(len, taps)))
+    for places in product(*(range(len(axis)) for axis in second.taps)):
+        here: Any = (..., *_places([axis[place] for axis, place in zip(moved, places, strict=True)], taps))
+        tap: Any = (..., *places)
+        for group in range(groups):
+            weight[group][here] += np.tensordot(outer[group][tap], inner[group], 1)
+    bias = second.bias
+    if first.bias is not None:
+        through = outer.sum(tuple(range(3, outer.ndim)))
+        shift = np.einsum("gom,gm->go", through, first.bias.reshape(groups, -1)).reshape(-1)
+        bias = shift if bias is None else bias + shift
+    strides = tuple(a * b for a, b in zip(first.strides, second.strides, strict=True))
+    reach = tuple(a + s * b for a, s, b in zip(first.reach, first.strides, second.reach, strict=True))
+    weight = weight.reshape(len(second.weight), *weight.shape[2:])
+    return Kernel(weight, bias, groups, strides, taps, reach, first.learnt + second.learnt)
+
+
+def _scaled_before(one: Kernel, scale: Kernel) -> Kernel:
+    """A scale and a shift a channel before it, whose border is not padded where there is a shift."""
+    inside = one.weight.shape[1]
+    each = np.repeat(scale.weight.reshape(one.groups, inside), len(one.weight) // one.groups, axis=0)
+    bias = one.bias
+    if scale.bias is not None:
+        shift = np.repeat(scale.bias.reshape(one.groups, inside), len(one.weight) // one.groups, axis=0)
+        added = (one.weight.reshape(*each.shape, -1).sum(-1) * shift).sum(1)
+        bias = added if bias is None else bias + added
+    weight = one.weight * each.reshape(*each.shape, *[1] * len(one.taps))
+    return replace(one, weight=weight, bias=bias, learnt=one.learnt + scale.learnt)
+
+
+def _coarser(one: Kernel, groups: int) -> Array:
+    """Its weight with fewer groups, [groups, out / groups, in / groups, *taps]: zeros between its own."""
+    apart = one.groups // groups
+    fine = one.weight.reshape(groups, apart, -1, *one.weight.shape[1:])
+    weight = np.zeros((*fine.shape[:3], apart, *fine.shape[3:]))
+    for place in range(apart):
+        weight[:, place, :, place] = fine[:, place]
+    return weight.reshape(groups, apart * fine.shape[2], apart * fine.shape[3], *fine.shape[4:])
+
+
+def _shifted(taps: range, by: int) -> range:
+    return range(taps.start + by, taps.stop + by, taps.step)
+
+
+def _places(taps: Sequence[range], of: Sequence[range]) -> tuple[slice, ...]:
+    """Where taps stand among more of them, by axis."""
+    return tuple(map(_place, taps, of))
+
+
+def _place(taps: range, of: range) -> slice:
     first, step = (taps[0] - of[0]) // of.step, taps.step // of.step if len(taps) > 1 else 1
     return slice(first, first + step * (len(taps) - 1) + 1, step)

@@ -19,8 +19,10 @@ from torch import nn
 from repaconv.artefacts import FoldStep
 from repaconv.errors import Refused
 from repaconv.live.calls import Call, difference, in_float64, outputs, rounding, shaken, usable
+from repaconv.live.changes import applied
 from repaconv.live.guesses import RULES, Guess, Rule, idle_ffn
 from repaconv.live.parts import New, child_at, joined, like, put, replaced, shared, watched
+from repaconv.live.structure import fold_structure
 from repaconv.live.whole import Whole
 
 EXACT = 1e-12
@@ -63,22 +65,28 @@ def fold_parts(
     own = in_float64(module)
     folding = _Folding(module, method, (partial(idle_ffn, idle_ratio=idle_ratio), *RULES))
     names = [name for name, part in own.named_modules() if any(folding.guesses(part))]
-    if not names:
-        raise Refused("no part of it has the shape of a known fold.", code="live.nothing")
     whole = Whole.of(own, example, names)
     after, edits = folding.edited(own, whole, names)
-    if not (error := whole.error(after)) <= _allowed(edits):
+    if edits and not whole.error(after) <= _allowed(edits):
         _require_the_same_twice(module, whole)
         after, edits = folding.edited(in_float64(module), whole, names, each=True)
-        error = whole.error(after)
-    if not edits:
-        raise Refused("; ".join(folding.left) or "no part proves to be a known fold.", code="live.nothing")
-    steps = [FoldStep(module=each.name or ".", folded=(each.told,), max_rel_error=each.error) for each in edits]
-    told = (f"the whole module before and after, on {len(whole.calls)} inputs",)
-    return _copied(module, edits), (
-        *steps,
-        FoldStep(module=".", folded=told, left=tuple(folding.left), max_rel_error=error),
+    structured = (
+        fold_structure(after, whole, _allowed(edits), shared(module))
+        if method == "auto" and (edits or idle_ratio is None)
+        else None
     )
+    changes = structured.changes if structured else ()
+    left = (*folding.left, *(structured.left if structured else ()))
+    if not edits and not changes:
+        raise Refused("; ".join(left) or "no part proves to be a known fold.", code="live.nothing")
+    error = structured.error if structured else whole.error(after)
+    folded = _copied(module, edits)
+    for change in changes:
+        folded = applied(folded, change)
+    steps = [FoldStep(module=each.name or ".", folded=(each.told,), max_rel_error=each.error) for each in edits]
+    steps += [FoldStep(module=each.at or ".", folded=(each.told,), max_rel_error=error) for each in changes]
+    told = (f"the whole module before and after, on {len(whole.calls)} inputs",)
+    return folded, (*steps, FoldStep(module=".", folded=told, left=left, max_rel_error=error))
 
 
 class _Folding:

@@ -84,7 +84,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
 def _width(part: nn.Module) -> tuple[bool, int] | None:
     """Whether a layer takes images, and of how many channels."""
     match part:
-        case nn.Conv2d():
+        case nn.Conv2d() | nn.ConvTranspose2d():
             return True, part.in_channels
         case nn.BatchNorm2d():
             return True, part.num_features

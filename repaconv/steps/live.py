@@ -39,6 +39,12 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
     """
     from repaconv.live.calls import undisturbed
 
+    if any(tensor.is_meta for tensor in module.state_dict().values()):
+        raise Refused(
+            f"this {type(module).__name__} has no numbers yet: it is on torch's meta device.",
+            hint="Load its weights first, then fold it.",
+            code="live.meta",
+        )
     with undisturbed():
         try:
             return _whole(module, method, settings, example)
@@ -67,7 +73,7 @@ def _in_parts(
             raise why from None
         raise Refused(
             f"nothing in this {type(module).__name__} folds: {why.message} In parts: {nothing.message}",
-            hint="Known parts: channel-idle FFNs, affine token mixers, LoRA, LayerScale and BatchNorm before a linear.",
+            hint="What folds: layers in parallel, norms and scales beside layers, adapters, idle channels.",
             code="live.nothing",
         ) from nothing
     unused = [name for name in settings if name != "idle_ratio"]

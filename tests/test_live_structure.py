@@ -1,0 +1,303 @@
+"""Any live module folds by its structure: what its classes are called and how they are written does not matter."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from test_live import same, trained
+from torch import nn
+from torch.nn import functional as F
+
+import repaconv as rc
+from repaconv.errors import Refused
+
+
+def told(folded):
+    return [f"{step.module}: {step.folded[0]}" for step in folded.fold_certificate[:-1]]
+
+
+def left(folded):
+    return " ".join(folded.fold_certificate[-1].left)
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def norms(module):
+    return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def normed(width, out, size, **more):
+    return nn.Sequential(nn.Conv2d(width, out, size, padding=size // 2, bias=False, **more), nn.BatchNorm2d(out))
+
+
+class RepBlock(nn.Module):
+    """Three branches, and what follows by a function."""
+
+    def __init__(self, width=4, act=F.relu):
+        super().__init__()
+        self.wide, self.narrow, self.bn = normed(width, width, 3), normed(width, width, 1), nn.BatchNorm2d(width)
+        self.act = act
+
+    def forward(self, x):
+        out = 0
+        for branch in (self.wide, self.narrow, self.bn):
+            out += branch(x)
+        return self.act(out)
+
+
+class Mixer(nn.Module):
+    """x + gamma (mixed(x) - norm(x)): one depthwise convolution."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.mixed, self.norm = normed(width, width, 5, groups=width), nn.BatchNorm2d(width)
+        self.gamma = nn.Parameter(torch.rand(width, 1, 1))
+
+    def forward(self, x):
+        return x + self.gamma * (self.mixed(x) - self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.blocks = nn.Conv2d(3, 4, 1), nn.Sequential(RepBlock(), Mixer(), RepBlock(act=nn.SiLU()))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x, scale=1.0):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)) * scale)
+
+
+def test_branches_are_one_convolution_and_the_classes_around_them_stay():
+    model = trained(Net())
+    folded = rc.fold(model)
+    assert type(folded) is Net
+    assert count(folded) == 16 + (144 + 4) + (100 + 4) + (144 + 4) + 25
+    assert [type(part).__name__ for part in folded.blocks] == ["Sequential", "Conv2d", "Sequential"]
+    same(model.double(), rc.fold(model), torch.randn(3, 3, 9, 7))
+    with io.BytesIO() as file:  # it is a module as any other
+        torch.save(folded, file)
+        torch.save(folded.state_dict(), file)
+    assert folded.half()(torch.randn(1, 3, 8, 8).half(), scale=2.0).dtype == torch.float16
+
+
+class Bottleneck(nn.Module):
+    """As torchvision writes them: one activation called thrice, in place."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.BatchNorm2d(8)
+        self.conv3, self.bn3 = nn.Conv2d(8, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        y += x
+        return self.relu(y)
+
+
+def test_a_residual_network_keeps_everything_but_its_norms():
+    model = trained(nn.Sequential(Bottleneck(), nn.Dropout(0.5), Bottleneck())).double()
+    folded = rc.fold(model)
+    assert norms(folded) == [] != norms(model)
+    assert type(folded[0]) is Bottleneck
+    assert isinstance(folded[0].bn1, nn.Identity)
+    assert told(folded)[0] == "0.bn1: 0.bn1 -> 0.conv1"
+    same(model, folded, torch.randn(2, 4, 8, 8))
+
+
+class ByFunction(nn.Module):
+    """A BatchNorm of which nothing but its tensors is a module's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
+        for name in ("scale", "shift", "mean", "var"):
+            self.register_buffer(name, torch.rand(6) + 0.5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        factor = self.scale / torch.sqrt(self.var + 1e-5)
+        return Frozen.apply(y, factor, self.shift - self.mean * factor)
+
+
+class Frozen:
+    @staticmethod
+    def apply(x, factor, shift):
+        return x * factor[:, None, None] + shift[:, None, None]
+
+
+class FrozenNorm(ByFunction):
+    """The same as a part of its own."""
+
+    def forward(self, x):
+        factor = self.scale / torch.sqrt(self.var + 1e-5)
+        return Frozen.apply(x, factor, self.shift - self.mean * factor)
+
+
+def test_a_norm_written_by_functions_is_one_as_a_part_and_no_part_if_it_is_none():
+    net = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), FrozenNorm(), nn.ReLU()).double()
+    net[1].conv = None
+    folded = rc.fold(net)
+    assert told(folded) == ["1: 1 -> 0"]
+    same(net, folded, torch.randn(2, 4, 5, 5))
+    with pytest.raises(Refused):
+        rc.fold(ByFunction().double(), example=torch.randn(2, 4, 5, 5))
+
+
+class Attention(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm, self.qkv, self.proj = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.gamma = nn.Parameter(torch.rand(width))
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        y = self.proj(F.scaled_dot_product_attention(q, k, v))
+        return x + (y if self.gamma is None else y * self.gamma)
+
+
+def test_the_affine_of_a_norm_and_a_scale_that_a_block_holds_itself():
+    model = nn.Sequential(Attention(), nn.Flatten(1, 1), Attention()).double()
+    nn.init.normal_(model[0].norm.weight)
+    nn.init.normal_(model[0].norm.bias)
+    folded = rc.fold(model, example=torch.randn(2, 5, 8))
+    assert set(told(folded)) == {
+        *("0: 0.gamma -> 0.proj", "0.norm: the affine of 0.norm -> 0.qkv"),
+        *("2: 2.gamma -> 2.proj", "2.norm: the affine of 2.norm -> 2.qkv"),
+    }
+    assert count(folded) == count(model) - 6 * 8
+    same(model, folded, torch.randn(2, 5, 8))
+
+
+def test_a_norm_whose_affine_would_be_more_numbers_elsewhere_keeps_it():
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 40, bias=False), nn.ReLU())
+    nn.init.normal_(model[0].bias)
+    with pytest.raises(Refused):
+        rc.fold(model)
+
+
+class Low(nn.Module):
+    """An adapter of the user's own."""
+
+    def __init__(self, width=8, rank=2):
+        super().__init__()
+        self.base, self.scale = nn.Linear(width, width), 0.5
+        self.a, self.b = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.scale * self.b(self.a(F.dropout(x, 0.1, self.training)))
+
+
+def test_an_adapter_of_any_name_goes_into_its_layer():
+    model = nn.Sequential(Low(), nn.GELU(), Low()).double()
+    folded = rc.fold(model)
+    assert [type(part) for part in folded] == [nn.Linear, nn.GELU, nn.Linear]
+    same(model, folded, torch.randn(3, 5, 8))
+
+
+def test_a_norm_before_a_padded_convolution_stays_and_is_told():
+    model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)))
+    folded = rc.fold(model)
+    assert told(folded) == ["3: 3 -> 2"]
+    assert "1 stands" in left(folded)
+    unpadded = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3, groups=2, stride=2))).double()
+    folded = rc.fold(unpadded)
+    assert told(folded) == ["1: 1 -> 2"]
+    same(unpadded, folded, torch.randn(2, 4, 9, 9))
+
+
+class Odd(nn.Module):
+    """What keeps a BatchNorm behind a convolution."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.bn, self.how = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), how
+        self.other = self.conv if how == "shared" else nn.Conv2d(4, 4, 1)
+        if how == "tied":
+            self.other.weight = self.conv.weight
+        if how == "hooked":
+            self.conv.register_forward_hook(lambda *_: None)
+
+    def forward(self, x):
+        y = self.conv(x)
+        z = F.relu(self.bn(y))
+        if self.how == "read":
+            return z * y
+        if self.how == "twice":
+            return F.relu(self.bn(F.tanh(self.conv(z))))
+        if self.how == "its weight":
+            return z * self.conv.weight.mean()
+        if self.how == "decided":
+            return z if y.abs().max() > 1e-6 else y
+        return F.relu(self.other(z))
+
+
+@pytest.mark.parametrize("how", ["shared", "tied", "hooked", "read", "twice", "its weight", "decided"])
+def test_what_something_else_reads_shares_or_watches_stays(how):
+    net = nn.Sequential(Odd(how), trained(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))).double()
+    trained(net)
+    folded = rc.fold(net)
+    assert told(folded) == ["1.1: 1.1 -> 1.0"]
+    assert "0.bn stands" in left(folded)
+    same(net, folded, torch.randn(2, 4, 6, 6))
+
+
+class Deciding(nn.Module):
+    """Branches that are summed as long as the numbers are small."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.a(x) + self.b(x) if float(x.abs().max()) < 1e9 else x
+
+
+def test_a_part_that_decides_by_numbers_is_no_chain():
+    with pytest.raises(Refused):
+        rc.fold(Deciding())
+
+
+def test_a_network_in_training_comes_back_folded_in_eval_mode_and_is_left_as_it_was():
+    model = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())).train()
+    before = copy.deepcopy(model.state_dict())
+    folded = rc.fold(model)
+    assert model.training
+    assert not folded.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    half = rc.fold(copy.deepcopy(model).half())
+    assert half[0].weight.dtype == torch.float16
+    assert half[0].bias.dtype == torch.float16
+
+
+def test_a_module_without_numbers_is_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(Refused) as caught:
+        rc.fold(model)
+    assert caught.value.hint
+
+
+NAMES = ("mobileone_s0", "repvgg_a0", "fastvit_t8", "repvit_m0_9", "levit_128s", "repghostnet_050", "efficientvit_m0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_at_most_what_timm_leaves(name):
+    timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
+    from timm.utils.model import reparameterize_model
+
+    from repaconv.live.edits import fold_parts
+
+    model = trained(timm.create_model(name)).eval()
+    folded, _ = fold_parts(model, "auto")  # by structure, also where a method knows the whole
+    assert norms(folded) == []
+    assert count(folded) <= count(reparameterize_model(copy.deepcopy(model)))

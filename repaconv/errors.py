@@ -7,6 +7,21 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+LONGEST = 1000
+"""Characters of a message: names that a file brings may be of any length."""
+
+
+def in_one_line(text: str) -> str:
+    """The text without what a terminal takes for more than a letter, as newlines and escapes in names of a file."""
+    short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
+
+
+def said_by(error: BaseException) -> str:
+    """What somebody else's exception says, as part of a sentence: its kind, and its first line."""
+    first = str(error).strip().partition("\n")[0].rstrip(".")[:300]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
 
 class RepaconvError(Exception):
     """Base of every error that a user is meant to read.
@@ -21,8 +36,8 @@ class RepaconvError(Exception):
 
     def __init__(self, message: str, *, hint: str = "", code: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = in_one_line(message)
+        self.hint = in_one_line(hint)
         self.code = code
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from damage import sound, tally
 
+import repaconv
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused
 
@@ -33,6 +34,9 @@ def test_a_flipped_bit_in_a_weight_is_named(tmp_path):
         with pytest.raises(Refused, match=f"^{name} is damaged") as caught:
             read_checkpoint(path)
         assert caught.value.code == "checkpoint.damaged"
+        with pytest.raises(Refused, match=f"^{name} is damaged"):  # its hash is known by then, which tells nothing
+            repaconv.fold(path, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
 def test_damage_beside_the_weights_that_are_taken_is_not_theirs(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from repaconv.checkpoint.legacy import open_sequential, open_tar, starts_with_magic
 from repaconv.checkpoint.mapped import Contents, broken
 from repaconv.checkpoint.zipped import open_zip
-from repaconv.errors import Refused, RepaconvError
+from repaconv.errors import Refused, RepaconvError, said_by
 
 
 def open_container(path: Path) -> Contents:
@@ -28,7 +28,7 @@ def open_container(path: Path) -> Contents:
     except RepaconvError:
         raise
     except Exception as error:  # what reads a hostile or broken file can raise anything
-        raise broken(path, f"{type(error).__name__}: {error}") from error
+        raise broken(path, said_by(error)) from error
 
 
 def _by_its_head(path: Path) -> Contents:

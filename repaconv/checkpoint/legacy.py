@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repaconv.checkpoint.mapped import Contents, broken, mapped, typed
 from repaconv.checkpoint.pickles import StorageIds, StorageKind, strided, unpickle
-from repaconv.errors import Refused
+from repaconv.errors import Refused, said_by
 
 # torch/serialization.py MAGIC_NUMBER and PROTOCOL_VERSION
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -101,7 +101,7 @@ def open_tar(path: Path) -> Contents:
             # A tuple names a module's class with its source text, anything else a tensor.
             found = unpickle(file, lambda pid: pid[0] if isinstance(pid, tuple) else objects[int(pid)])
     except (LookupError, tarfile.TarError, struct.error, pickle.UnpicklingError, TypeError, ValueError) as error:
-        raise broken(path, f"not a whole torch tar archive ({error})") from error
+        raise broken(path, f"not a whole torch tar archive ({said_by(error)})") from error
     return Contents("torch legacy tar", found.value, found.placeholders)
 
 

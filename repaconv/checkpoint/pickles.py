@@ -12,12 +12,17 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from repaconv.errors import Refused
+from repaconv.checkpoint.machine import Machine, Placeholder
+from repaconv.errors import Refused, said_by
+
+SPREAD = 1 << 24
+"""Elements that a view may have beyond four times its storage's; a stride of 0 has them without end."""
 
 # Names whose only use in a checkpoint is to run something. Nothing would run here in any case; such a file
 # is refused because it must not travel further either.
@@ -103,60 +108,11 @@ PersistentLoad = Callable[[Any], object]
 """Gives the object that a pickle only names."""
 
 
-class Placeholder:
-    """Inert stand-in for a global outside the allow-list; keeps arguments and state as data."""
-
-    qualified_name = ""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        """Store what a constructor or function would have been called with."""
-        self.args = args
-        self.state: object = kwargs or None
-
-    def __setstate__(self, state: object) -> None:
-        """Store what the object would have restored itself from."""
-        self.state = state
-
-    def __setitem__(self, key: object, value: object) -> None:
-        """Let a dict-like object be filled, into nothing."""
-
-    def append(self, value: object) -> None:
-        """Let a list-like object be filled, into nothing."""
-
-    def extend(self, values: object) -> None:
-        """Let a list-like object be filled, into nothing."""
-
-    def add(self, value: object) -> None:
-        """Let a set-like object be filled, into nothing."""
-
-
-class _Sealed:
-    """What the allow-list hands out cannot be altered by the pickle's BUILD opcode."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("the pickle tries to alter a function of the reader")
-
-
-class StorageKind(_Sealed):
+@dataclass(frozen=True)
+class StorageKind:
     """A storage class of torch, of which only the dtype matters."""
 
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Remember the dtype."""
-        self.dtype = dtype
-
-
-class _Rebuild(_Sealed):
-    __slots__ = ("_build",)
-
-    def __init__(self, build: Callable[..., object]) -> None:
-        self._build = build
-
-    def __call__(self, *args: object) -> object:
-        return self._build(*args)
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -215,21 +171,18 @@ def unpickle(stream: IO[bytes], persistent_load: PersistentLoad = no_ids) -> Unp
         raise
     except Exception as error:  # a hostile or broken pickle can raise anything
         raise Refused(
-            f"the pickle in the file is corrupt ({type(error).__name__}: {error}).",
+            f"the pickle in the file is corrupt ({said_by(error)}).",
             hint="Download or save the checkpoint again.",
             code="checkpoint.corrupt",
         ) from error
     return Unpickled(value, tuple(reader.types))
 
 
-class _DataUnpickler(pickle.Unpickler):
+class _DataUnpickler(Machine):
     def __init__(self, stream: IO[bytes], persistent_load: PersistentLoad) -> None:
-        super().__init__(stream, encoding="utf-8")
-        self._persistent_load = persistent_load
+        super().__init__(stream)
+        self.persistent_load = persistent_load
         self.types: dict[str, type[Placeholder]] = {}
-
-    def persistent_load(self, pid: Any) -> object:
-        return self._persistent_load(pid)
 
     def find_class(self, module: str, name: str) -> object:
         module = "builtins" if module == "__builtin__" else module  # as Python 2 and protocol 2 call it
@@ -247,17 +200,19 @@ class _DataUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if full not in self.types:
-            self.types[full] = type(name.replace(".", "_"), (Placeholder,), {"qualified_name": full})
+            self.types[full] = type("Placeholder", (Placeholder,), {"qualified_name": full})
         return self.types[full]
 
 
 def strided(flat: Tensor, offset: int, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A view of a flat storage, refused where it would reach beyond it."""
-    shape, stride = tuple(shape), tuple(stride)
+    """A view of a flat storage, refused where it would reach beyond it, or have elements without end."""
+    shape, stride = tuple(map(int, shape)), tuple(map(int, stride))
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     empty = 0 in shape
     if offset < 0 or min((*shape, *stride), default=0) < 0 or (not empty and last >= flat.numel()):
         raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} reaches beyond its storage")
+    if prod(max(size, 1) for size in shape) > 4 * flat.numel() + SPREAD:
+        raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} of a storage of {flat.numel()}")
     # as_strided counts from the storage's begin, and a mapped storage is the whole file
     return flat.new_empty(shape) if empty else flat.as_strided(shape, stride, flat.storage_offset() + offset)
 
@@ -281,16 +236,25 @@ def _rebuild_parameter(data: object, *_: object) -> object:
     return data
 
 
+def _size(values: Sequence[int] = ()) -> tuple[int, ...]:
+    return tuple(map(int, values))
+
+
+def _bytearray(content: object = b"", *_encoding: object) -> bytearray:
+    """Of bytes, or of a text as protocol 2 writes them; a number would be a length."""
+    return bytearray(content.encode("latin-1") if isinstance(content, str) else bytes(memoryview(content)))  # type: ignore[arg-type]
+
+
 _ALLOWED: dict[str, object] = {
     "collections.OrderedDict": OrderedDict,
     "builtins.set": set,
     "builtins.frozenset": frozenset,
     "builtins.complex": complex,
-    "builtins.bytearray": bytearray,
-    "torch.Size": tuple,
-    "torch._utils._rebuild_tensor": _Rebuild(_rebuild_tensor),
-    "torch._utils._rebuild_tensor_v2": _Rebuild(_rebuild_tensor),
-    "torch._utils._rebuild_tensor_v3": _Rebuild(_rebuild_tensor_v3),
-    "torch._utils._rebuild_parameter": _Rebuild(_rebuild_parameter),
-    "torch._utils._rebuild_parameter_with_state": _Rebuild(_rebuild_parameter),
+    "builtins.bytearray": _bytearray,
+    "torch.Size": _size,
+    "torch._utils._rebuild_tensor": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
+    "torch._utils._rebuild_parameter": _rebuild_parameter,
+    "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
 }

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from repaconv.artefacts import Origin, WeightSet
 from repaconv.checkpoint.containers import open_container
+from repaconv.checkpoint.machine import Placeholder
 from repaconv.checkpoint.mapped import Contents
-from repaconv.checkpoint.pickles import Placeholder
 from repaconv.errors import Refused
 from repaconv.files import sha256_of
 
@@ -26,6 +27,11 @@ WRAPPERS = ("module", "_orig_mod")
 HOLDERS = ("model", "net", "student", "ema_model")
 # Counters of moving averages that stand among the weights.
 COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
+SCALARS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+DEEPEST = 4
+"""How many mappings weights may lie within."""
+RECORDED = 100_000
+"""Values that are kept of what a file says beside its weights."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +58,26 @@ class Checkpoint:
     record: Mapping[str, Any]
 
 
-def read_checkpoint(path: str | Path, weights: str | None = None, sha256: str | None = None) -> Checkpoint:
+def read_checkpoint(
+    path: str | Path, weights: str | None = None, sha256: str | None = None, *, again: bool = False
+) -> Checkpoint:
     """Read a checkpoint without running anything in it.
 
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
         weights: Dotted place of the set to take, e.g. ``model_ema``; by rule when None.
         sha256: The file's hash, where it is known already.
+        again: The bytes of that hash were held to the file's own checksums before.
 
     Raises:
         Refused: If the file is unsafe, broken, damaged, holds no weights, or several sets with no rule between them.
     """
     path = Path(path)
     contents = open_container(path)
-    sets = dict(_weight_sets(contents.value))
+    sets = dict(_weight_sets(contents.value, ".", DEEPEST, set()))
     place, reason = _choose(path, sets, weights, contents)
     tensors = _only_tensors(path, place, sets[place])
-    if sha256 is None:  # a known hash was taken of bytes that were looked at then
+    if not again:
         contents.checksums.require(tensors)
     names, stripped = _strip_wrappers(list(tensors))
     return Checkpoint(
@@ -96,18 +105,22 @@ def _describe(place: str, found: Mapping[str, Any]) -> WeightSet:
     return WeightSet(path=place, tensors=len(tensors), parameters=sum(tensor.numel() for tensor in tensors))
 
 
-def _weight_sets(value: Any, place: str = ".", depth: int = 4) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Mappings of names mostly to tensors, with their dotted places; an optimizer's state is not one."""
-    if not isinstance(value, Mapping) or depth == 0:
+def _weight_sets(value: Any, place: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Mappings of names mostly to tensors, with their dotted places; an optimizer's state is not one.
+
+    What holds them is ``seen`` once, wherever it stands: a pickle may have it a million times for a few bytes.
+    """
+    if not isinstance(value, Mapping) or depth == 0 or id(value) in seen:
         return
     entries = {key: entry for key, entry in value.items() if key != "__metadata__"}
     tensors = sum(isinstance(entry, Tensor) for entry in entries.values())
     if tensors and 2 * tensors >= len(entries) and all(isinstance(key, str) for key in entries):
         yield place, entries
         return
+    seen.add(id(value))
     for key, entry in entries.items():
         if isinstance(key, str) and not any(word in key for word in ("optim", "sched", "scaler", "message_hub")):
-            yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1)
+            yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen)
 
 
 def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: Contents) -> tuple[str, str]:
@@ -218,35 +231,44 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
     said: dict[str, Any] = {}
     nearer: dict[str, Any] = {}
     among = taken in (".", at.removesuffix("."))
-    for key, entry in value.items() if isinstance(value, Mapping) else ():
+    for key, entry in _named(value) if isinstance(value, Mapping) else ():
         place = f"{at}{key}"
         within = [name for name in sets if name == place or name.startswith(f"{place}.")]
         if taken in within:
             nearer = _record(entry, taken, sets, f"{place}.")
         elif key == "__metadata__" and isinstance(entry, Mapping):
             said |= plain(entry)
-        elif not within and not (among and isinstance(entry, Tensor)) and "optim" not in str(key):
-            said[str(key)] = plain(entry)
+        elif not within and not (among and isinstance(entry, Tensor)) and "optim" not in key:
+            said[key] = plain(entry)
     return {**said, **nearer}
 
 
-def plain(value: Any, depth: int = 6) -> Any:
+def _named(value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Entries under a text or a number; a key may be anything else, and of any depth."""
+    return ((str(key), entry) for key, entry in value.items() if isinstance(key, (str, int, float)))
+
+
+def plain(value: Any, depth: int = 6, room: Iterator[int] | None = None) -> Any:
     """Numbers, strings and containers of them; an argparse.Namespace as a dict, a class as its name; None for the rest.
 
-    A tensor of one number is that number: some trainers write their best accuracy so.
+    A tensor of one number is that number: some trainers write their best accuracy so. ``room`` is what is left of
+    `RECORDED`: values that hold each other can be more than there are atoms.
     """
-    if isinstance(value, Tensor) and value.numel() == 1:
+    room = iter(range(RECORDED)) if room is None else room
+    if next(room, None) is None:
+        return None
+    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype in SCALARS:
         return plain(value.item(), depth)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if depth == 0:
         return None
     if isinstance(value, Placeholder) and value.qualified_name == "argparse.Namespace":
-        return plain(value.state, depth)
+        return plain(value.state, depth - 1, room)
     if isinstance(value, type) and issubclass(value, Placeholder):
         return value.qualified_name
     if isinstance(value, Mapping):
-        return {str(key): plain(entry, depth - 1) for key, entry in value.items()}
+        return {key: plain(entry, depth - 1, room) for key, entry in _named(value)}
     if isinstance(value, (list, tuple)):
-        return [plain(entry, depth - 1) for entry in value]
+        return [plain(entry, depth - 1, room) for entry in value]
     return None

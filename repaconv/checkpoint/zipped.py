@@ -7,14 +7,17 @@ word. Here every record in which a used tensor lies is looked at.
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from repaconv.checkpoint.mapped import Checksums, Contents, broken, mapped, type
 from repaconv.checkpoint.pickles import StorageIds, unpickle
 from repaconv.errors import Refused
 
-PIECE = 1 << 22
+PIECE = 1 << 18
 UNPACKED = 1 << 26
 """Bytes that compressed records may unpack to beyond four times the file; torch compresses none."""
 
@@ -52,28 +55,27 @@ class ZipChecksums(Checksums):
             Refused: ``checkpoint.damaged``, with the first tensor whose bytes are not those that were saved.
         """
         records = sorted(self.records)
-        seen: set[Record] = set()
-        with self.path.open("rb") as file:
-            for name, tensor in tensors.items():
-                place = bisect_right(records, tensor.data_ptr(), key=lambda record: record.address) - 1
-                if place < 0 or tensor.data_ptr() >= records[place].address + records[place].size:
-                    continue  # an empty one, or from a compressed record, which was held to its CRC when it was read
-                record = records[place]
-                if record not in seen and (found := _crc(file, record)) != record.crc:
+        used: dict[Record, str] = {}
+        for name, tensor in tensors.items():
+            place = bisect_right(records, tensor.data_ptr(), key=lambda record: record.address) - 1
+            # Otherwise it is empty, or from a compressed record, which was held to its CRC when it was read.
+            if place >= 0 and tensor.data_ptr() < records[place].address + records[place].size:
+                used.setdefault(records[place], name)
+        with self.path.open("rb") as file, ThreadPoolExecutor() as pool:
+            for record, found in zip(used, pool.map(partial(_crc, file.fileno()), used), strict=True):
+                if found != record.crc:
                     raise Refused(
-                        f"{name} is damaged: its bytes in {self.path} have the CRC-32 {found:08x}, "
+                        f"{used[record]} is damaged: its bytes in {self.path} have the CRC-32 {found:08x}, "
                         f"those that were saved had {record.crc:08x}.",
                         hint="Download or copy the file again: what is in it is not what was trained.",
                         code="checkpoint.damaged",
                     )
-                seen.add(record)
 
 
-def _crc(file: IO[bytes], record: Record) -> int:
-    file.seek(record.start)
-    found, left = 0, record.size
-    while left and (piece := file.read(min(left, PIECE))):
-        found, left = zlib.crc32(piece, found), left - len(piece)
+def _crc(file: int, record: Record) -> int:
+    found, at, end = 0, record.start, record.start + record.size
+    while at < end and (piece := os.pread(file, min(end - at, PIECE), at)):
+        found, at = zlib.crc32(piece, found), at + len(piece)
     return found
 
 

@@ -20,7 +20,7 @@ from repaconv.replacing import put
 from repaconv.steps.certifying import blocks, certified
 from repaconv.steps.common import contradictions, made_by, with_files
 from repaconv.steps.weights import write_weights
-from repaconv.subjects.origin import choose_method
+from repaconv.subjects.origin import choose_method, understood
 
 if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
@@ -81,7 +81,7 @@ def _plan(order: FoldOrder, checkpoint: Path, overrule: bool) -> _Plan:
     given = order.settings or {}
     identified = _identified(method, found, given, Path(order.identify)) if order.identify else {}
     settings = {**given, **identified}
-    trained = method.read(found, settings)
+    trained = understood(method, found, settings)
     overruled = _overruled(trained.facts, allowed=overrule)
     backbone = registry.load(registry.BACKBONES, trained.backbone)
     size = backbone.image_size(trained.config, trained.preprocessing.image_size)

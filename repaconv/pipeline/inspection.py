@@ -11,7 +11,7 @@ from repaconv.artefacts import BlockCost, Inspection
 from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused
 from repaconv.steps.common import contradictions
-from repaconv.subjects.origin import choose_method
+from repaconv.subjects.origin import choose_method, understood
 from repaconv.subjects.recognising import known_networks
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def inspect(
     told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
     seen = seen.model_copy(update={"method": method.name, **told})
     try:
-        reading = method.read(found, settings or {})
+        reading = understood(method, found, settings or {})
     except Refused as error:
         return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
     return seen.model_copy(update=_understood(found, method.name, reading))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
@@ -93,11 +93,20 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
     Raises:
         Refused: If the numbering has gaps.
     """
-    found = {int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}
-    if found != set(range(len(found))) or not found:
+    return counted({int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}, "blocks")
+
+
+def counted(numbers: Collection[int], what: str) -> int:
+    """How many there are: a name may have any number in it, and only those without a gap count something.
+
+    Raises:
+        Refused: If there are none, or some are left out.
+    """
+    found = sorted(set(numbers))
+    if found != list(range(len(found))) or not found:
         raise Refused(
-            f"the blocks are numbered {', '.join(map(str, sorted(found))) or 'not at all'}.",
-            hint="A whole net has blocks.0, blocks.1 and so on.",
+            f"the {what} are numbered {', '.join(map(str, found)) or 'not at all'}.",
+            hint=f"A whole net has {what}.0, {what}.1 and so on.",
             code="checkpoint.missing-keys",
         )
     return len(found)

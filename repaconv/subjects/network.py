@@ -84,5 +84,5 @@ class NetworkSubject(GraphSubject):
     def _built(self) -> Built:
         from repaconv.checkpoint import read_checkpoint
 
-        found = read_checkpoint(self.source, self.folded.origin.weights, self.folded.origin.sha256)
+        found = read_checkpoint(self.source, self.folded.origin.weights, self.folded.origin.sha256, again=True)
         return built(Architecture(self.folded.arch, self.folded.config), found.tensors, found.names)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import registry
 from repaconv.artefacts import FoldArtefact, MethodFold
-from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, said_by
 from repaconv.files import sha256_of
 
 if TYPE_CHECKING:
@@ -79,8 +80,26 @@ def read_again(folded: MethodFold, checkpoint: str | Path | None) -> tuple[Readi
     from repaconv.checkpoint import read_checkpoint
 
     path = source_of(folded, checkpoint)
-    found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256)
-    return load_method(folded.method).read(found, folded.settings), path
+    found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256, again=True)
+    return understood(load_method(folded.method), found, folded.settings), path
+
+
+def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Reading:
+    """What the method makes of a checkpoint that has its names.
+
+    Raises:
+        Refused: If it cannot be folded whole; under those names there may be tensors of any kind.
+    """
+    try:
+        return method.read(checkpoint, settings)
+    except RepaconvError:
+        raise
+    except Exception as error:
+        raise Refused(
+            f"{checkpoint.path} has names of {method.name} and tensors that no net of it has ({said_by(error)}).",
+            hint="The file is of another net, or it was changed after training; `repaconv inspect` says what is in it.",
+            code="checkpoint.shape",
+        ) from error
 
 
 def source_of(folded: FoldArtefact, moved: str | Path | None) -> Path:

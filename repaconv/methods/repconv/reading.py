@@ -17,7 +17,7 @@ from repaconv.errors import Refused
 from repaconv.methods.repconv.names import BlockKey, block_keys, official_names, one_net
 from repaconv.methods.repconv.paper import TrainingBlock, fold_block
 from repaconv.methods.repconv.published import ARCHS
-from repaconv.skeletons.names import block_tensors, in_float64, weight_of
+from repaconv.skeletons.names import block_tensors, counted, in_float64, weight_of
 from repaconv.trained.certificate import loaded, max_rel_error
 from repaconv.trained.contract import Detection, FoldedPart, Reading
 from repaconv.trained.knobs import Knobs, positive, small
@@ -147,19 +147,19 @@ def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
     """Blocks of each stage behind the first.
 
     Raises:
-        Refused: If a stage is missing; a missing block is found by its weights.
+        Refused: If a stage or a block is missing.
     """
-    found: dict[int, int] = {}
+    found: dict[int, set[int]] = {}
     for name in tensors:
         if match := re.match(r"stage(\d+)\.(\d+)\.", name):
-            found[int(match[1])] = max(int(match[2]) + 1, found.get(int(match[1]), 0))
+            found.setdefault(int(match[1]), set()).add(int(match[2]))
     if sorted(found) != list(range(1, len(found) + 1)):
         raise Refused(
             f"the stages are {', '.join(f'stage{s}' for s in sorted(found))}, which leaves one out.",
             hint="The file is only part of a net.",
             code="checkpoint.missing-keys",
         )
-    return [found[stage] for stage in sorted(found)]
+    return [counted(found[stage], f"stage{stage}") for stage in sorted(found)]
 
 
 def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before: int) -> RepBlock:
@@ -183,9 +183,11 @@ def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before:
 
 
 def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
-    """Branches of the full kernel; a gap in their numbers is found by the missing weights."""
-    pattern = re.compile(rf"{re.escape(name)}\.{NAMES[layout].conv}\.(\d+)\.")
-    return max((int(match[1]) + 1 for key in tensors if (match := pattern.match(key))), default=1)
+    """Branches of the full kernel."""
+    conv = f"{name}.{NAMES[layout].conv}"
+    pattern = re.compile(rf"{re.escape(conv)}\.(\d+)\.")
+    found = {int(match[1]) for key in tensors if (match := pattern.match(key))}
+    return counted(found, conv) if found else 1
 
 
 def _strides(

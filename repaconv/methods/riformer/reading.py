@@ -19,7 +19,7 @@ from repaconv.checkpoint import Checkpoint, find_typed, require_sound
 from repaconv.errors import Refused
 from repaconv.methods.riformer.paper import RIFormerBlock, fold_block, fold_head
 from repaconv.methods.riformer.published import ARCHS
-from repaconv.skeletons.names import block_tensors, renamed, weight_of
+from repaconv.skeletons.names import block_tensors, counted, renamed, weight_of
 from repaconv.trained.activations import read_activation
 from repaconv.trained.certificate import max_rel_error, relative_difference
 from repaconv.trained.contract import Detection, FoldedPart, Reading
@@ -154,7 +154,8 @@ def _as_conv(affine: Affine) -> Tensor:
 def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str], tuple[Fact, ...]]:
     """mmpretrain's and the paper listing's names to the listing's; norms that no classifier reads go."""
     prefix = next(match["prefix"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name)))
-    last = max(int(name.split("network.")[1].split(".")[0]) for name in checkpoint.tensors if "network." in name)
+    stages = (re.match(r"network\.(\d+)\.", name.removeprefix(prefix)) for name in checkpoint.tensors)
+    last = max(int(match[1]) for match in stages if match)
     unused: list[str] = []
 
     def name_of(key: str) -> str | None:
@@ -172,10 +173,10 @@ def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the shapes say; the exact comparison afterwards finds what does not fit them."""
-    blocks: dict[int, int] = {}
+    blocks: dict[int, set[int]] = {}
     for name in tensors:
         if match := re.match(r"network\.(\d+)\.(\d+)\.", name):
-            blocks[int(match[1])] = max(int(match[2]) + 1, blocks.get(int(match[1]), 0))
+            blocks.setdefault(int(match[1]), set()).add(int(match[2]))
     stages = sorted(blocks)
     if stages != list(range(0, 2 * len(stages), 2)):
         raise Refused(
@@ -186,7 +187,7 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         )
     fc1 = [weight_of(tensors, f"network.{stage}.0.mlp.fc1.weight", 4) for stage in stages]
     return {
-        "layers": tuple(blocks[stage] for stage in stages),
+        "layers": tuple(counted(blocks[stage], f"network.{stage}") for stage in stages),
         "widths": tuple(weight.shape[1] for weight in fc1),
         "hidden": tuple(weight.shape[0] for weight in fc1),
         "classes": weight_of(tensors, "head.weight", 2).shape[0] if any(n.startswith("head.") for n in tensors) else 0,
@@ -239,7 +240,7 @@ def _not_in_tensors(
             knobs.take("stem_padding", natural, 2, said.get("in_pad"), where),
         ),
         "down": (
-            tensors["network.1.proj.weight"].shape[2] if "network.1.proj.weight" in tensors else 3,
+            weight_of(tensors, "network.1.proj.weight", 4).shape[2] if "network.1.proj.weight" in tensors else 3,
             knobs.take("down_stride", positive, 2, said.get("down_stride"), where),
             knobs.take("down_padding", natural, 1, said.get("down_pad"), where),
         ),

@@ -1,0 +1,115 @@
+"""A slice of what `make torture` does, and a test for each fault that it found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torture import checkpoints, pickles
+from torture.arena import outcomes
+from torture.containers import in_legacy, in_zip
+from torture.nets import net
+
+import repaconv as rc
+from repaconv.checkpoint import read_checkpoint
+from repaconv.errors import Refused
+
+
+def faults(cases, folder):
+    """What did not end as it may, of cases that are read as `make torture` reads them."""
+    ended = list(outcomes(list(cases), folder))
+    assert ended
+    return [outcome for outcome in ended if outcome.fault]
+
+
+def test_hostile_pickles_run_nothing_and_end_in_a_sentence(tmp_path):
+    dear = ("200,000", "hundred thousand", "million", "in each other")
+    cases = [case for case in checkpoints.hostile() if not any(word in case.name for word in dear)]
+    assert not faults(cases[::12], tmp_path)
+
+
+def test_strange_containers_end_in_a_sentence_or_in_the_same_weights(tmp_path):
+    assert not faults(list(checkpoints.strange())[::20], tmp_path)
+
+
+def test_damaged_checkpoints_and_weights_of_no_network_end_in_a_sentence(tmp_path):
+    assert not faults([*checkpoints.damaged(15, 3), *checkpoints.other_weights(10, 3)], tmp_path)
+
+
+# --- faults that were found --------------------------------------------------------------------------------
+
+
+def with_(folder, value: bytes, put=in_zip):
+    """A checkpoint of one weight, and beside it the pickle of something else."""
+    model = pickles.text("model") + b"}" + pickles.text("a.weight") + pickles.SOUND + b"s"
+    return put(folder / "c.pth", pickles.P + b"}(" + model + pickles.text("x") + value + b"u.")
+
+
+@pytest.mark.parametrize("put", [in_zip, in_legacy])
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        (pickles.alterations, "BUILD on a tensor"),
+        (pickles.bombs, "a bytearray by its length"),
+        (pickles.tensors, "ten billion by a stride of 0"),
+    ],
+)
+def test_a_pickle_alters_no_tensor_and_takes_no_more_than_its_file(tmp_path, put, family, told):
+    with pytest.raises(Refused, match="the pickle in the file is corrupt"):
+        read_checkpoint(with_(tmp_path, dict(family())[told], put))
+
+
+def test_a_pickle_does_not_alter_what_a_dict_does(tmp_path):
+    value = dict(pickles.alterations())["BUILD on a dict's methods, odd"]
+    assert read_checkpoint(with_(tmp_path, value)).record == {"x": {}}
+
+
+@pytest.mark.parametrize("told", ["deep tuples", "a billion laughs"])
+def test_a_key_that_is_hashed_without_end_or_too_deep_is_refused(tmp_path, told):
+    path = in_zip(tmp_path / "c.pth", pickles.under(dict(pickles.keys())[told]))
+    with pytest.raises(Refused, match="a tuple of more than"):
+        read_checkpoint(path)
+
+
+def test_what_holds_itself_many_times_over_is_read_once(tmp_path):
+    bombs = dict(pickles.bombs())
+    for told in ("lists of two thousand in each other", "dicts of 300 in each other"):
+        assert read_checkpoint(with_(tmp_path, bombs[told])).tensors.keys() == {"a.weight"}
+
+
+def test_an_object_without_state_is_an_empty_record(tmp_path):
+    """Python pickles an empty argparse.Namespace so."""
+    namespace = pickles.name("argparse", "Namespace") + b")\x81"
+    assert read_checkpoint(with_(tmp_path, namespace)).record == {"x": None}
+
+
+def test_names_of_a_file_cannot_break_a_sentence(tmp_path):
+    torch.save({**net("riformer").weights, "a\nb\x1b[2J" + "x" * 100_000: torch.ones(1)}, tmp_path / "c.pth")
+    with pytest.raises(Refused) as caught:
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run")
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 1000
+
+
+def _far(key: str) -> str:
+    before, _, behind = key.rpartition(".0.") if "network" in key else key.partition(".0.")
+    return f"{before}.1000000000000.{behind}"
+
+
+@pytest.mark.parametrize("name", ["riformer", "repvgg", "mobileone"])
+def test_a_block_whose_number_is_immense_is_no_count(tmp_path, name):
+    told = net(name)
+    key = next(key for key in told.weights if "network.0.0." in key or "stage1.0." in key)
+    weights = {**told.weights, _far(key): told.weights[key]}
+    torch.save({**told.whole, "state_dict": weights}, tmp_path / "c.pth")
+    with pytest.raises(Refused, match="are numbered 0") as caught:
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
+    assert caught.value.code == "checkpoint.missing-keys"
+
+
+def test_tensors_that_no_net_has_under_a_methods_names_are_refused(tmp_path):
+    told = net("riformer")
+    torch.save(
+        {**told.whole, "state_dict": {**told.weights, "network.1.proj.weight": torch.ones(3)}}, tmp_path / "c.pth"
+    )
+    with pytest.raises(Refused):
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)

@@ -1,0 +1,48 @@
+"""Small sound checkpoints of every method, and what their files do not tell."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from repaconv import registry
+from repaconv.backbones.metaformer import MetaFormerConfig
+from repaconv.methods.nondeep.published import example_meta
+
+HEADS = {"num_heads": "3"}
+TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
+METHODS: dict[str, tuple[str, Any, dict[str, Any], dict[str, str]]] = {
+    "repavit": ("repavit", "tiny", {}, {**HEADS, "idle_ratio": "0.75"}),
+    "repavit-swin": ("repavit", "tiny-swin", {}, {}),
+    "repavit-poolformer": ("repavit", "tiny-poolformer", {}, {}),
+    "repavit-mixer": ("repavit", "tiny-mixer", {}, {}),
+    "nondeep": ("nondeep", "tiny", {"meta": example_meta()}, {}),
+    "riformer": ("riformer", TINY, {"args": {"img_size": 32}}, {}),
+    "dwconv": ("dwconv", "tiny", {}, HEADS),
+    "pyra": ("pyra", "tiny", {}, HEADS),
+    "repvgg": ("repconv", "tiny-repvgg", {"args": {"img_size": 32}}, {}),
+    "mobileone": ("repconv", "tiny-mobileone", {"args": {"img_size": 32}}, {}),
+}
+
+
+class Net(NamedTuple):
+    """A training form's weights, what trainers put beside them, and the settings that it needs."""
+
+    name: str
+    weights: dict[str, Tensor]
+    beside: dict[str, Any]
+    settings: dict[str, str]
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """As a trainer saves it."""
+        return {"state_dict": self.weights, "epoch": 3, "optimizer": {"state": {}}, **self.beside}
+
+
+@cache
+def net(name: str) -> Net:
+    """One of `METHODS`."""
+    method, arch, beside, settings = METHODS[name]
+    return Net(name, dict(registry.load(registry.METHODS, method).example(arch, 1)), beside, settings)

@@ -10,7 +10,7 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 .PHONY: gpu-kit gpu-results gpu-bare docs
 
 demo: .venv/installed
-	$(BIN)/repaconv demo --arch s12
+	$(BIN)/repaconv demo
 
 test: .venv/installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS)

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 import repaconv
-from repaconv import registry
+from repaconv import models, registry
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 
-TRAINED = Path(__file__).resolve().parent / "train" / "models"
+TRAINED = models.FOLDER
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 SIZES = (
     ("repavit", "deit-base/0.75", {"args": REPAVIT}),

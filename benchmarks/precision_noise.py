@@ -23,7 +23,7 @@ import torch
 from onnx import numpy_helper
 
 import repaconv
-from repaconv import registry
+from repaconv import models, registry
 from repaconv.artefacts import MethodFold
 from repaconv.exporters.precision import QUANTIZED
 from repaconv.files import canonical_json
@@ -35,7 +35,7 @@ from repaconv.proof.runners import image_model
 from repaconv.steps.precisions import in_precision
 from repaconv.subjects.proved import runnable
 
-TRAINED = Path(__file__).resolve().parent / "train" / "models"
+TRAINED = models.FOLDER
 HEADS = {"num_heads": "3"}
 RANDOM: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("repavit", "tiny", HEADS),

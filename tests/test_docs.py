@@ -17,14 +17,13 @@ from test_bundle import on_the_board
 from test_converting import images as calibrating
 from test_converting import plain_weights
 
-from repaconv import registry
+from repaconv import models, registry
 from repaconv.recipe import read_recipe, schema
 from repaconv.targets import from_file
 from repaconv.testing import write_example
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MODELS = ROOT / "benchmarks" / "train" / "models"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 QUICK = ("README.md", "docs/tutorial-timm.md", "docs/how-to/own-method.md")
 
@@ -48,10 +47,10 @@ def at_hand(tiny):
     """The files that pages speak of."""
     shutil.copy(tiny, "ckpt.pth")
     Path("recipe.toml").write_text('checkpoint = "ckpt.pth"')
-    for method in ("repavit", "nondeep", "riformer", "dwconv", "pyra"):
-        shutil.copy(MODELS / f"{method}.pth", f"{method}.pth")
     torch.save(plain_weights(tokens=False), "vit.pth")
     np.savez("calibration.npz", input=calibrating())
+    for method in models.METHODS:
+        shutil.copy(models.checkpoint(method), f"{method}.pth")
 
 
 def with_page_alone(page: Path) -> None:

@@ -18,10 +18,13 @@ import pytest
 import torch
 
 import repaconv as rc
-from repaconv.cli.demo import run_demo
+from repaconv.artefacts import Accuracy, ReportRow
+from repaconv.cli.demo import run_demo, run_five
 from repaconv.cli.main import main
 from repaconv.errors import UsageProblem
+from repaconv.models import METHODS
 from repaconv.pages import report as page
+from repaconv.pages.pareto import pareto_svg
 
 RUN = Path("repaconv-out/tiny")
 PHONE, DESK = 390, 1280
@@ -286,3 +289,61 @@ def test_chromium_shows_the_demo_and_the_figures_are_its_own(browse):
     told = json.loads((run / "bench/x86-64.json").read_text())
     assert seen(run / "report.html").figures["p50.x86-64"] == f"{told['latencies'][0]['p50_ms']:.3f}"
     assert seen(run / "report.html").figures["ratio.x86-64"] == f"{told['ratio']['median']:.3f}"
+
+
+# --- several runs ---------------------------------------------------------------------------------------
+
+
+def test_several_runs_stand_beside_each_other(repaconv, tiny):
+    images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
+    np.savez("labelled.npz", input=images, labels=np.arange(4) % 5)
+    for name in ("one", "two"):
+        rc.fold(tiny, out=name)
+        rc.verify(name, inputs="labelled.npz")
+    rc.report("one")
+    code, out, _ = repaconv("report", "one", "two")
+    assert code == 0
+    assert re.search(r"one +passed", out)
+    text = Path("runs.html").read_text()
+    assert '<a href="one/report.html">one</a>' in text
+    assert "<td>two</td>" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    row = rc.compare_runs(["one", "two"], format="json").rows[1]
+    assert row.accuracy.images == 4
+    assert row.worst_fold <= 1e-12 < row.worst_single <= 1e-5
+    assert json.loads(Path("runs.json").read_text())["rows"][0]["page"] == "one/report.html"
+    assert "| two | passed |" in Path(rc.compare_runs(["one", "two"], format="markdown").wrote[0]).read_text()
+    Path("runs.html").write_text("mine")
+    assert repaconv("report", "one", "two")[0] == 2
+    assert repaconv("report", "one", "one")[0] == 2
+    assert repaconv("report", "one", "two", "--no-paper")[0] == 2
+
+
+def test_what_nothing_beats_is_bold_in_the_picture():
+    def row(title, ms, accuracy):
+        found = Accuracy(
+            images=9, reference=1, candidate=accuracy, only_reference=0, only_candidate=0, difference=0, low=0, high=0,
+            p_value=1,
+        )  # fmt: skip
+        plain = {"called": "", "page": "", "verdict": "passed", "open": 0, "worst_fold": 0, "worst_single": None}
+        return ReportRow(
+            title=title, accuracy=found, saved=(), lower=(), target="here", after_ms=ms, before_ms=9.0, **plain
+        )
+
+    picture = pareto_svg([row("fast", 1, 0.8), row("right", 3, 0.9), row("beaten", 2, 0.8)])
+    bold = {name: weight for weight, name in re.findall(r'font-weight="(\w+)"[^>]*>(\w+)<', picture)}
+    assert bold == {"fast": "bold", "right": "bold", "beaten": "normal"}
+    assert pareto_svg([row("alone", 1, 0.8)]) == ""
+
+
+@pytest.mark.slow
+def test_the_demo_compares_five_trained_networks(browse):
+    assert run_five(Path("demo"), 20, quiet=True) == 0
+    found, console = browse(Path("demo/index.html"), PHONE)
+    assert (console, found["wide"], found["svgs"]) == ([], [], 1)
+    assert found["scroll"] <= PHONE
+    rows = rc.compare_runs([f"demo/{name}" for name in METHODS], format="json").rows
+    assert [row.title for row in rows] == list(METHODS)
+    for row in rows:
+        assert row.accuracy.candidate >= 0.98
+        assert dict(row.lower)["int8"] >= 0.98

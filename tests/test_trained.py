@@ -1,4 +1,4 @@
-"""The small trained models that benchmarks/train keeps: folded, verified, and as accurate as their records say."""
+"""The small trained networks that come along: folded, verified, and as accurate as their records say."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from PIL import Image
 import repaconv as rc
 from repaconv.artefacts import MethodFold
 from repaconv.files import read_artefact
+from repaconv.models import FOLDER, HELD_OUT, METHODS, checkpoint
 from repaconv.proof.images import prepared, read_image
 
 TRAIN = Path(__file__).resolve().parents[1] / "benchmarks" / "train"
-MODELS = TRAIN / "models"
-HELD_OUT = MODELS / "digits.npz"
-METHODS = ("dwconv", "nondeep", "pyra", "repavit", "riformer")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_model_folds_without_a_word_and_keeps_its_accuracy(method, record_property):
-    stated = json.loads((MODELS / f"{method}.json").read_text())
-    assert rc.fold(MODELS / f"{method}.pth").method == method
+    stated = json.loads((FOLDER / f"{method}.json").read_text())
+    assert rc.fold(checkpoint(method)).method == method
     rc.export(batch=8)  # a free one takes twice as long to trace
     done = rc.verify(inputs=HELD_OUT)
     links = {link.name: link for link in done.links}
@@ -48,7 +46,7 @@ def test_the_checkpoints_tell_the_preprocessing_that_made_the_images(monkeypatch
     shades = datasets.load_digits().images[place]
     Image.fromarray(np.round(shades * 255 / 16).astype(np.uint8)).save("digit.png")
     for method in METHODS:
-        rc.fold(MODELS / f"{method}.pth")
+        rc.fold(checkpoint(method))
         wanted = read_artefact(Path("repaconv-out") / method / "fold.json", MethodFold).preprocessing
         pixels = read_image(Path("digit.png"), wanted, wanted.image_size, 1)
         assert np.allclose(prepared(pixels[None], wanted)[0], held.images[0].numpy(), atol=1e-6), method

@@ -1,6 +1,6 @@
 """scikit-learn's digits, as the nets take them: 1,797 grey images of 8 x 8 pixels, 500 of them held out.
 
-    python benchmarks/train/digits.py    # -> models/digits.npz (held out), models/calibration.npz (to train on, 64)
+    python benchmarks/train/digits.py    # -> repaconv/models: digits.npz (held out), calibration.npz (to train on, 64)
 
 Their 17 shades become 0..255, Pillow enlarges them to 24 x 24, mean and standard deviation go: what `repaconv verify
 --images` does to an 8 x 8 picture with the preprocessing that the checkpoints tell.
@@ -9,7 +9,6 @@ Their 17 shades become 0..255, Pillow enlarges them to 24 x 24, mean and standar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from repaconv.artefacts import Preprocessing
+from repaconv.models import CALIBRATION as FEW
+from repaconv.models import HELD_OUT as HELD
 from repaconv.proof.images import prepared
 
-MODELS = Path(__file__).parent / "models"
 SIDE, CLASSES, HELD_OUT, CALIBRATION, SPLIT_SEED = 24, 10, 500, 64, 0
 # Of the training split, on the scale 0..1.
 MEAN, STD = 0.305, 0.33
@@ -82,9 +82,8 @@ def main() -> None:
     """Write what is verified on, and what int8 ranges are measured on."""
     train, held = load()
     few = Digits(train.images[:CALIBRATION], train.labels[:CALIBRATION])
-    MODELS.mkdir(exist_ok=True)
-    for name, (images, labels) in (("digits", held), ("calibration", few)):
-        np.savez_compressed(MODELS / f"{name}.npz", input=images.numpy(), labels=labels.numpy())
+    for path, (images, labels) in ((HELD, held), (FEW, few)):
+        np.savez_compressed(path, input=images.numpy(), labels=labels.numpy())
     print(f"training images have mean {float(train.images.mean()):.3f} and deviation {float(train.images.std()):.3f}")
 
 

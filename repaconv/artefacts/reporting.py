@@ -1,16 +1,16 @@
-"""What ``report`` leaves: a page."""
+"""What ``report`` leaves: a page of a run, or of several beside each other."""
 
 from __future__ import annotations
 
 from pydantic import SerializeAsAny
 
-from repaconv.artefacts.benching import BenchArtefact
+from repaconv.artefacts.benching import BenchArtefact, Ratio
 from repaconv.artefacts.building import BuildArtefact
 from repaconv.artefacts.bundling import CollectArtefact
 from repaconv.artefacts.estimating import EstimateArtefact
 from repaconv.artefacts.exporting import ExportArtefact
 from repaconv.artefacts.folding import FoldArtefact
-from repaconv.artefacts.records import Artefact, Link
+from repaconv.artefacts.records import Accuracy, Artefact, Link, Record, Verdict
 from repaconv.artefacts.tables import PaperTable
 from repaconv.artefacts.verifying import VerifyArtefact
 
@@ -33,3 +33,55 @@ class Report(Artefact):
     open: tuple[str, ...]
     paper: PaperTable | None
     commands: tuple[str, ...]
+
+
+class ReportRow(Record):
+    """A run among several.
+
+    Attributes:
+        title: Its folder's name.
+        called: What was folded.
+        page: Its own report, as seen from the page of all; empty where it has none.
+        verdict: Of its report.
+        open: How many things nobody looked at.
+        worst_fold: The largest difference of the fold, in float64.
+        worst_single: The largest relative error of what computes the same in float32; None where nothing was run.
+        saved: What is counted, before and after.
+        accuracy: Of the last graph or module in float32 that labelled images went through.
+        lower: Share of images that keep their first class, by precision.
+        target: Where it was measured, with its threads and batch; empty where it was not.
+        before_ms: Median of the training form beside it; None where none ran.
+        after_ms: Median of the deploy form.
+        ratio: How many times as fast.
+        quality: Whether the measurement can be believed.
+        reasons: What speaks against it.
+    """
+
+    title: str
+    called: str
+    page: str
+    verdict: Verdict
+    open: int
+    worst_fold: float
+    worst_single: float | None
+    saved: tuple[tuple[str, float, float], ...]
+    accuracy: Accuracy | None
+    lower: tuple[tuple[str, float], ...]
+    target: str = ""
+    before_ms: float | None = None
+    after_ms: float | None = None
+    ratio: Ratio | None = None
+    quality: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+class RunsReport(Artefact):
+    """Several runs on one page, a row each."""
+
+    stage: str = "runs-report"
+    rows: tuple[ReportRow, ...]
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """What any of them counts, in order."""
+        return tuple(dict.fromkeys(name for row in self.rows for name, _, _ in row.saved))

@@ -1,13 +1,38 @@
-"""The demo: all stages in a row on a checkpoint of our own making, one table at the end, and the report."""
+"""The demo: all stages in a row, on the trained networks that come along or on a checkpoint of our own making."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from repaconv.cli import render
+from repaconv.cli.showing.reporting import show
 from repaconv.errors import UsageProblem
 
 SEED = 0
+
+
+def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
+    """Walk the trained networks of five methods the whole way, and put them beside each other.
+
+    Returns:
+        The exit code: 1 if any verdict is failed.
+    """
+    from repaconv import models, pipeline
+
+    with render.progress(quiet=quiet) as progress:
+        for method in models.METHODS:
+            run = out / method
+            pipeline.fold(models.checkpoint(method), out=run, force=True, progress=progress)
+            pipeline.export(run, progress=progress)
+            pipeline.export(run, precision="int8", inputs=models.CALIBRATION, progress=progress)
+            pipeline.verify(run, inputs=models.HELD_OUT, progress=progress)
+            pipeline.bench(run, rounds=rounds, profile=True, progress=progress)
+            pipeline.report(run, paper=False, progress=progress)
+        runs = [out / method for method in models.METHODS]
+        done = pipeline.compare_runs(runs, out=out / "index.html", progress=progress)
+    render.files((), done.wrote, quiet=quiet)
+    show(done)
+    return 1 if done.verdict == "failed" else 0
 
 
 def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:

@@ -58,14 +58,17 @@ def doctor(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Example: repaconv demo --arch s12")
+@app.command(epilog="Example: repaconv demo")
 def demo(
-    arch: Annotated[str, typer.Option("--arch", help="s12, s24, s36, m36 or m48.")] = "s12",
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", help="A RIFormer with seeded weights instead: s12, s24, s36, m36 or m48."),
+    ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The demo's folder.")] = Path("demo-out"),
     rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured rounds.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Walk the whole way on a checkpoint that repaconv makes itself: inspect, fold, verify, export, bench."""
-    from repaconv.cli.demo import run_demo
+    """Walk five trained networks the whole way, one a method: fold, export, verify, bench, report, all compared."""
+    from repaconv.cli.demo import run_demo, run_five
 
-    raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet))
+    raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet) if arch else run_five(out, rounds, quiet=quiet))

@@ -35,6 +35,7 @@ BASELINE = ("baseline", "max_regression", "update_baseline", "accept_inconclusiv
 PROTOCOL = ("against", "threads", "image_size", "rounds", "protocol", "profile", "seed", "out", "scheduler", *CLUSTER)
 
 IDLE = (
+    Idle(("report",), ("paper",), lambda given: len(given["run"] or ()) > 1, "several runs show none"),
     Idle(("inspect",), ("weights", "settings"), _no_checkpoint, "the file is no checkpoint"),
     Idle(("verify", "bundle"), ("count",), lambda given: given["inputs"], "an .npz is taken whole"),
     Idle(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,13 +13,16 @@ from repaconv.cli.options import (
     Format,
     FormatOption,
     Quiet,
-    RunArgument,
     app,
     finish,
 )
 from repaconv.errors import UsageProblem
 from repaconv.orders.stages import GateOrder
 from repaconv.orders.texts import pairs
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import Record
+    from repaconv.progress import Progress
 
 
 class GateFormat(str, Enum):
@@ -81,21 +84,30 @@ class ReportFormat(str, Enum):
 
 @app.command(epilog="Example: repaconv report")
 def report(
-    run: RunArgument = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; report.html of the run.")] = None,
+    run: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="A run's folder, the newest if left out; several for one table."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file; report.html of the run, runs.html beside several.")
+    ] = None,
     paper: Annotated[bool, typer.Option(help="The paper's own figures beside ours.")] = True,
     format: Annotated[ReportFormat, typer.Option("--format", help="What is written.")] = ReportFormat.html,
     quiet: Quiet = False,
 ) -> None:
-    """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again."""
+    """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again.
+
+    Several runs come beside each other: proof, size, accuracy, speed, and each one's own page by a link.
+    """
+    from repaconv.pipeline import compare_runs
     from repaconv.pipeline import report as stage
 
-    finish(
-        "report",
-        Format.json if format is ReportFormat.json else Format.text,
-        quiet,
-        lambda progress: stage(run, format=format.value, out=out, paper=paper, progress=progress),
-    )
+    def page(progress: Progress) -> Record:
+        if run and len(run) > 1:
+            return compare_runs(run, format=format.value, out=out, progress=progress)
+        return stage(run[0] if run else None, format=format.value, out=out, paper=paper, progress=progress)
+
+    finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page)
 
 
 @app.command(epilog="Example: repaconv table repavit")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from repaconv.artefacts import HistoryEntry, Link, Report
+from repaconv.artefacts import Artefact, HistoryEntry, Link, Report, RunsReport
+from repaconv.pages.pareto import pareto_svg
 
 
 def html(report: Report, pictures: Mapping[str, str]) -> str:
@@ -24,7 +25,17 @@ def markdown(report: Report) -> str:
     return _render("report.md.j2", report, {})
 
 
-def _render(name: str, report: Report, pictures: Mapping[str, str]) -> str:
+def runs_html(report: RunsReport) -> str:
+    """Several runs on one page of the same kind, with the picture of what each is worth."""
+    return _render("runs.html.j2", report, {"pareto": pareto_svg(report.rows)})
+
+
+def runs_markdown(report: RunsReport) -> str:
+    """The same without the picture."""
+    return _render("runs.md.j2", report, {})
+
+
+def _render(name: str, report: Artefact, pictures: Mapping[str, str]) -> str:
     import jinja2
     from markupsafe import Markup
 

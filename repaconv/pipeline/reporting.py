@@ -61,12 +61,9 @@ def report(
     """
     from repaconv.pages import report as page
 
-    if format not in SUFFIXES:
-        raise UsageProblem(
-            f"there is no format {format!r}.", hint=f"Known: {', '.join(SUFFIXES)}.", code="report.format"
-        )
+    require_format(format)
     taken = runs.find_run(Path(run) if run else None)
-    found = _gathered(taken, _paper(taken, progress) if paper else None)
+    found = gathered(taken, _paper(taken, progress) if paper else None)
     target = Path(out) if out else taken.folder / f"report{SUFFIXES[format]}"
     if format == "json":
         require_ours(target, "report")
@@ -77,7 +74,20 @@ def report(
     return with_files(found, [taken.fold_json], [target])
 
 
-def _gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
+def require_format(format: str) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        UsageProblem: Naming those that there are.
+    """
+    if format not in SUFFIXES:
+        raise UsageProblem(
+            f"there is no format {format!r}.", hint=f"Known: {', '.join(SUFFIXES)}.", code="report.format"
+        )
+
+
+def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
+    """All that a run holds of its present fold and graphs, and what nobody looked at."""
     folded = runs.fold_of(taken)
     held = _held(taken, folded)
     verified, exports, builds = held.verified, held.exports, held.builds

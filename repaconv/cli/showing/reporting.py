@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from repaconv.cli.render import coloured, out, plain
-
-if TYPE_CHECKING:
-    from repaconv.artefacts import Report
+from repaconv.artefacts import Report, ReportRow, RunsReport
+from repaconv.cli.render import coloured, out, plain, rows
 
 
-def show(done: Report) -> None:
-    """What is on the page."""
+def show(done: Report | RunsReport) -> None:
+    """What is on the page: of one run, or of several a row each."""
+    if isinstance(done, RunsReport):
+        header = ("run", "verdict", "accuracy", "parameters", "times as fast", "same first class")
+        rows(header, [_row(each) for each in done.rows])
+        return
     proved = sum(link.verdict == "passed" for link in done.links)
     out().print(
         f"{coloured(done.verdict)}: {proved} of {len(done.links)} links passed, {len(done.benches)} measurements"
     )
     for sentence in done.open:
         out().print(f"[yellow]not shown:[/] {plain(sentence)}")
+
+
+def _row(row: ReportRow) -> tuple[str, ...]:
+    accuracy, ratio = row.accuracy, row.ratio
+    _, before, after = row.saved[0]
+    return (
+        row.title,
+        row.verdict,
+        f"{accuracy.reference:.1%} -> {accuracy.candidate:.1%}" if accuracy else "",
+        f"{before:,.0f} -> {after:,.0f}",
+        f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "",
+        ", ".join(f"{name} {kept:.1%}" for name, kept in row.lower),
+    )

@@ -1,0 +1,81 @@
+"""Accuracy against time of several runs, as trained and folded, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from repaconv.artefacts import ReportRow
+
+WIDTH, HEIGHT, LEFT, FLOOR, CEILING = 760, 320, 70, 270, 20
+COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+
+
+class _Point(NamedTuple):
+    """A run as folded, and its time as trained."""
+
+    title: str
+    ms: float
+    accuracy: float
+    before_ms: float | None
+
+    def beaten(self, others: Sequence[_Point]) -> bool:
+        """Whether another is at least as good in both, and better in one."""
+        return any(
+            each.ms <= self.ms
+            and each.accuracy >= self.accuracy
+            and (each.ms, each.accuracy) != (self.ms, self.accuracy)
+            for each in others
+        )
+
+
+def pareto_svg(rows: Sequence[ReportRow]) -> str:
+    """The picture; empty where fewer than two runs were measured alike and know their accuracy."""
+    where = next((row.target for row in rows if row.accuracy and row.after_ms), "")
+    points = [
+        _Point(row.title, row.after_ms, row.accuracy.candidate, row.before_ms)
+        for row in rows
+        if row.accuracy and row.after_ms and row.target == where
+    ]
+    if len(points) < 2:
+        return ""
+    last = 1.1 * max(value for each in points for value in (each.ms, each.before_ms or 0.0))
+    low = min(each.accuracy for each in points)
+    low -= 0.25 * (1 - low) or 0.01
+
+    def x(ms: float) -> float:
+        return LEFT + (WIDTH - LEFT - 120) * ms / last
+
+    def y(accuracy: float) -> float:
+        return FLOOR - (FLOOR - CEILING) * (accuracy - low) / (1 - low)
+
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11" role="img"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>accuracy against time</title>', *_axes(last, low)]
+    for n, each in enumerate(points):
+        colour, at = COLOURS[n % len(COLOURS)], y(each.accuracy)
+        if each.before_ms is not None:
+            ends = f'x1="{x(each.before_ms):.1f}" x2="{x(each.ms):.1f}" y1="{at:.1f}" y2="{at:.1f}"'
+            lines.append(f'<line {ends} stroke="{colour}" stroke-dasharray="3 3"/>')
+            lines.append(f'<circle cx="{x(each.before_ms):.1f}" cy="{at:.1f}" r="5" fill="none" stroke="{colour}"/>')
+        told = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms"
+        lines.append(
+            f'<circle cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{colour}"><title>{escape(told)}</title></circle>'
+        )
+        weight = "normal" if each.beaten(points) else "bold"
+        place = f'x="{x(each.ms) + 8:.1f}" y="{at - 7:.1f}" font-weight="{weight}"'
+        lines.append(f'<text {place} fill="{colour}">{escape(each.title)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _axes(last: float, low: float) -> list[str]:
+    """Milliseconds across, accuracy upwards."""
+    right = WIDTH - 120
+    frame = f'<path d="M{LEFT} {CEILING} V{FLOOR} H{right}" fill="none" stroke="currentColor" opacity=".4"/>'
+    ticks = [frame]
+    for part in (0.0, 0.5, 1.0):
+        across, up = LEFT + (right - LEFT) * part, FLOOR - (FLOOR - CEILING) * part
+        below = f'x="{across:.1f}" y="{FLOOR + 18}" text-anchor="middle" fill="currentColor"'
+        beside = f'x="{LEFT - 8}" y="{up + 4:.1f}" text-anchor="end" fill="currentColor"'
+        ticks += [f"<text {below}>{last * part:.2f} ms</text>", f"<text {beside}>{low + (1 - low) * part:.1%}</text>"]
+    return ticks

@@ -1,0 +1,109 @@
+"""report A B C: several runs beside each other on one page, a row each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from repaconv import runs
+from repaconv.artefacts import Accuracy, BenchArtefact, Link, Report, ReportRow, RunsReport
+from repaconv.errors import UsageProblem
+from repaconv.pipeline.reporting import SUFFIXES, gathered, require_format
+from repaconv.progress import Progress, silent
+from repaconv.replacing import put, require_ours, write_page
+from repaconv.steps.common import made_by, with_files
+
+
+def compare_runs(
+    several: Sequence[str | Path],
+    *,
+    format: str = "html",
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> RunsReport:
+    """Put several runs beside each other: proof, size, accuracy, speed, and each one's own report by a link.
+
+    Args:
+        several: The runs' folders.
+        format: ``html``, ``markdown`` or ``json``.
+        out: The file; ``runs.html``, ``.md`` or ``.json`` in the folder that has all of them when None.
+        progress: See `Progress`.
+
+    Raises:
+        UsageProblem: If one is no run, if there is but one, or no such format.
+    """
+    from repaconv.pages import report as page
+
+    require_format(format)
+    taken = [runs.find_run(Path(each)) for each in dict.fromkeys(map(str, several))]
+    if len(taken) < 2:
+        raise UsageProblem("there is but one run.", hint="Name several: repaconv report A B.", code="report.one")
+    above = Path(os.path.commonpath([each.folder.resolve() for each in taken]))
+    target = Path(out) if out else above / f"runs{SUFFIXES[format]}"
+    rows = []
+    for done, run in enumerate(taken):
+        progress(run.folder.name, done, len(taken))
+        rows.append(row_of(run.folder.resolve().name, gathered(run, None), _page_of(run, target)))
+    failed = any(row.verdict == "failed" for row in rows)
+    found = RunsReport(made_by=made_by(), verdict="failed" if failed else "passed", rows=tuple(rows))
+    if format == "json":
+        require_ours(target, found.stage)
+        put(target, found)
+    else:
+        write_page(target, page.runs_html(found) if format == "html" else page.runs_markdown(found))
+    return with_files(found, [each.fold_json for each in taken], [target])
+
+
+def _page_of(run: runs.Run, target: Path) -> str:
+    """The run's own page, if it has one, as seen from the one of all."""
+    own = run.folder / f"report{SUFFIXES['html']}"
+    return Path(os.path.relpath(own, target.parent)).as_posix() if own.is_file() else ""
+
+
+def row_of(title: str, found: Report, page: str) -> ReportRow:
+    """A run as a row of the table."""
+    exact = [link for link in found.links if link.metrics and link.tolerance and link.tolerance.kind == "exact"]
+    single = [link.metrics.max_rel_error for link in exact if link.metrics and link.name not in ("fold", "recorded")]
+    row = ReportRow(
+        title=title,
+        called=found.folded.called,
+        page=page,
+        verdict=found.verdict,
+        open=len(found.open),
+        worst_fold=found.worst_fold,
+        worst_single=max(single, default=None),
+        saved=found.folded.saved,
+        accuracy=_accuracy(exact),
+        lower=tuple(_lower(found.links).items()),
+    )
+    return _measured(row, found.benches[0]) if found.benches else row
+
+
+def _accuracy(exact: Sequence[Link]) -> Accuracy | None:
+    return next((link.accuracy for link in reversed(exact) if link.accuracy), None)
+
+
+def _lower(links: Sequence[Link]) -> dict[str, float]:
+    """By precision, the smallest share of images that keep their first class."""
+    shares: dict[str, float] = {}
+    for link in links:
+        lossy = link.tolerance is not None and link.tolerance.kind == "lossy"
+        if lossy and link.metrics and link.metrics.top1_agreement is not None:
+            shares[link.name] = min(shares.get(link.name, 1.0), link.metrics.top1_agreement)
+    return shares
+
+
+def _measured(row: ReportRow, bench: BenchArtefact) -> ReportRow:
+    after, *others = bench.latencies
+    many = "s" if bench.threads > 1 else ""
+    return row.model_copy(
+        update={
+            "target": f"{bench.target}, {bench.threads} thread{many}, batch {bench.batch}",
+            "before_ms": others[0].p50_ms if others else None,
+            "after_ms": after.p50_ms,
+            "ratio": bench.ratio,
+            "quality": bench.quality.verdict,
+            "reasons": tuple(bench.quality.reasons),
+        }
+    )

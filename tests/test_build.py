@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.exporters.precision import to_fp16
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.steps.common import load_target
+from repaconv.steps.comparing import opened
 from repaconv.steps.engines import built_as
 from repaconv.steps.timings import Timings
 
@@ -81,6 +83,8 @@ def test_the_build_tells_how_far_it_is_and_takes_what_is_set():
         assert building.timings
     assert building.config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 2**28
     assert building.config.num_optimization_profiles == 1
+    assert not building.tf32  # float32 is float32, as run.py asks trtexec on a board
+    assert Building(trt, replace(wanted, precision="tf32"), "").tf32
     assert len(building.plan()) > 10_000
     assert len(ticks) > 10
     assert all(total > step >= 0 for _, step, total in ticks)
@@ -129,6 +133,21 @@ def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaco
     code, out, _ = repaconv("build", "--target", "rtx-40", "--precision", "fp16")
     assert code == 1
     assert "FLOAT" in out
+
+
+@RTX
+def test_a_graph_for_a_runtime_that_opens_engines_is_built_first(tiny, monkeypatch):
+    """For the sizes that are measured; no card is here to open what comes of it."""
+    small(tiny)
+    opened_with = []
+    monkeypatch.setattr(type(ENGINE), "open", lambda _engine, content, _spec: opened_with.append(content))
+    found = opened(
+        Path("repaconv-out/tiny/model.rtx-40.32x32.onnx"), load_target("rtx-40"), threads=1, dims={"batch": 4}
+    )
+    (content,) = opened_with
+    assert isinstance(content, bytes)
+    assert len(content) > 10_000
+    assert found.precision == "fp32"
 
 
 @RTX

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 """Every input by its name."""
-Ability = Literal["run", "networks", "profile", "placement", "elsewhere"]
+Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Least, usual and largest shape of an input."""
@@ -131,8 +131,8 @@ class Engine(Protocol):
         suffix: Of what it builds.
         opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
         device: ``cpu`` or ``cuda``: what its sessions compute on.
-        can: What its sessions do. One with ``networks`` opens a `Network` where others open graphs; one with
-            ``elsewhere`` builds where its device is not, and runs on that alone.
+        can: What its sessions do. One with ``networks`` opens a `Network` where others open graphs, one with
+            ``engines`` what it built; one with ``elsewhere`` builds where its device is not, and runs on that alone.
         takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
     """
 

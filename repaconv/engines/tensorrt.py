@@ -100,7 +100,7 @@ class TensorRt:
     suffix = ".engine"
     opens: tuple[str, ...] = (".engine", ".plan")
     device = "cuda"
-    can: frozenset[Ability] = frozenset({"run"})
+    can: frozenset[Ability] = frozenset({"run", "engines"})
     takes: tuple[str, ...] = ("workspace", "timing_cache", "replay")
 
     def version(self) -> str:
@@ -157,6 +157,7 @@ class TensorRt:
             options={
                 "workspace": str(order.workspace or "TensorRT's own limit"),
                 "strongly_typed": str(building.typed),
+                "tf32": str(building.tf32),
             },
             proved="the types are those that the engine's layers have"
             if found

@@ -72,6 +72,8 @@ class Building:
             for name, (least, usual, largest) in order.shapes.items():
                 profile.set_shape(name, least, usual, largest)
             config.add_optimization_profile(profile)
+        if order.precision == "fp32" and hasattr(trt.BuilderFlag, "TF32"):
+            config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and of ten bits; trtexec has --noTF32
         if not self.typed:
             self._ask_for_precision()
         if hasattr(trt, "IProgressMonitor"):
@@ -83,13 +85,17 @@ class Building:
         flags = self.trt.BuilderFlag
         for name in {"fp16": ("FP16",), "int8": ("INT8", "FP16"), "bf16": ("BF16",)}.get(self.order.precision, ()):
             self.config.set_flag(getattr(flags, name))
-        if self.order.precision == "fp32" and hasattr(flags, "TF32"):
-            self.config.clear_flag(flags.TF32)
         if self.order.islands:
             self.config.set_flag(flags.OBEY_PRECISION_CONSTRAINTS)
             for layer in self.layers:
                 if layer.name in self.order.islands:
                     layer.precision = self.trt.float32
+
+    @property
+    def tf32(self) -> bool:
+        """Whether float32 may be multiplied in TF32."""
+        flag = getattr(self.trt.BuilderFlag, "TF32", None)
+        return flag is not None and bool(self.config.get_flag(flag))
 
     def exchange_timings(self) -> None:
         """Give the builder what earlier builds measured, and have it collect what this one does."""

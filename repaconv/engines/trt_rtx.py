@@ -25,7 +25,7 @@ class TensorRtRtx:
     suffix = ".engine"
     opens: tuple[str, ...] = ()
     device = "cuda"
-    can: frozenset[Ability] = frozenset({"run", "placement", "elsewhere"})
+    can: frozenset[Ability] = frozenset({"run", "engines", "placement", "elsewhere"})
     takes: tuple[str, ...] = ("workspace",)
 
     def version(self) -> str:
@@ -72,10 +72,18 @@ class TensorRtRtx:
             engine=plan,
             types=types,
             log="\n".join(building.log.lines),
-            options={"compute_capability": ", ".join(order.capabilities)},
+            options={"compute_capability": ", ".join(order.capabilities), "tf32": str(building.tf32)},
             proved="the types are those of the parsed network; the engine itself can be opened on its device alone",
-            runs_here=False,
+            runs_here=_card_among(order.capabilities),
         )
+
+
+def _card_among(capabilities: tuple[str, ...]) -> bool:
+    """Whether this machine has such a card."""
+    try:
+        return require_card("TensorRT-RTX").capability in capabilities
+    except EnvironmentProblem:
+        return False
 
 
 def _capability(trt: Any, text: str, card: str = "") -> Any:

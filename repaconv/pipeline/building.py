@@ -288,9 +288,10 @@ def what_works(target: str) -> list[registry.PluginRow]:
     except EnvironmentProblem as error:
         here, problem = "", f"{error.message} {error.hint}"
     rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))
-    verified = ("", ALONE) if "elsewhere" in engine.can else (problem, here)
+    why = why_not_here(device)
+    verified = ("", ALONE) if why and "elsewhere" in engine.can else (problem, here)
     rows.append(registry.PluginRow(device.name, "verify", wanted, *verified))
-    if why := why_not_here(device):
+    if why:
         told = "\n".join([f"{why}; one of these:", *ways(device, BenchOrder(target=target))])
         return [*rows, registry.PluginRow(device.name, "bench", wanted, *((told, "") if problem else ("", told)))]
     return [*rows, registry.PluginRow(device.name, "bench", wanted, problem, here)]

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import Link
-from repaconv.onnxfile import said_by
+from repaconv.onnxfile import read_graph, said_by
 from repaconv.proof.policy import coarser
 from repaconv.steps.engines import built_as, engine_of, open_engine
+from repaconv.subjects.given import inputs_of
 from repaconv.subjects.subject import subject_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from repaconv.engines.contract import Network, Session
+    from repaconv.engines.contract import Network, Order, Session, SessionSpec
     from repaconv.proof.data import Batch
     from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
@@ -48,6 +49,8 @@ def opened(
 ) -> Opened:
     """Load a model: a graph or a network by the target's runtime, an engine by its own.
 
+    A runtime that opens engines alone builds one of the graph first.
+
     Args:
         model: An .onnx file, an engine, or a network in memory.
         device: The target.
@@ -69,10 +72,28 @@ def opened(
     says = built.precision if built else precision_of(model)
     if built is not None or model.suffix != ".onnx" or "networks" in engine.can:
         engine, session = engine_of(model, built), open_engine(model, built, threads=threads, sizes=dims)
+    elif "engines" in engine.can:
+        session = engine.open(
+            engine.build(_ordered(model, device, says if precision is None else precision, spec)).engine, spec
+        )
     else:
         session = engine.open(model, spec)
     profiles = built is None and "profile" in engine.can
     return Opened(session, f"{engine.name} {engine.version()}", precision or says, profiles)
+
+
+def _ordered(graph: Path, device: Target, precision: str, spec: SessionSpec) -> Order:
+    """An engine of a graph for these sizes alone; a free batch is the target's where nothing says it."""
+    from repaconv.engines.contract import Order
+
+    sizes, free = {"batch": device.bench.batch, **spec.sizes}, {}
+    for port in inputs_of(read_graph(graph)):
+        if not all(isinstance(size, int) for size in port.shape):
+            usual = device.bench.batch
+            shape = tuple(size if isinstance(size, int) else sizes.get(str(size), usual) for size in port.shape)
+            free[port.name] = (shape, shape, shape)
+    capabilities = (device.compute_capability,) if device.compute_capability else ()
+    return Order(graph, precision, capabilities, free, threads=spec.threads)
 
 
 def precision_of(path: Path) -> str:

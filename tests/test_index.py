@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 
+from repaconv import checkpoint, fold
+from repaconv.errors import Refused
 from repaconv.networks.index import _index, _shapes, matches
 
 PUBLISHED = {
@@ -92,6 +95,21 @@ def test_what_is_of_several_networks_or_of_none_is_refused_with_what_to_do(repac
         code, _, err = repaconv("fold", "net.pth")
         assert code == 4
         assert told in " ".join(err.split())
+
+
+def test_a_file_that_no_method_knows_is_read_once(repaconv, monkeypatch):
+    read, once = [], checkpoint.read_checkpoint
+    monkeypatch.setattr(checkpoint, "read_checkpoint", lambda path, *more: read.append(path) or once(path, *more))
+    torch.save({f"layer{n}.weight": torch.zeros(3, 3) for n in range(9)}, "net.pth")
+    assert repaconv("fold", "net.pth")[0] == 4
+    assert len(read) == 1
+
+
+def test_more_than_one_graph_holds_in_float64_is_refused():
+    Path("net.py").write_text("def build():\n    raise AssertionError('not reached')\n")
+    torch.save({"w": torch.zeros(1).expand(17000, 17000)}, "net.pth")
+    with pytest.raises(Refused, match="289,000,000 numbers"):
+        fold("net.pth", arch="net.py:build")
 
 
 @pytest.mark.slow

@@ -29,13 +29,19 @@ if TYPE_CHECKING:
 
 
 def fold_file_by(
-    order: FoldOrder, checkpoint: str | Path, *, overrule: bool | None = None, progress: Progress = silent
+    order: FoldOrder,
+    checkpoint: str | Path,
+    *,
+    found: Checkpoint | None = None,
+    overrule: bool | None = None,
+    progress: Progress = silent,
 ) -> MethodFold:
     """Fold a checkpoint into its deploy form and write ``model.safetensors`` and ``fold.json``.
 
     Args:
         checkpoint: The file.
         order: What is asked for.
+        found: What was read of it already.
         overrule: Take settings that contradict the checkpoint, which every later artefact then says; as ``force`` when
             None.
         progress: See `Progress`.
@@ -44,7 +50,8 @@ def fold_file_by(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    plan = _plan(order, Path(checkpoint), order.force if overrule is None else overrule)
+    found = found or read_hashed(Path(checkpoint), order.weights)
+    plan = _plan(order, found, order.force if overrule is None else overrule)
     done = _folded(plan, progress)
     artefact = _artefact(plan, done)
     put(plan.run.fold_json, artefact)
@@ -71,9 +78,9 @@ class _Plan(NamedTuple):
     run: runs.Run
 
 
-def _plan(order: FoldOrder, checkpoint: Path, overrule: bool) -> _Plan:
+def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
     """Everything that may be refused, before anything is written."""
-    found = _read(checkpoint, order.weights)
+    checkpoint = found.path
     from repaconv.steps.forms import chosen_form, shapes_sha256
 
     method, detection = choose_method(found, order.method)
@@ -93,7 +100,7 @@ def _plan(order: FoldOrder, checkpoint: Path, overrule: bool) -> _Plan:
     return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
 
 
-def _read(checkpoint: Path, weights: str | None) -> Checkpoint:
+def read_hashed(checkpoint: Path, weights: str | None) -> Checkpoint:
     """The file, hashed while torch is imported, which takes seconds."""
     sha256 = None
     if checkpoint.is_file():

@@ -11,12 +11,14 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
 from repaconv.orders.stages import FoldOrder
-from repaconv.pipeline.checkpoint_folding import fold_file
+from repaconv.pipeline.checkpoint_folding import fold_file, read_hashed
 from repaconv.progress import Progress, silent
 from repaconv.subjects.recognising import recognised
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from repaconv.checkpoint import Checkpoint
 
 _OF_FILES = {*(each.name for each in knobs(FoldOrder)), "overrule", "progress"} - {"method"}
 
@@ -89,13 +91,14 @@ def _fold_checkpoint(
     path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
 ) -> MethodFold | NetworkFold:
     """Fold weights by their method, or by the published network that they are of."""
+    read = read_hashed(path, arguments.get("weights"))
     try:
-        return fold_file(path, method=method, settings=settings, **arguments)
+        return fold_file(path, method=method, settings=settings, found=read, **arguments)
     except Refused as unknown:
         if unknown.code != "method.mismatch" or method != "auto":
             raise
-        found = recognised(path, arguments.get("weights"), unknown)
-        return _fold_network(path, method, settings, {**arguments, "arch": found.name}, found)
+        known = recognised(read, unknown)
+        return _fold_network(path, method, settings, {**arguments, "arch": known.name}, known, read)
 
 
 def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> GraphFold:
@@ -115,7 +118,12 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
 
 
 def _fold_network(
-    path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any], known: Known | None = None
+    path: Path,
+    method: str,
+    settings: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    known: Known | None = None,
+    read: Checkpoint | None = None,
 ) -> NetworkFold:
     """Fold a network by its architecture, asked for or ``known``; what is for methods alone is refused."""
     from repaconv.pipeline.network_folding import fold_network_by
@@ -129,7 +137,7 @@ def _fold_network(
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "form")}
     order = FoldOrder(**{**given, "settings": settings or None})
-    return fold_network_by(order, path, known=known, progress=arguments.get("progress", silent))
+    return fold_network_by(order, path, known=known, found=read, progress=arguments.get("progress", silent))
 
 
 def _asked(arguments: Mapping[str, Any], *names: str) -> str:

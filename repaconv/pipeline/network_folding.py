@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
-from repaconv.errors import GateFailed
+from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import payload_of, write_bytes
 from repaconv.graphs.graph import retyped
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
 
 EXPORTED = ".exported.onnx"
+LARGEST_GRAPH = 2**31 - 2**20
+"""Bytes of a protobuf, without those of the graph itself."""
 USUAL_SIZE = (224, 224)
 """Of images where nothing tells it."""
 EXPORTED_RTOL = 1e-9
@@ -40,7 +42,12 @@ EXPORTED_RTOL = 1e-9
 
 
 def fold_network_by(
-    order: FoldOrder, path: str | Path, *, known: Known | None = None, progress: Progress = silent
+    order: FoldOrder,
+    path: str | Path,
+    *,
+    known: Known | None = None,
+    found: Checkpoint | None = None,
+    progress: Progress = silent,
 ) -> NetworkFold:
     """Fold a network of no known method into a run: ``<stem>.folded.onnx``, its graph as exported, and ``fold.json``.
 
@@ -49,15 +56,17 @@ def fold_network_by(
         order: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
             file is run.
         known: What its tensors are those of, where nobody said it.
+        found: What was read of its weights already.
         progress: See `Progress`.
 
     Raises:
-        Refused: If the weights are not those of that architecture, or torch does not write it as ONNX.
+        Refused: If the weights are not those of that architecture, more than a graph in float64 holds, or torch does
+            not write it as ONNX.
         EnvironmentProblem: If the architecture's package is not here.
         GateFailed: If its graph, or the fold of that, computes something else; nothing is written then.
     """
     progress("network", 0, 0)
-    plan = _plan(order, Path(path))
+    plan = _plan(order, Path(path), found)
     progress("to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.size)
     module = plan.built.module.double()
@@ -123,12 +132,13 @@ class _Plan(NamedTuple):
     data: str
 
 
-def _plan(order: FoldOrder, path: Path) -> _Plan:
+def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
     """Everything that may be refused before the network is exported."""
     from repaconv.checkpoint import read_checkpoint
 
     arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(order.arch or ""), {}), path)
-    found = read_checkpoint(weights, order.weights)
+    found = found or read_checkpoint(weights, order.weights)
+    _require_holdable(found)
     network = built(arch, found.tensors, found.names)
     size, preprocessing, facts = _images(arch, network, path if path.is_dir() else None, order.settings or {})
     stem = path.name if path.is_dir() else path.stem
@@ -139,6 +149,21 @@ def _plan(order: FoldOrder, path: Path) -> _Plan:
     network = network._replace(classes=_head(network, gives))
     outputs = _outputs(network, gives)
     return _Plan(order, arch, found, network, size, preprocessing, facts, outputs, run, payload, data)
+
+
+def _require_holdable(found: Checkpoint) -> None:
+    """Refuse weights that one ONNX file does not hold in float64.
+
+    Raises:
+        Refused: Saying how many there are.
+    """
+    count = sum(tensor.numel() for tensor in found.tensors.values())
+    if 8 * count > LARGEST_GRAPH:
+        raise Refused(
+            f"{found.path} has {count:,} numbers, and in float64 one ONNX file holds {LARGEST_GRAPH // 8:,}.",
+            hint="Fold the module in memory: repaconv.fold(module).",
+            code="network.too-large",
+        )
 
 
 def _absolute(arch: str) -> str:

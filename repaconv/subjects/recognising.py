@@ -21,24 +21,21 @@ def known_networks(found: Checkpoint) -> tuple[Known, ...]:
     return tuple(Known(name=one.name, also=one.also, exact=one.exact, differs=one.told) for one in near)
 
 
-def recognised(path: Path, weights: str | None, unknown: Refused) -> Known:
+def recognised(found: Checkpoint, unknown: Refused) -> Known:
     """The one network that builds these weights, but for the number of classes.
 
     Args:
-        path: A checkpoint.
-        weights: See `repaconv.checkpoint.read_checkpoint`.
+        found: A checkpoint.
         unknown: Why no method folds it.
 
     Raises:
         Refused: That, with what it may be.
     """
-    from repaconv.checkpoint import read_checkpoint
-
-    near = known_networks(read_checkpoint(path, weights))
+    near = known_networks(found)
     buildable = [one for one in near if one.exact and one.name.partition(":")[0] in KNOWN]
     if len(buildable) == 1:
         return buildable[0]
-    raise Refused(unknown.message, hint=_hint(path, near, len(buildable)), code=unknown.code) from unknown
+    raise Refused(unknown.message, hint=_hint(found.path, near, len(buildable)), code=unknown.code) from unknown
 
 
 def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:

@@ -81,6 +81,7 @@ def own_folder(tmp_path, monkeypatch):
     """Every test runs in a folder of its own, so that repaconv-out/ is its own too, and its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    monkeypatch.setattr("repaconv.subjects.proved._LAST", {})
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from repaconv import registry, runs
 from repaconv.artefacts import ImageSize, Location, MethodFold
 from repaconv.backbones.sizes import require_size
 from repaconv.engines.contract import Feeds, Network, Port
+from repaconv.files import canonical_json
 from repaconv.progress import Progress
 from repaconv.proof.runners import TorchRunner, decides, weighted
 from repaconv.subjects.origin import read_again
 from repaconv.subjects.proved import Graph, Proving, exported_graph
-from repaconv.subjects.subject import TRAINING, GraphSpec
+from repaconv.subjects.subject import DEPLOY, TRAINING, GraphSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,7 +108,9 @@ class CheckpointSubject:
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
         """The deploy form or the training form, exported by torch."""
         shape = (self._config.in_channels, *(spec.size or self.folded.image_size))
-        ways = Proving(form, spec, self.folded.tolerances, scratch, progress)
+        described = canonical_json(self.folded.shapes) + self.folded.payload.sha256
+        of = described if form == DEPLOY else None
+        ways = Proving(form, spec, self.folded.tolerances, scratch, progress, of=of)
         return exported_graph(ways, *self._parted(form), shape, output=self.folded.output)
 
     def free_sizes(self, batch: int) -> dict[str, int]:

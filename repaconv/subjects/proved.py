@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from repaconv.subjects.subject import Form, GraphSpec
 
 EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX in its form", "ONNX simplified"
+KEPT_BYTES = 512 << 20
+_LAST: dict[tuple[object, ...], bytes] = {}
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
 
 
@@ -58,6 +60,7 @@ class Proving(NamedTuple):
         scratch: A folder for large weights.
         progress: See `Progress`.
         decides: Whether something in it decides what is discrete.
+        of: What module and weights are known by, where an equal export may be asked for again; None where not.
     """
 
     form: str
@@ -66,6 +69,7 @@ class Proving(NamedTuple):
     scratch: Path
     progress: Progress
     decides: bool = False
+    of: str | None = None
 
 
 def exported_graph(
@@ -81,16 +85,15 @@ def exported_graph(
     judge = Judge.of(runner, _probes(shape, spec.batch, spec.free_size), ways)
     _load_float32(module, tensors)
     ways.progress(f"{ways.form}: to ONNX", 0, 0)
-    exported = to_onnx(
-        module,
-        shape,
-        output=output,
-        opset=spec.opset,
-        lacks=spec.lacks,
-        batch=spec.batch,
-        free_size=spec.free_size,
-        scratch=scratch,
-    )
+    written: dict[str, Any] = {
+        "opset": spec.opset,
+        "lacks": spec.lacks,
+        "batch": spec.batch,
+        "free_size": spec.free_size,
+    }
+    make = partial(to_onnx, module, shape, output=output, scratch=scratch, **written)
+    key = None if ways.of is None else (ways.of, shape, output, *written.values())
+    exported = _once(make, key, scratch / DATA)
     data = scratch / DATA if (scratch / DATA).is_file() else None
     judge = judge._replace(folder=scratch if data else None)
     check(exported, judge.folder)
@@ -101,6 +104,22 @@ def exported_graph(
         return Graph(exported, (link, not_done("not tried on a net above 2 GiB")), "none", False, data)
     link = judge.located(link, runner.trace(), exported, by_module=True)
     return finished(Graph(exported, (link,), "none", False, None), judge._replace(expected=before))
+
+
+def _once(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, data: Path) -> onnx.ModelProto:
+    """What is made, or the last one of this process if it is of the same: int8 begins with the graph of float32.
+
+    It is proved like any other; torch alone is not asked again. What has weights in a file of ``data`` is not kept.
+    """
+    import onnx
+
+    if key is not None and key in _LAST:
+        return onnx.load_from_string(_LAST[key])
+    made = make()
+    _LAST.clear()
+    if key is not None and not data.is_file() and made.ByteSize() < KEPT_BYTES:
+        _LAST[key] = made.SerializeToString()
+    return made
 
 
 def finished(plain: Graph, judge: Judge) -> Graph:

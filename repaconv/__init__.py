@@ -50,6 +50,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The stages, and nothing that is here for their sake."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Load a stage when it is first asked for, so that `import repaconv` stays quick."""
     if name in __all__:

@@ -79,6 +79,16 @@ class Inconclusive(RepaconvError):
     exit_code = 5
 
 
+class Interrupted(RepaconvError):
+    """The user's Ctrl-C (exit 130)."""
+
+    exit_code = 130
+
+    def __init__(self) -> None:
+        told = "interrupted: what was whole before is whole, and nothing half-written is left."
+        super().__init__(told, hint="The same command again does what is left.", code="interrupted")
+
+
 def require_module(module: str, called: str, hint: str) -> Any:
     """Import what an extra or a device brings.
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,7 +86,11 @@ def test_failures_are_envelopes_too(repaconv, tiny):
 
 def test_exit_codes_and_streams(repaconv, tiny):
     for code, command in (
-        (2, ["export", "--onnx"]),
+        (2, ["export"]),
+        (2, ["export", "--onnx", "m.onnx"]),
+        (4, ["inspect", "none.onnx"]),
+        (4, ["bench", "none.onnx"]),
+        (4, ["collect", "none.tar.gz"]),
         (2, ["bench", "--target", "toaster"]),
         (2, ["fold", tiny, "--method", "toaster"]),
         (2, ["fold", tiny, "--set", "eps"]),
@@ -97,13 +104,13 @@ def test_exit_codes_and_streams(repaconv, tiny):
         assert "hint:" in err
     assert not Path("repaconv-out").exists()
     repaconv("fold", tiny)
-    code, out, err = repaconv("export", "--onnx", "sub/m.onnx")
+    code, out, err = repaconv("export", "--onnx", "-o", "sub/m.onnx")
     assert code == 0
     assert Path("sub/m.onnx").is_file()
     assert "sub/m.onnx" in err
     assert repaconv("bench", "--rounds", 2, "--quiet")[2] == ""
-    assert repaconv("export")[0] == 2
-    assert repaconv("export", "--onnx", "--batch", "0")[0] == 2
+    assert repaconv("export", "repaconv-out/tiny")[0] == 0
+    assert repaconv("export", "--onnx", "repaconv-out/tiny", "--batch", "0")[0] == 2
 
 
 def test_a_folder_that_cannot_be_written(repaconv, tiny):
@@ -165,7 +172,6 @@ def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, ti
         ("verify --images d --seed 1", "--seed"),
         ("verify --classes c.txt", "--classes"),
         ("bundle --inputs x.npz --count 3", "--count"),
-        ("export --onnx a.onnx -o b.onnx", "-o"),
         ("export --onnx --no-simplify --simplifier onnxsim", "--simplifier"),
         ("export --onnx --images d", "--images"),
         ("build --target x86-64 --replay", "--replay"),
@@ -201,3 +207,57 @@ def test_every_row_of_idle_options_is_of_a_command_that_has_them():
     for rule in IDLE:
         for command in rule.commands:
             assert set(rule.options) <= {option.name for option in commands[command].params}, (command, rule.options)
+
+
+def as_a_shell(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = words.replace("repaconv", f"{sys.executable} -m repaconv")
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    return subprocess.run(shell, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+def test_a_reader_that_has_seen_enough_fails_nothing(tiny):
+    for words in (f"repaconv inspect {tiny} | head -1", f"repaconv inspect {tiny} --format json | head -1"):
+        done = as_a_shell(words)
+        assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("repaconv.pipeline.inspect", stopped)
+    code, _, err = repaconv("inspect", tiny)
+    assert (code, "interrupted: " in err) == (130, True)
+    assert json.loads(repaconv("inspect", tiny, "--format", "json")[1])["exit_code"] == 130
+
+
+def test_the_package_shows_its_stages():
+    import repaconv as package
+
+    assert dir(package) == sorted(package.__all__)
+
+
+def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
+    assert repaconv("fold", "-h")[1] == repaconv("fold", "--help")[1]
+    code, _, err = repaconv("fold", tiny)
+    assert code == 0
+    assert re.search(r"^ +\d+\.\d s  ", err, flags=re.M)  # where nobody has a terminal, steps are lines
+    assert "next repaconv verify" in " ".join(err.split())
+    code, out, _ = repaconv("targets")
+    assert " 23 " in next(line for line in out.splitlines() if line.split()[:1] == ["x86-64"])
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, repaconv("targets")[1].splitlines())) <= 60
+    code, _, err = repaconv("fold", tiny, "--set", "imagesize=32")
+    assert (code, "Did you mean" in err) == (2, True)
+
+
+def test_no_color_is_no_bold_either(monkeypatch):
+    from repaconv.cli import render
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for no_color, codes in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        with (console := render.out()).capture() as seen:
+            console.print("[bold]x[/]")
+        assert ("\x1b[" in seen.get()) is codes

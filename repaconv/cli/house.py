@@ -28,7 +28,13 @@ def targets(format: FormatOption = Format.text) -> None:
         each = [target.variant(name) for target in found for name in target.variants]
         every = sorted([*found, *each], key=lambda target: target.name)
         lines = [
-            (t.name, f"{t.runtime} {t.runtime_version}".strip(), str(t.opset), ", ".join(t.precisions), t.about)
+            (
+                t.name,
+                f"{t.runtime} {t.runtime_version}".strip(),
+                str(t.newest_opset or t.opset),
+                ", ".join(t.precisions),
+                t.about,
+            )
             for t in every
         ]
         render.rows(("target", "runtime", "opset", "precisions", ""), lines)

@@ -45,7 +45,6 @@ IDLE = (
         "it is of random images, and others are given",
     ),
     Idle(("verify",), ("classes",), lambda given: not given["images"], "it names the classes of --images"),
-    Idle(("export",), ("out",), lambda given: given["onnx"], "--onnx names the file already"),
     Idle(("export",), ("simplifier",), lambda given: not given["simplify"], "--no-simplify runs none"),
     Idle(
         ("export",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from itertools import pairwise
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from repaconv.cli import fleet, house, tuning
 
 # isort: split
 from repaconv.cli.options import app
-from repaconv.errors import RepaconvError, UsageProblem
+from repaconv.errors import Interrupted, RepaconvError, UsageProblem
 
 COMMANDS = (stages, converting, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
@@ -53,26 +54,21 @@ def main(arguments: list[str] | None = None) -> None:
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
     try:
-        code = app(args=_with_onnx(given), prog_name="repaconv", standalone_mode=False)
+        code = app(args=given, prog_name="repaconv", standalone_mode=False)
+        sys.stdout.flush()
+        code = _report(Interrupted(), command, given) if code == Interrupted.exit_code else code
     except RepaconvError as problem:
         code = _report(problem, command, given)
     except usage_error as problem:
         code = _report(_usage(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = _report(Interrupted(), command, given)
+    except BrokenPipeError:  # who read it has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     if own_process and "onnxsim" not in sys.modules:  # which complains where its objects are not freed
         gc.freeze()  # leaving would search all that torch imported for garbage, for most of a second
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _with_onnx(arguments: list[str]) -> list[str]:
-    """Typer has no option with an optional value: turn a lone ``--onnx`` into ``--onnx=``."""
-    expanded = []
-    for position, word in enumerate(arguments):
-        following = arguments[position + 1 : position + 2]
-        lone = word == "--onnx" and (not following or following[0].startswith("-"))
-        expanded.append("--onnx=" if lone else word)
-    return expanded
 
 
 def _usage(problem: BaseException, command: str) -> UsageProblem:

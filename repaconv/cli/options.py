@@ -50,6 +50,7 @@ app = _Commands(
     name="repaconv",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.",
     epilog="Exit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
     "5 inconclusive, 130 interrupted.",
@@ -101,4 +102,6 @@ def finish(command: str, format: Format, quiet: bool, stage: Callable[..., Recor
         render.files(getattr(done, "took", ()), getattr(done, "wrote", ()), quiet=quiet)
         show(done)
         render.overridden(getattr(done, "unverified", ()))
+        if not code and not quiet:
+            render.next_step(command, done)
     raise typer.Exit(code)

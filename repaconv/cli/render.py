@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from repaconv.errors import RepaconvError
 from repaconv.files import finite
@@ -20,20 +21,45 @@ if TYPE_CHECKING:
     from repaconv.artefacts import Record
 
 SCHEMA_VERSION = 1
+PIPED_WIDTH = 200
+"""Of a table that nobody's terminal holds, where COLUMNS says nothing."""
+NEXT = {
+    "inspect": "repaconv fold {took}",
+    "fold": "repaconv verify",
+    "verify": "repaconv export",
+    "export": "repaconv bench --target {target}",
+    "build": "repaconv bench {wrote}",
+    "bench": "repaconv report",
+}
+"""What usually comes after a stage."""
 
 
 def out() -> Console:
     """Where results go."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200)
+    class Output(Console):
+        """A reader that has seen enough, as `head`, leaves the verdict's exit code as it is."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    piped = not sys.stdout.isatty()
+    width = int(os.environ.get("COLUMNS") or PIPED_WIDTH) if piped else None
+    return Output(highlight=False, soft_wrap=piped, width=width, color_system=_colours())
 
 
 def err() -> Console:
     """Where everything else goes."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, color_system=_colours())
+
+
+def _colours() -> Literal["auto"] | None:
+    """None where the user wants none: bold is none, too. https://no-color.org"""
+    return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
@@ -70,9 +96,12 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Any]:
-    """A function (what, done, in all) that draws on a terminal and does nothing elsewhere."""
-    if quiet or not sys.stderr.isatty() or os.environ.get("CI"):
+    """A function (what, done, in all) that draws on a terminal, and elsewhere tells each step by a line on stderr."""
+    if quiet:
         yield lambda what, done, total: None
+        return
+    if not sys.stderr.isatty() or os.environ.get("CI"):
+        yield _by_line()
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -82,6 +111,31 @@ def progress(*, quiet: bool) -> Iterator[Any]:
         yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total or None)
 
 
+def _by_line() -> Any:
+    """A line where a step begins, with the seconds until then."""
+    begun, seen = time.monotonic(), set[str]()
+
+    def told(what: str, _done: int, _total: int) -> None:
+        if what not in seen:
+            seen.add(what)
+            sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {what}\n")
+            sys.stderr.flush()
+
+    return told
+
+
+def next_step(command: str, done: Record) -> None:
+    """The command that usually follows, to stderr."""
+    if command not in NEXT:
+        return
+    wrote = [short(name) for name in getattr(done, "wrote", ())]
+    took = short(str(getattr(getattr(done, "origin", None), "path", "")))
+    if "{took}" in NEXT[command] and not took:
+        return
+    words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", target=getattr(done, "target", ""))
+    err().print(f"[dim] next[/] {plain(words)}")
+
+
 def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
     """Which files a stage took and wrote, to stderr."""
     if quiet:
@@ -89,7 +143,7 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
     console = err()
     for verb, names in (("took", took), ("wrote", wrote)):
         for name in names:
-            console.print(f"[dim]{verb:>5}[/] {plain(_short(name))}")
+            console.print(f"[dim]{verb:>5}[/] {plain(short(name))}")
 
 
 def overridden(unverified: Iterable[str]) -> None:
@@ -140,6 +194,7 @@ def plain(text: str) -> str:
     return escape(text)
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A path as it is seen from here."""
     path = Path(name)
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else name

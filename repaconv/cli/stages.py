@@ -92,13 +92,11 @@ def verify(
     finish("verify", format, quiet, partial(verify_by, order, run))
 
 
-@app.command(epilog="Example: repaconv export --onnx")
+@app.command(epilog="Example: repaconv export")
 def export(
     run: RunArgument = None,
-    onnx: Annotated[
-        str | None, typer.Option("--onnx", metavar="[PATH]", help="Write ONNX; to model.onnx of the run without PATH.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The same as --onnx PATH.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; model.onnx of the run.")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which is the only choice.")] = True,
     order: ExportOrder = ExportOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
@@ -106,9 +104,11 @@ def export(
     """Export the folded model to ONNX, simplified and compared under ONNX Runtime."""
     from repaconv.pipeline.exporting import export_by
 
-    if onnx is None and out is None:
-        raise UsageProblem("say what to export to.", hint="repaconv export --onnx", code="usage.export")
-    finish("export", format, quiet, partial(export_by, order, run, onnx=onnx or out))
+    if run is not None and run.suffix == ".onnx":
+        raise UsageProblem(
+            f"{run} is no run's folder.", hint=f"The file to write is -o: repaconv export -o {run}", code="usage.export"
+        )
+    finish("export", format, quiet, partial(export_by, order, run, onnx=out or ""))
 
 
 @app.command(epilog="Example: repaconv build --target rtx-40")

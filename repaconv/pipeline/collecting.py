@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv import runs
 from repaconv.artefacts import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused
 from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
@@ -134,7 +134,7 @@ def _log(found: dict[str, bytes], name: str) -> str:
 def _read_result(path: Path) -> dict[str, bytes]:
     """The files of a result, in memory; only plain files with plain names are taken."""
     if not path.is_file():
-        raise UsageProblem(f"there is no file {path}.", hint="Give the board's result.tar.gz.", code="collect.missing")
+        raise Refused(f"there is no file {path}.", hint="Give the board's result.tar.gz.", code="collect.missing")
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as tar:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from repaconv.artefacts import Fact, FileInspection
-from repaconv.errors import UsageProblem
+from repaconv.errors import Refused
 from repaconv.files import sha256_of
 from repaconv.steps.engines import built_as
 
@@ -21,12 +21,11 @@ def inspect_file(file: str | Path) -> FileInspection:
     """Say what an ONNX graph or an engine holds, by its bytes: nothing of it is loaded or run.
 
     Raises:
-        Refused: If an .onnx file is none.
-        UsageProblem: If there is no such file.
+        Refused: If there is no such file, or an .onnx file is none.
     """
     path = Path(file)
     if not path.is_file():
-        raise UsageProblem(f"there is no file {path}.", hint="Give a file.", code="inspect.missing")
+        raise Refused(f"there is no file {path}.", hint="Give a file.", code="inspect.missing")
     size, digest = path.stat().st_size, sha256_of(path)
     if path.suffix == ".onnx":
         facts, problems = _graph(path)

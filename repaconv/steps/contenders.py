@@ -16,7 +16,7 @@ from repaconv.artefacts import (
     TrainingArtefact,
     parse_image_size,
 )
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused
 from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.progress import Progress
@@ -191,9 +191,7 @@ def _other(path: Path, first: Path | None) -> Contender:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise UsageProblem(
-            f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model"
-        )
+        raise Refused(f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model")
     return path
 
 

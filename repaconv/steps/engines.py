@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact
-from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import read_artefact, stage_of
 
 if TYPE_CHECKING:
@@ -51,11 +51,10 @@ def built_as(engine: Path) -> BuildArtefact | None:
     """What the file beside an engine says of it, if there is one.
 
     Raises:
-        Refused: If the engine is not the file that was built.
-        UsageProblem: If there is no engine.
+        Refused: If there is no engine, or it is not the file that was built.
     """
     if not engine.is_file():
-        raise UsageProblem(f"there is no file {engine}.", hint="Give an engine that was built.", code="engine.missing")
+        raise Refused(f"there is no file {engine}.", hint="Give an engine that was built.", code="engine.missing")
     beside = engine.with_suffix(".json")
     if not beside.is_file() or stage_of(beside) != "build":
         return None

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 def show(done: BenchArtefact) -> None:
     """Latencies and their ratio."""
-    rows = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "engine")
+    rows = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "images/s", "engine")
     for row in done.latencies:
         times = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms))
-        rows.add_row(plain(row.name), *times, plain(f"{row.engine}, {row.precision}"))
+        rate = f"{1000 * done.batch / row.p50_ms:,.1f}" if done.image_size else ""
+        rows.add_row(plain(row.name), *times, rate, plain(f"{row.engine}, {row.precision}"))
     out().print(rows)
     if found := done.ratio:
         out().print(

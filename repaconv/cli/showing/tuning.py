@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.cli.render import out, plain, table
+from repaconv.cli.render import out, plain, short, table
 from repaconv.cli.showing.parts import form
 
 if TYPE_CHECKING:
@@ -29,4 +29,5 @@ def show(done: TuneArtefact) -> None:
     out().print(f"the fastest form on {plain(done.target)}: [bold]{form(done.rewrites)}[/] ({seconds})")
     if done.precision != "fp32":
         out().print(f"and in {done.precision}: repaconv export --onnx --precision {done.precision}")
-    out().print("take it: repaconv export --onnx --form FILE")
+    if done.wrote:
+        out().print(f"take it: repaconv export --target {plain(done.target)} --form {plain(short(done.wrote[0]))}")

@@ -20,6 +20,9 @@ from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused, UsageProblem
 from repaconv.folds import fold
 from repaconv.folds.affine_maps import AFFINE
+from repaconv.folds.linear import LinearGraph
+from repaconv.folds.maps import identity
+from repaconv.folds.vertices import Vertex
 from repaconv.graphs.costs import parameters
 from repaconv.graphs.graph import in_double, read, rewritten
 from repaconv.methods.nondeep.published import example_meta
@@ -227,6 +230,13 @@ def test_a_thin_product_stays_in_two():
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
     weights = {"w": normal(16, 2), "v": normal(2, 16)}
     assert folded(graph(rows, weights, {"x": (1, 3, 16)}), normal(1, 3, 16)) == ["MatMul", "MatMul"]
+
+
+def test_readers_of_a_product_stand_in_order_so_that_equal_graphs_fold_to_equal_bytes():
+    graph = LinearGraph()
+    product = graph.add(Vertex(4, None))
+    readers = [graph.add(Vertex(4, None, inputs={product: identity(4)})) for _ in range(100)]
+    assert list(product.outputs) == readers
 
 
 def test_a_value_that_is_an_output_stays():

@@ -177,7 +177,8 @@ class GraphFold(FoldArtefact):
     stand behind or beside another. ``opset`` is that of the graph as given. ``verdict`` is passed where a link passed
     and none failed; outputs that could not be compared are links that are *not verified*, by name. ``structure`` is a
     hash of the graph without its weights, ``float64`` says what evaluates it in float64; empty where nothing does.
-    ``sizes`` are of its inputs.
+    ``sizes`` are of its inputs. ``taken_back`` are rewrites that a measurement on some machine, which ``left`` names,
+    found slower; without it (``--no-measure``) the same graph gives the same bytes everywhere.
     """
 
     kind: Literal["graph"] = "graph"
@@ -191,6 +192,7 @@ class GraphFold(FoldArtefact):
     operators: dict[str, int]
     changes: tuple[Change, ...]
     left: tuple[str, ...] = ()
+    taken_back: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
 
     @property

@@ -38,5 +38,5 @@ def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
         places = np.where(edge.rows, back[edge.index], -1)
         user.inputs[new] = Pick(places, edge.rows.astype(np.float64), new.width)
         user.changed = True
-        new.outputs.add(user)
+        new.outputs[user] = None
     graph.forget(vertex)

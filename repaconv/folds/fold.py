@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,12 @@ def _then(first: Rewrite, second: Rewrite) -> Rewrite:
             yield from second.apply(model)
 
     return replace(first, apply=apply)
+
+
+def without(names: Collection[str]) -> tuple[Rewrite, ...]:
+    """All but some of the rewrites; those that look for what another makes go with it."""
+    left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
+    return tuple(fold for fold in FOLDS if fold.name not in left_out)
 
 
 FOLDS: tuple[Rewrite, ...] = (

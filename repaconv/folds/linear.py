@@ -43,7 +43,7 @@ class LinearGraph:
         """Take a vertex in, and its edges."""
         self.vertices[vertex] = None
         for source in vertex.inputs:
-            source.outputs.add(vertex)
+            source.outputs[vertex] = None
         return vertex
 
     def fold(self) -> None:
@@ -64,13 +64,13 @@ class LinearGraph:
             vertex = max(gains, key=lambda v: gains[v])  # the first of equals
             if gains[vertex] < 0:
                 return
-            near = {*vertex.inputs, *vertex.outputs}
-            near |= {other for one in (*vertex.inputs, *vertex.outputs) for other in (*one.outputs, *one.inputs)}
+            beside = (*vertex.inputs, *vertex.outputs)
+            near = dict.fromkeys((*beside, *(other for one in beside for other in (*one.outputs, *one.inputs))))
             kept = before(vertex, gains[vertex])
             self._remove(vertex)
             self._removals += [removal(vertex, kept)] if kept is not None else []
             del gains[vertex]
-            for one in near - {vertex}:
+            for one in near:
                 if one not in self.vertices:
                     continue
                 gain = gain_of(one)
@@ -92,14 +92,14 @@ class LinearGraph:
                     new, kept = plus(user.inputs[source], new), False
                 if new.rows.any():
                     user.inputs[source] = new
-                    source.outputs.add(user)
+                    source.outputs[user] = None
                 else:
                     user.inputs.pop(source, None)
-                    source.outputs.discard(user)
+                    source.outputs.pop(user, None)
                     kept, nothing = False, (source, new)
             if not user.inputs:  # all cancelled: one edge of zeros says over what
                 user.inputs[nothing[0]] = nothing[1]
-                nothing[0].outputs.add(user)
+                nothing[0].outputs[user] = None
             if vertex.shift is not None:
                 moved = applied(outer, vertex.shift)
                 kept = kept and user.shift is None
@@ -111,7 +111,7 @@ class LinearGraph:
                 user.changed = True
             user.took += [*vertex.took, told]
         for source in vertex.inputs:
-            source.outputs.discard(vertex)
+            source.outputs.pop(vertex, None)
         del self.vertices[vertex]
 
     # --- equals and dead channels ----------------------------------------------------------------------
@@ -139,7 +139,7 @@ class LinearGraph:
         for user in tuple(gone.outputs):
             moved = user.inputs.pop(gone)
             user.inputs[kept] = plus(user.inputs[kept], moved) if kept in user.inputs else moved
-            kept.outputs.add(user)
+            kept.outputs[user] = None
             user.changed = True
         for activation in gone.activations:
             assert activation.through is not None
@@ -147,7 +147,7 @@ class LinearGraph:
         kept.activations += gone.activations
         kept.sink, kept.took = kept.sink or gone.sink, [*kept.took, *gone.took, "equal"]
         for source in gone.inputs:
-            source.outputs.discard(gone)
+            source.outputs.pop(gone, None)
         del self.vertices[gone]
         self._merge_activations(kept)
 
@@ -165,7 +165,7 @@ class LinearGraph:
             for user in tuple(activation.outputs):
                 moved = user.inputs.pop(activation)
                 user.inputs[twin] = plus(user.inputs[twin], moved) if twin in user.inputs else moved
-                twin.outputs.add(user)
+                twin.outputs[user] = None
                 user.changed = True
             twin.sink = twin.sink or activation.sink
             twin.activations += activation.activations
@@ -189,7 +189,7 @@ class LinearGraph:
     def forget(self, vertex: Vertex) -> None:
         """Take out what nothing reads any more."""
         for source in vertex.inputs:
-            source.outputs.discard(vertex)
+            source.outputs.pop(vertex, None)
         del self.vertices[vertex]
 
     def _narrow(self, vertex: Vertex, places: Any) -> None:
@@ -213,7 +213,7 @@ class LinearGraph:
         for user in tuple(vertex.outputs):
             user.inputs[new] = after(user.inputs.pop(vertex), embed)
             user.changed = True
-            new.outputs.add(user)
+            new.outputs[user] = None
         self.forget(vertex)
 
 

@@ -68,9 +68,9 @@ def give_back(graph: LinearGraph, removals: list[Removal]) -> None:
         for user, was in one.readers.items():
             for source in vertex.inputs:
                 del user.inputs[source]
-                source.outputs.discard(user)
+                source.outputs.pop(user, None)
             user.inputs[vertex], user.shift, user.changed = was.edge, was.shift, was.changed
-            vertex.outputs.add(user)
+            vertex.outputs[user] = None
 
 
 def _is(user: Vertex, was: Reader) -> bool:

@@ -23,7 +23,7 @@ class Vertex:
         sink: Whether something that is no edge reads it.
         inputs: The edges that make it; none for one that something else computes.
         shift: The constant; None where there never was one.
-        outputs: Who reads it by an edge.
+        outputs: Who reads it by an edge, in order: what is made of them is the same every time.
         through: For an activation: the node and the vertex it acts on, channel by channel.
         activations: Those that act on this vertex.
         changed: Whether the graph's own nodes no longer say what the edges say.
@@ -35,7 +35,7 @@ class Vertex:
     sink: bool = False
     inputs: dict[Vertex, Map] = field(default_factory=dict)
     shift: Vector | None = None
-    outputs: set[Vertex] = field(default_factory=set)
+    outputs: dict[Vertex, None] = field(default_factory=dict)
     through: tuple[ir.Node, Vertex] | None = None
     activations: list[Vertex] = field(default_factory=list)
     changed: bool = False

@@ -27,9 +27,13 @@ def parameters(model: ir.Model) -> int:
 
 
 def _learnt(value: ir.Value) -> int:
+    if value.const_value is None or value.is_graph_input() or not value.const_value.dtype.is_floating_point():
+        return 0
+    if all(node.op_type in PRODUCTS for node, _ in value.uses()):  # the largest are not looked at
+        return value.const_value.size if value.const_value.size > 1 and value.uses() else 0
     numbers = constant(value)
     uses = [(node, place) for node, place in value.uses() if not _is_neutral(node, place, numbers)]
-    if numbers is None or numbers.dtype.kind != "f" or numbers.size < 2 or not uses:
+    if numbers is None or numbers.size < 2 or not uses:
         return 0
     if all(node.op_type == "Concat" for node, _ in uses) and len(numbers) > 1 and (numbers == numbers[:1]).all():
         return int(numbers[0].size)

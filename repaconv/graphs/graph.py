@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"_(\d{1,12})$")
 def read(proto: onnx.ModelProto) -> ir.Model:
     """The model to rewrite: functions inlined, constants as initializers, shapes inferred where they were not said."""
     import onnx_ir as ir
-    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
+    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
     from repaconv.graphs.inference import infer, name_sizes
 
@@ -33,7 +33,6 @@ def read(proto: onnx.ModelProto) -> ir.Model:
         InlinePass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     name_sizes(model)
-    ShapeInferencePass()(model)
     infer(model)
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.graph import attribute
@@ -69,12 +70,16 @@ def follow(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> 
     rule = INTS.get(node.op_type) if node.domain == "" else None
     if rule and (found := rule(known, node)) is not None:
         known[node.outputs[0]] = found
+        if node.outputs[0].dtype is None:
+            _infer(known, node, opset)
         set_shape(node.outputs[0], (len(found),) if isinstance(found, list) else ())
         return
     if not anew:
         return
     shaped = _SHAPES.get(node.op_type) if node.domain == "" else None
     if shaped and (shape := shaped(known, node)) is not None:
+        if node.outputs[0].dtype is None:
+            _infer(known, node, opset)
         set_shape(node.outputs[0], shape)
         if node.op_type == "Range":
             node.outputs[0].dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
@@ -86,7 +91,6 @@ def follow(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> 
 
 def _infer(known: Integers, node: ir.Node, opset: int) -> None:
     """By ONNX's own rules, of this node alone; what they cannot tell stays as the file said it."""
-    import onnx
     import onnx_ir as ir
 
     if node.domain or any(
@@ -95,52 +99,97 @@ def _infer(known: Integers, node: ir.Node, opset: int) -> None:
         return
     if any(value is not None and (value.shape is None or value.dtype is None) for value in node.inputs):
         return
-    given = [value for value in node.inputs if value is not None]
-    types = {value.name: _type_of(value) for value in given}
-    data = {value.name: tensor for value in given if (tensor := _entries(known, value)) is not None}
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
-        )
-    except Exception:  # an operator that this onnx does not know, or types that do not fit: nothing is learnt
-        return
-    for value in node.outputs:
-        told = found.get(value.name)
-        if told is None or not told.HasField("tensor_type") or not told.tensor_type.HasField("shape"):
+    kinds = tuple(None if value is None else (int(value.dtype or 0), _dims(value)) for value in node.inputs)
+    data = tuple(_entries(known, value) for value in node.inputs)
+    attributes = tuple(ir.serde.serialize_attribute(entry).SerializeToString() for entry in node.attributes.values())
+    found = _told_by_onnx(node.op_type, opset, attributes, kinds, data, len(node.outputs))
+    for value, told in zip(node.outputs, found, strict=True):
+        if told is None:
             continue
-        dims = told.tensor_type.shape.dim
+        kind, dims = told
         if value.shape is not None and len(value.shape) != len(dims):
             value.shape = None
         set_shape(value, [_inferred(dim, value, axis) for axis, dim in enumerate(dims)])
-        value.dtype = ir.DataType(told.tensor_type.elem_type)
+        value.dtype = ir.DataType(kind)
 
 
-def _type_of(value: ir.Value) -> onnx.TypeProto:
+Dims = tuple[int | str, ...]
+Kind = tuple[int, Dims]
+"""ONNX's number of a type, and a shape."""
+
+
+@lru_cache(maxsize=8192)
+def _told_by_onnx(
+    operator: str,
+    opset: int,
+    attributes: tuple[bytes, ...],
+    kinds: tuple[Kind | None, ...],
+    data: tuple[tuple[int, ...] | int | None, ...],
+    count: int,
+) -> tuple[Kind | None, ...]:
+    """Type and shape of every output of a node; layers of a network are alike, so that most were asked for before.
+
+    Args:
+        operator: ONNX's own.
+        opset: Of the graph.
+        attributes: As a file has them.
+        kinds: Of every input; None for one that is left out.
+        data: Of every input that is a small integer tensor and known, its entries, or one number.
+        count: Of outputs.
+    """
     import onnx
 
-    shape = [size if isinstance(size, int) else str(size) for size in sizes(value) or ()]
-    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), shape)
+    names = ["" if kind is None else str(place) for place, kind in enumerate(kinds)]
+    node = onnx.helper.make_node(operator, names, [f"o{place}" for place in range(count)])
+    node.attribute.extend(onnx.AttributeProto.FromString(entry) for entry in attributes)
+    types = {
+        name: onnx.helper.make_tensor_type_proto(kind[0], kind[1])
+        for name, kind in zip(names, kinds, strict=True)
+        if kind
+    }
+    known = {name: _tensor(name, numbers) for name, numbers in zip(names, data, strict=True) if numbers is not None}
+    try:
+        schema = onnx.defs.get_schema(operator, opset, "")
+        imports = [onnx.helper.make_opsetid("", opset)]
+        found = onnx.shape_inference.infer_node_outputs(schema, node, types, known, opset_imports=imports)
+    except Exception:  # an operator that this onnx does not know, or types that do not fit: nothing is learnt
+        return (None,) * count
+    return tuple(_kind_of(found.get(name)) for name in node.output)
 
 
-def _entries(known: Integers, value: ir.Value) -> onnx.TensorProto | None:
+def _kind_of(told: onnx.TypeProto | None) -> Kind | None:
+    if told is None or not told.HasField("tensor_type") or not told.tensor_type.HasField("shape"):
+        return None
+    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in told.tensor_type.shape.dim)
+    return told.tensor_type.elem_type, tuple(dims)
+
+
+def _dims(value: ir.Value) -> Dims:
+    return tuple(size if isinstance(size, int) else str(size) for size in sizes(value) or ())
+
+
+def _entries(known: Integers, value: ir.Value | None) -> tuple[int, ...] | int | None:
     """A small integer tensor, if all of it is known."""
-    import onnx
     import onnx_ir as ir
 
-    found = known.int_of(value) if value.dtype == ir.DataType.INT64 else None
+    found = known.int_of(value) if value is not None and value.dtype == ir.DataType.INT64 else None
     entries = as_numbers(found if isinstance(found, list) else [found]) if found is not None else None
     if entries is None:
         return None
-    return onnx.helper.make_tensor(
-        value.name, onnx.TensorProto.INT64, [len(entries)] if isinstance(found, list) else [], entries
-    )
+    return tuple(entries) if isinstance(found, list) else entries[0]
 
 
-def _inferred(dim: onnx.TensorShapeProto.Dimension, value: ir.Value, axis: int) -> Size:
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    return size_of(dim.dim_param) if dim.dim_param else _told(value, axis)
+def _tensor(name: str, numbers: tuple[int, ...] | int) -> onnx.TensorProto:
+    import onnx
+
+    entries, shape = ([numbers], []) if isinstance(numbers, int) else (list(numbers), [len(numbers)])
+    return onnx.helper.make_tensor(name, onnx.TensorProto.INT64, shape, entries)
+
+
+def _inferred(dim: int | str, value: ir.Value, axis: int) -> Size:
+    if isinstance(dim, int):
+        return dim
+    return size_of(dim) if dim else _told(value, axis)
 
 
 def _reshape(known: Integers, node: ir.Node) -> list[Size] | None:

@@ -71,6 +71,7 @@ class FoldOrder(Order):
         None
     )
     form: Annotated[str, Knob("How graphs are written: default, official, fastest-known or tune's file.")] = "default"
+    measure: Annotated[bool, Knob("Measure a folded graph beside the one given, and take back what is slower.")] = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,8 +92,9 @@ def _fold_checkpoint(
 ) -> MethodFold | NetworkFold:
     """Fold weights by their method, or by the published network that they are of."""
     read = read_hashed(path, arguments.get("weights"))
+    own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is its paper's
     try:
-        return fold_file(path, method=method, settings=settings, found=read, **arguments)
+        return fold_file(path, method=method, settings=settings, found=read, **own)
     except Refused as unknown:
         if unknown.code != "method.mismatch" or method != "auto":
             raise

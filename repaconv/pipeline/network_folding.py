@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
+from repaconv.artefacts import Change, Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
 from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import payload_of, write_bytes
@@ -19,7 +19,9 @@ from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.inputs import PREPROCESSING
+from repaconv.steps.paying import Kept, what_pays
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone
 from repaconv.subjects.record import recorded
@@ -73,20 +75,37 @@ def fold_network_by(
     exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
     link = _as_exported(module, exported, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
-    smaller64, changes = folded(plan.found.path, exported)
-    given, smaller = (retyped(model, {11: 1}) for model in (exported, smaller64))
-    links = (link, *(proved(plan.found.path, given, smaller) if changes else ()))
+    given, kept = _kept(plan, exported, progress)
+    links = (link, *(proved(plan.found.path, given, kept.graph) if kept.changes else ()))
     if any(each.verdict == "failed" for each in links):
         raise not_equal(plan.found.path, links)
-    taken = _as_far(taken_by(plan.found.path, given, smaller), link)
-    record = recorded(given, smaller, changes, links, taken, tuple(left_alone(given)))
+    taken = _as_far(taken_by(plan.found.path, given, kept.graph), link)
+    left = (*kept.back.told, *left_alone(given.model))
+    record = recorded(given.model, kept.graph.model, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
-    write_bytes(target, smaller.SerializeToString(deterministic=True))
+    write_bytes(target, kept.graph.model.SerializeToString(deterministic=True))
     write_bytes(data, exported.SerializeToString(deterministic=True))
-    artefact = _artefact(plan, known, by, {**record, "image_size": taken.image_size, "opset": opset_of(exported)})
+    record |= {"taken_back": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
+    artefact = _artefact(plan, known, by, record)
     put(plan.run.fold_json, artefact)
     runs.remember(plan.run)
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
+
+
+def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
+    """Its graph in float32, and what stays of its fold, which is made in float64."""
+
+    def fold(taken_back: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
+        smaller, changes = folded(plan.found.path, exported, taken_back)
+        return retyped(smaller, {11: 1}), changes
+
+    given = Evaluated(retyped(exported, {11: 1}))
+    smaller, changes = fold(())
+    whole = Kept(Evaluated(smaller) if changes else given, changes)
+    if not plan.order.measure:
+        return given, whole
+    progress("measure", 0, 0)
+    return given, what_pays(given, whole, fold)
 
 
 def _as_far(taken: Taken, exported: Link) -> Taken:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import Change, GraphFold, ImageSize, Link, Origin, Preprocessing
+from repaconv.artefacts import GraphFold, ImageSize, Link, Origin, Preprocessing
 from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, sha256_of, write_bytes
 from repaconv.forms.choice import DEFAULT, OFFICIAL
@@ -17,6 +18,8 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
+from repaconv.steps.paying import Kept, what_pays
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone, loaded
 from repaconv.subjects.opsets import Raised, to_oldest
@@ -48,17 +51,20 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     progress("fold", 0, 0)
     raised = to_oldest(plan.model)
     smaller, changes = folded(plan.source, raised.model)
-    raised = raised.proved(plan.source, plan.model) if changes else raised
-    if not changes or raised.left:
-        smaller, changes = plan.model, []
-    links = (*raised.links, *_proved(plan, smaller, progress)) if changes else ()
+    given = Evaluated(plan.model)
+    raised = raised.proved(plan.source, given) if changes else raised
+    kept = Kept(Evaluated(smaller), changes) if changes and not raised.left else Kept(given, ())
+    if order.measure:
+        progress("measure", 0, 0)
+        kept = what_pays(given, kept, partial(folded, plan.source, raised.model))
+    links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else ()
     progress("float64", 0, 0)
-    taken = taken_by(plan.source, plan.model, smaller)
+    taken = taken_by(plan.source, given, kept.graph)
     target = plan.run.folder / plan.payload
-    write_bytes(target, smaller.SerializeToString(deterministic=True))
+    write_bytes(target, kept.graph.model.SerializeToString(deterministic=True))
     if plan.copied:
         write_bytes(plan.copied, target.read_bytes())
-    artefact = _artefact(plan, taken, raised, smaller, changes, links)
+    artefact = _artefact(plan, taken, raised, kept, links)
     put(plan.run.fold_json, artefact)
     runs.remember(plan.run)
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
@@ -133,20 +139,19 @@ def _preprocessing(settings: Mapping[str, str]) -> Preprocessing | None:
     return found
 
 
-def _proved(plan: _Plan, smaller: onnx.ModelProto, progress: Progress) -> tuple[Link, ...]:
+def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress) -> tuple[Link, ...]:
     """The links between the two; nothing is written where one of them fails."""
     progress("ONNX Runtime", 0, 0)
-    links = proved(plan.source, plan.model, smaller)
+    links = proved(plan.source, given, after)
     if any(link.verdict == "failed" for link in links):
         raise not_equal(plan.source, links)
     return links
 
 
-def _artefact(
-    plan: _Plan, taken: Taken, raised: Raised, smaller: onnx.ModelProto, changes: list[Change], links: tuple[Link, ...]
-) -> GraphFold:
+def _artefact(plan: _Plan, taken: Taken, raised: Raised, kept: Kept, links: tuple[Link, ...]) -> GraphFold:
     """What was done, with what it costs before and after."""
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
+    left = (*raised.left, *kept.back.told, *left_alone(plan.model))
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
         beside=(*beside, *runs.clear_later_stages(plan.run)),
@@ -159,7 +164,8 @@ def _artefact(
         image_size=_size(plan, taken),
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
-        **recorded(raised.model, smaller, changes, links, taken, (*raised.left, *left_alone(plan.model))),
+        taken_back=kept.back.names,
+        **recorded(raised.model, kept.graph.model, kept.changes, links, taken, left),
     )
 
 

@@ -8,7 +8,7 @@ to the reference says whether it is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,16 +76,17 @@ def compare(
 
 
 class _Others:
-    """What the other roundings give, run once, when it is asked for."""
+    """What the other roundings give, each run once, when it is asked for."""
 
     def __init__(self, sides: Sequence[Runner], feeds: Feeds) -> None:
         self.sides, self.feeds = sides, feeds
-        self.found: list[Mapping[str, Any]] | None = None
+        self.found: list[Mapping[str, Any]] = []
 
-    def of(self, output: str) -> list[Array]:
-        if self.found is None:
-            self.found = [side.run(self.feeds) for side in self.sides]
-        return [one[output] for one in self.found]
+    def of(self, output: str) -> Iterator[Array]:
+        for place, side in enumerate(self.sides):
+            if place == len(self.found):
+                self.found.append(side.run(self.feeds))
+            yield self.found[place][output]
 
 
 class _Output:
@@ -98,7 +99,7 @@ class _Output:
         self.metrics: list[Metrics] = []
         self.seen: dict[tuple[int, ...], Array] = {}
 
-    def add(self, found: Any, right: Any, others: Callable[[], list[Array]]) -> None:
+    def add(self, found: Any, right: Any, others: Callable[[], Iterator[Array]]) -> None:
         """One probe; the first difference stays."""
         problem, self.probes = "", self.probes + 1
         found, right = (np.asarray(end) if isinstance(end, np.generic) else end for end in (found, right))
@@ -174,7 +175,7 @@ class _Output:
         self.left, self.numbers = self.left + count, self.numbers + of
         self.proved += 2 * count <= of  # a probe on which most of it is decided
 
-    def _integers(self, found: Array, right: Array, others: Callable[[], list[Array]]) -> str:
+    def _integers(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> str:
         apart, moved = found != right, np.zeros(right.shape, bool)
         if apart.any():
             for other in others():
@@ -184,7 +185,7 @@ class _Output:
         count = int((apart & ~moved).sum())
         return f"{count} of {right.size} {right.dtype} numbers are others" if count else ""
 
-    def _reals(self, found: Array, right: Array, others: Callable[[], list[Array]]) -> str:
+    def _reals(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> str:
         a, b = found.astype(np.float64), right.astype(np.float64)
         error, size = apart(a, b), largest(b)
         near, _ = beside(size, size)
@@ -192,12 +193,14 @@ class _Output:
         limit = np.maximum(limit, self.tolerance.atol or 0.0)
         open_ones = np.zeros(b.shape, bool)
         if (error > limit).any():
-            moved = np.zeros(b.shape)
+            moved, least = np.zeros(b.shape), limit
             for other in others():
                 moved = np.maximum(moved, apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
-            sway = SLACK * beside(size, moved)[1]
-            open_ones = np.broadcast_to(sway > self.undecided * near, b.shape)
-            limit = np.maximum(limit, sway)
+                sway = SLACK * beside(size, moved)[1]
+                open_ones = np.broadcast_to(sway > self.undecided * near, b.shape)
+                limit = np.maximum(least, sway)
+                if not (error > limit).any():
+                    break  # one rounding that moves it as far says enough
         self._leave(int(open_ones.sum()), b.size)
         self._measure(np.where(open_ones | (error == 0), b, a), b)
         wrong = (error > limit) & ~open_ones

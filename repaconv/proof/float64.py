@@ -8,6 +8,7 @@ whose convolutions and pools take minutes: those are torch's, where they say the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by torch"
+LACKED = ("Conv", "ConvTranspose")
+"""For which it has no kernel, so that nobody need ask it with all the weights."""
 FLOATS = (1, 10, 16)
 """ONNX's numbers of float32, float16 and bfloat16."""
 
@@ -39,11 +42,11 @@ class Float64:
         """Widen it; ``load`` opens a serialised graph under ONNX Runtime, and raises where that lacks a kernel."""
         self.model = widened(model)
         self._run: Callable[[Feeds], Mapping[str, Any]]
-        try:
-            session = load(self.model.SerializeToString())
-            self._run, self.told = session.run, RUNTIME
-        except Exception:  # the runtime's own, of many classes
-            self._run, self.told = _referred(self.model), REFERENCE
+        session = None
+        with suppress(Exception):  # the runtime's own, of many classes
+            if not any(node.op_type in LACKED for node in self.model.graph.node):
+                session = load(self.model.SerializeToString())
+        self._run, self.told = (_referred(self.model), REFERENCE) if session is None else (session.run, RUNTIME)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Inputs to outputs, floating ones in float64."""

@@ -12,6 +12,7 @@ from repaconv.errors import GateFailed, Refused
 from repaconv.proof.policy import DEPTH, LOSSY, exact_rtols, tolerance
 from repaconv.proof.rounding import stored
 from repaconv.proof.runners import load_onnx
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.truth import Ends, by_truth
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ ROUNDINGS = 3
 
 
 def proved(
-    source: Path, before: onnx.ModelProto, after: onnx.ModelProto, ends: tuple[str, str] = (GIVEN, FOLDED)
+    source: Path, before: Evaluated, after: Evaluated, ends: tuple[str, str] = (GIVEN, FOLDED)
 ) -> tuple[Link, ...]:
     """Every output before against after under ONNX Runtime.
 
@@ -42,10 +43,10 @@ def proved(
     """
     from repaconv.proof.probes import Unrunnable
 
-    allowed = tolerance("onnx", usual=usual_rtols(before))
-    coarse = _rounded_anew(before, after)
+    allowed = tolerance("onnx", usual=usual_rtols(before.model))
+    coarse = _rounded_anew(before.model, after.model)
     try:
-        links = _compared(source, _widened(before), _widened(after), "onnx", allowed, coarse, ends)
+        links = _compared(source, before.single, after.single, "onnx", allowed, coarse, ends)
     except Unrunnable as error:
         raise unrunnable(source, error) from error
     if not any(link.verdict in ("passed", "failed") for link in links):
@@ -73,11 +74,11 @@ def unrunnable(source: Path, error: Unrunnable) -> Refused:
     )
 
 
-def _as_stored(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[Link, ...]:
+def _as_stored(source: Path, before: Evaluated, after: Evaluated) -> tuple[Link, ...]:
     """The same in half precision, to what that may do; none where nothing is, or where the runtime lacks it."""
     from repaconv.proof.probes import Unrunnable
 
-    kinds = {weight.data_type for weight in stored(before).values()}
+    kinds = {weight.data_type for weight in stored(before.model).values()}
     name = next((HALVES[kind][0] for kind in HALVES if kind in kinds), "")
     if not name or not _loads(before):
         return ()
@@ -87,18 +88,17 @@ def _as_stored(source: Path, before: onnx.ModelProto, after: onnx.ModelProto) ->
         return ()
 
 
-def _loads(model: onnx.ModelProto) -> bool:
+def _loads(graph: Evaluated) -> bool:
     try:
-        _opened(Path(), model)
+        return bool(graph.session)
     except Refused:
         return False
-    return True
 
 
 def _compared(
     source: Path,
-    before: onnx.ModelProto,
-    after: onnx.ModelProto,
+    before: Evaluated,
+    after: Evaluated,
     name: str,
     allowed: Tolerance,
     coarse: Mapping[str, float] = MappingProxyType({}),
@@ -106,34 +106,28 @@ def _compared(
 ) -> tuple[Link, ...]:
     """A link for every output; raises Unrunnable where no probes are found."""
     from repaconv.proof.compare import UNDECIDED, compare
-    from repaconv.proof.probes import probes, unmoved
+    from repaconv.proof.probes import unmoved
 
-    given, folded = _opened(source, before), _opened(source, after, folded=True)
-    found = probes(before, given.run)
+    _require_opened(source, before)
+    _require_opened(source, after, folded=True)
+    found = before.probes
     by = (allowed.rtol or 0.0) / 10
     links = compare(
-        given,
-        folded,
+        before,
+        after,
         found.feeds,
         allowed,
         name=name,
         ends=ends,
         note=found.told,
-        rounded=[_Rounded(source, before, by, seed, coarse) for seed in range(ROUNDINGS)],
-        fixed=unmoved(before),
+        rounded=[_Rounded(before.model, by, seed, coarse) for seed in range(ROUNDINGS)],
+        fixed=unmoved(before.model),
         undecided=max([UNDECIDED, *(LOSSY[link][1] for link, by in HALVES.values() if by in coarse.values())]),
     )
     if ends[1] != FOLDED or name != "onnx":
         return links
     coarsest = max(coarse.values(), default=0.0)
-    return by_truth(links, Ends(given, folded, before), found.feeds, by * 10, coarsest)
-
-
-def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """In float32 what is of half precision; the graph itself where nothing is."""
-    from repaconv.graphs.graph import retyped
-
-    return retyped(model, dict.fromkeys(HALVES, 1))
+    return by_truth(links, Ends(before, after), found.feeds, by * 10, coarsest)
 
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
@@ -149,14 +143,10 @@ def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:
     return weight.data_type, numpy_helper.to_array(weight).tobytes()
 
 
-def _opened(source: Path, model: onnx.ModelProto, *, folded: bool = False) -> Session:
-    """A graph under ONNX Runtime.
-
-    Raises:
-        Refused: If ONNX Runtime does not load it.
-    """
+def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> None:
+    """Refuse a graph that ONNX Runtime does not load."""
     try:
-        return load_onnx(model.SerializeToString())
+        graph.session  # noqa: B018
     except Refused as error:
         why = error.message.partition(": ")[2].removesuffix(".")
         defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
@@ -170,15 +160,16 @@ def _opened(source: Path, model: onnx.ModelProto, *, folded: bool = False) -> Se
 class _Rounded:
     """The same with numbers that are rounded otherwise; loaded when it is first run."""
 
-    def __init__(self, source: Path, model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float]) -> None:
-        self.source, self.model, self.by, self.seed, self.coarse = source, model, by, seed, coarse
+    def __init__(self, model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float]) -> None:
+        self.model, self.by, self.seed, self.coarse = model, by, seed, coarse
         self.session: Session | None = None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """See `repaconv.proof.runners.Runner`."""
         from repaconv.proof.rounding import jittered_feeds, moved
 
-        self.session = self.session or _opened(self.source, moved(self.model, self.by, self.seed, self.coarse))
+        if self.session is None:
+            self.session = load_onnx(moved(self.model, self.by, self.seed, self.coarse).SerializeToString())
         return self.session.run(jittered_feeds(feeds, self.by, self.seed))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ def loaded(path: Path) -> onnx.ModelProto:
     """
     import onnx
 
+    from repaconv.graphs.bare import check, shapes_inferred
+
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
     require_inside(path)
@@ -47,8 +49,9 @@ def loaded(path: Path) -> onnx.ModelProto:
             code="onnx.too-large",
         )
     try:
-        model = onnx.shape_inference.infer_shapes(onnx.load(path))  # outputs need not have said theirs
-        onnx.checker.check_model(model)
+        model = onnx.load(path)
+        shapes_inferred(model)  # outputs need not have said theirs
+        check(model)
     except Exception as error:
         raise Refused(
             f"{path} is not valid ONNX: {str(error).splitlines()[0]}.",
@@ -60,31 +63,39 @@ def loaded(path: Path) -> onnx.ModelProto:
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph in float32 where it is of half precision, which not every runtime computes in; else itself."""
-    from repaconv.graphs.graph import retyped
+    from repaconv.graphs.graph import TYPED, retyped
+    from repaconv.proof.rounding import stored
 
     halves = {10, 16}
     values = (*model.graph.input, *model.graph.output)
-    kinds = {weight.data_type for weight in model.graph.initializer}
+    kinds = {weight.data_type for weight in stored(model).values()}
     kinds |= {value.type.tensor_type.elem_type for value in values}
+    kinds |= {entry.i for node in model.graph.node for entry in node.attribute if entry.name in TYPED}
     return retyped(model, dict.fromkeys(halves, 1)) if kinds & halves else model
 
 
-def folded(source: Path, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Change]]:
+def folded(
+    source: Path, model: onnx.ModelProto, taken_back: Collection[str] = ()
+) -> tuple[onnx.ModelProto, list[Change]]:
     """The rewritten graph, valid ONNX with the same inputs and outputs, and what was changed.
+
+    Args:
+        source: Its file.
+        model: The graph.
+        taken_back: Names of rewrites that are left out.
 
     Raises:
         Refused: If something goes wrong in it.
     """
-    import onnx
-
-    from repaconv.folds.fold import FOLDS
+    from repaconv.folds.fold import without
+    from repaconv.graphs.bare import check
     from repaconv.graphs.graph import rewritten
 
     if not looked_into(model):
         return model, []
     try:
-        smaller, changes = rewritten(model, FOLDS)
-        onnx.checker.check_model(smaller, full_check=True)
+        smaller, changes = rewritten(model, without(taken_back))
+        check(smaller, full=True)
     except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
         told = str(error).strip().splitlines()
         raise Refused(

@@ -89,7 +89,7 @@ class GraphSubject:
         given = widened(self.given) if double else self.given
         if not self.folded.changes:
             return self._form(given, double=double)
-        return self._form(folded(self.source, to_oldest(given).model)[0], double=double)
+        return self._form(folded(self.source, to_oldest(given).model, self.folded.taken_back)[0], double=double)
 
     @cached_property
     def stored(self) -> GraphForm:

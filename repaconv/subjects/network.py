@@ -40,8 +40,9 @@ class NetworkSubject(GraphSubject):
     @cached_property
     def exact(self) -> GraphForm:
         """Its graph folded again, in float64."""
-        smaller = folded(self.source, self.exported)[0] if self.folded.changes else self.exported
-        return self._form(smaller, double=bool(self.folded.float64))
+        has = self.folded
+        smaller = folded(self.source, self.exported, has.taken_back)[0] if has.changes else self.exported
+        return self._form(smaller, double=bool(has.float64))
 
     @cached_property
     def exported(self) -> onnx.ModelProto:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.artefacts import Link
 from repaconv.graphs.opsets import raised
 from repaconv.onnxfile import opset_of
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import GIVEN, proved
 
 if TYPE_CHECKING:
@@ -23,17 +24,18 @@ class Raised(NamedTuple):
     links: tuple[Link, ...] = ()
     left: tuple[str, ...] = ()
 
-    def proved(self, source: Path, given: onnx.ModelProto) -> Raised:
+    def proved(self, source: Path, given: Evaluated) -> Raised:
         """With the links; the graph as given, left alone, where the converter's computes something else.
 
         Raises:
             Refused: If the graph as given does not run, or if nothing could be compared.
         """
-        if self.model is given:
+        if self.model is given.model:
             return self
-        links = proved(source, given, self.model, ends=(GIVEN, RAISED.format(opset_of(self.model))))
+        links = proved(source, given, Evaluated(self.model), ends=(GIVEN, RAISED.format(opset_of(self.model))))
         if any(link.verdict == "failed" for link in links):
-            return Raised(given, (), (f"{_old(given)}, and what ONNX's converter makes of it computes something else",))
+            why = f"{_old(given.model)}, and what ONNX's converter makes of it computes something else"
+            return Raised(given.model, (), (why,))
         return self._replace(links=links)
 
 

@@ -13,9 +13,9 @@ from repaconv.artefacts import ImageSize, Sizes
 from repaconv.artefacts.folding import Batch
 from repaconv.files import sha256_of_bytes
 from repaconv.proof.policy import LARGEST_RTOL
-from repaconv.proof.runners import load_onnx
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import unrunnable, usual_rtols
-from repaconv.subjects.given import in_single, inputs_of
+from repaconv.subjects.given import inputs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -44,27 +44,27 @@ class Taken(NamedTuple):
     structure: str
 
 
-def taken_by(source: Path, model: onnx.ModelProto, folded: onnx.ModelProto) -> Taken:
+def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     """Run a graph on seeded inputs, and in float64 on one call.
 
     Raises:
         Refused: If it does not run.
     """
-    from repaconv.proof.probes import Unrunnable, drawn, probes
+    from repaconv.proof.probes import Unrunnable, drawn
 
-    model, folded = in_single(model), in_single(folded)
-    session = load_onnx(model.SerializeToString())
+    given, folded = given.single, folded.single
+    model = given.model
     try:
-        found = probes(model, session.run)
+        found = given.probes
     except Unrunnable as error:
         raise unrunnable(source, error) from error
     usual, other = (
         drawn(model, sizes, seed, gain=found.gain, below=found.below)
         for seed, sizes in enumerate((found.usual, found.other))
     )
-    told, rounded = _against_float64(model, folded, usual)
+    told, rounded = _against_float64(given, folded, usual)
     size, any_size, batch, names = _images(model, found)
-    rows = _by_image(model, batch, [(call, session.run(call)) for call in (usual, other)])
+    rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, other)])
     size = None if not rows and batch not in ("dynamic", 1) else size
     return Taken(
         image_size=size,
@@ -74,33 +74,31 @@ def taken_by(source: Path, model: onnx.ModelProto, folded: onnx.ModelProto) -> T
         sizes=Sizes(usual=found.usual, other=found.other, gain=found.gain, below=found.below, **names),
         tolerances=_tolerances(usual_rtols(model), rounded),
         float64=told,
-        structure=structure_of(folded),
+        structure=structure_of(folded.model),
     )
 
 
-def _against_float64(model: onnx.ModelProto, folded: onnx.ModelProto, call: Feeds) -> tuple[str, float]:
+def _against_float64(given: Evaluated, folded: Evaluated, call: Feeds) -> tuple[str, float]:
     """What evaluates the graph in float64, if anything does, and how far float32 is from it on this call.
 
     Where something is decided, another decision is no measure of rounding: then the policy's tolerances stay.
     """
     from repaconv.artefacts import Tolerance
     from repaconv.graphs.deciding import decides
-    from repaconv.proof.float64 import Float64
     from repaconv.proof.outputs import Comparison
 
     try:
-        exact = Float64(model, load_onnx)
-        right = exact.run(call)
+        told, right = given.float64.told, given.truth(call)
     except Exception:  # of either runtime: an operator that has no float64
         return "", 0.0
-    if decides(model):
-        return exact.told, 0.0
+    if decides(given.model):
+        return told, 0.0
     compared = Comparison("float32", Tolerance(kind="exact", rtol=0.0))
-    for graph in (model, folded):
-        compared.add(load_onnx(graph.SerializeToString()).run(call), right, whole=True)
+    for graph in (given, folded):
+        compared.add(graph.run(call), right, whole=True)
     found = [link.metrics.max_rel_error for link in compared.links("onnx", "float64") if link.metrics]
     rounded = max(filter(isfinite, found), default=0.0)
-    return (exact.told, rounded) if rounded <= DOUBTED else ("", 0.0)
+    return (told, rounded) if rounded <= DOUBTED else ("", 0.0)
 
 
 def _tolerances(usual: Mapping[str, float], rounded: float) -> dict[str, float]:
@@ -147,12 +145,15 @@ def structure_of(model: onnx.ModelProto) -> str:
     """A hash of the graph but for what its weights are."""
     import onnx
 
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    for weight in bare.graph.initializer:
-        if len(weight.dims) > 1:
-            weight.ClearField("raw_data")
-            weight.ClearField("float_data")
+    from repaconv.graphs.bare import outline
+
+    kept = (
+        onnx.TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims)
+        if len(weight.dims) > 1
+        else weight
+        for weight in model.graph.initializer
+    )
+    bare = outline(model, kept)
     for node in bare.graph.node:
         node.ClearField("doc_string")
     return sha256_of_bytes(bare.SerializeToString(deterministic=True))

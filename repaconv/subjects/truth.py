@@ -16,6 +16,7 @@ from repaconv.artefacts import Link
 from repaconv.engines.contract import Array, Feeds
 from repaconv.proof.compare import FLOOR, SWAYED, apart, beside, largest
 from repaconv.proof.runners import Runner, load_onnx
+from repaconv.subjects.evaluated import Evaluated
 
 if TYPE_CHECKING:
     import onnx
@@ -30,11 +31,10 @@ COARSE = 16
 
 
 class Ends(NamedTuple):
-    """The two ends in float32, and the graph as given."""
+    """The two graphs in float32."""
 
-    given: Runner
-    folded: Runner
-    model: onnx.ModelProto
+    given: Evaluated
+    folded: Evaluated
 
 
 class Seen(NamedTuple):
@@ -92,11 +92,8 @@ def by_truth(
 
 
 def _runs(ends: Ends, feeds: Sequence[Feeds]) -> list[dict[str, Seen]]:
-    from repaconv.proof.float64 import Float64
-
-    truth = Float64(ends.model, _load)
-    anew = _folded_anew(truth.model)
-    return [_seen(ends, one, truth.run(one), anew.run(one) if anew is not None else {}) for one in feeds]
+    anew = _folded_anew(ends.given.float64.model)
+    return [_seen(ends, one, ends.given.truth(one), anew.run(one) if anew is not None else {}) for one in feeds]
 
 
 def _seen(ends: Ends, feeds: Feeds, truth: Mapping[str, Any], anew: Mapping[str, Any]) -> dict[str, Seen]:
@@ -111,13 +108,9 @@ def _folded_anew(model: onnx.ModelProto) -> Runner | None:
     from repaconv.proof.float64 import Float64
 
     try:
-        return Float64(rewritten(model, FOLDS)[0], _load)
+        return Float64(rewritten(model, FOLDS)[0], load_onnx)
     except Exception:  # as above
         return None
-
-
-def _load(model: bytes) -> Any:
-    return load_onnx(model)
 
 
 def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:

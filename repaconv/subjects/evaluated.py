@@ -1,0 +1,85 @@
+"""A graph and what it computes: opened once and called once with the same inputs, however many proofs ask."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from repaconv.engines.contract import Feeds, Port, Session
+from repaconv.proof.float64 import Float64
+from repaconv.proof.probes import Probes, probes
+from repaconv.proof.runners import load_onnx
+from repaconv.subjects.given import in_single
+
+if TYPE_CHECKING:
+    import onnx
+
+
+class Evaluated:
+    """See `repaconv.proof.runners.Runner`; outputs belong to all who ask, and stay as they are.
+
+    Attributes:
+        model: The graph, with its weights.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self._known: dict[bytes, dict[str, Any]] = {}
+        self._true: dict[bytes, dict[str, Any]] = {}
+
+    @cached_property
+    def session(self) -> Session:
+        """Under ONNX Runtime.
+
+        Raises:
+            Refused: If it does not load the graph.
+        """
+        return load_onnx(self.model.SerializeToString())
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """What it takes."""
+        return self.session.inputs
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """All outputs; whatever the runtime raises is raised again by the next call."""
+        key = _key(feeds)
+        if key not in self._known:
+            self._known[key] = dict(self.session.run(feeds))
+        return dict(self._known[key])
+
+    @cached_property
+    def float64(self) -> Float64:
+        """It in float64; raises whatever says that nothing evaluates it so."""
+        return Float64(self.model, load_onnx)
+
+    def truth(self, feeds: Feeds) -> dict[str, Any]:
+        """All outputs in float64."""
+        key = _key(feeds)
+        if key not in self._true:
+            self._true[key] = self.float64.run(feeds)
+        return dict(self._true[key])
+
+    @cached_property
+    def probes(self) -> Probes:
+        """Inputs that it takes.
+
+        Raises:
+            Unrunnable: If it runs with none.
+        """
+        return probes(self.model, self.run)
+
+    @cached_property
+    def single(self) -> Evaluated:
+        """It in float32 where it is of half precision, which not every runtime computes in; else itself."""
+        model = in_single(self.model)
+        return self if model is self.model else Evaluated(model)
+
+
+def _key(feeds: Feeds) -> bytes:
+    found = sha256()
+    for name, array in feeds.items():
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(array.tobytes())
+    return found.digest()

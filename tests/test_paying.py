@@ -1,0 +1,113 @@
+"""What a measurement takes back of a fold: rewrite by rewrite, told, and nothing where the loss is not clear."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import repaconv as rc
+from repaconv.artefacts import Ratio
+from repaconv.folds.fold import without
+from repaconv.steps.paying import what_pays, without_losses
+from repaconv.subjects.evaluated import Evaluated
+from repaconv.subjects.given import folded
+from repaconv.subjects.subject import subject_of
+
+
+@pytest.fixture
+def normed() -> onnx.ModelProto:
+    """A convolution and its BatchNormalization, and a scale that goes into a linear layer."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.standard_normal((4, 3, 3, 3)),
+        **{name: 1 + random.random(4) for name in ("scale", "bias", "mean", "var")},
+        "s": 1 + random.random(6),
+        "m": random.standard_normal((6, 5)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["1"], "conv"),
+        helper.make_node("BatchNormalization", ["1", "scale", "bias", "mean", "var"], ["2"], "norm"),
+        helper.make_node("Relu", ["2"], ["3"], "relu"),
+        helper.make_node("Mul", ["3", "s"], ["4"], "gain"),
+        helper.make_node("MatMul", ["4", "m"], ["y"], "head"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 6, 5])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    return onnx.shape_inference.infer_shapes(made)
+
+
+def as_fast(times: float) -> Ratio:
+    return Ratio(
+        subject="folded", other="given", median=times, low=times, high=times, confidence=0.95, p10=times, p90=times,
+        verdict="no difference shown",
+    )  # fmt: skip
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
+    def beside(model: onnx.ModelProto) -> Ratio:  # where a norm by itself is what is fast
+        return as_fast(1.1 if "BatchNormalization" in operators(model) else 0.9)
+
+    refold = partial(folded, Path("net.onnx"), normed)
+    whole, changes = refold(())
+    assert operators(whole) == ["Conv", "Relu", "MatMul"]
+    found = without_losses(changes, refold, beside, "a machine")
+    assert found.names == ("convolution",)
+    assert found.told == (
+        "convolution: taken back, as with it the graph is 0.90 (0.90 to 0.90) times as fast as the one given, "
+        "measured on a machine",
+    )
+    assert operators(refold(found.names)[0]) == ["Conv", "BatchNormalization", "Relu", "MatMul"]
+
+
+@pytest.mark.parametrize("times", [0.99, 1.0, 2.0])
+def test_no_clear_loss_takes_nothing_back(normed, times):
+    refold = partial(folded, Path("net.onnx"), normed)
+    assert not without_losses(refold(())[1], refold, lambda model: as_fast(times), "").names
+
+
+def test_where_everything_loses_the_graph_as_given_is_left(normed):
+    refold = partial(folded, Path("net.onnx"), normed)
+    found = without_losses(refold(())[1], refold, lambda model: as_fast(0.5), "")
+    assert set(found.names) == {"convolution", "affine"}
+    assert not refold(found.names)[1]
+
+
+def test_what_looks_for_what_another_makes_goes_with_it():
+    assert {"affine", "join", "heads"}.isdisjoint(fold.name for fold in without(["affine"]))
+    assert "finish" in {fold.name for fold in without(["affine"])}
+
+
+def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(normed, "net.onnx")
+    first, second = (rc.fold("net.onnx", out=out, measure=False) for out in ("one", "two"))
+    assert (tmp_path / "one/net.folded.onnx").read_bytes() == (tmp_path / "two/net.folded.onnx").read_bytes()
+    assert first.taken_back == second.taken_back == ()
+    assert first.asked == ("--no-measure",)
+    subject = subject_of(rc.runs.Run(tmp_path / "one"))
+    object.__setattr__(subject, "folded", first.model_copy(update={"taken_back": ("convolution",)}))
+    assert "BatchNormalization" in operators(subject.exact.model)
+
+
+def test_a_graph_of_microseconds_is_not_measured(normed):
+    from repaconv.steps.paying import Kept
+
+    given = Evaluated(normed)
+    smaller, changes = folded(Path("net.onnx"), normed)
+    whole = Kept(Evaluated(smaller), changes)
+    assert what_pays(given, whole, partial(folded, Path("net.onnx"), normed)) is whole

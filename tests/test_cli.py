@@ -13,6 +13,8 @@ import pytest
 import torch
 from conftest import OFFICIAL
 
+from repaconv import registry
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -261,3 +263,28 @@ def test_no_color_is_no_bold_either(monkeypatch):
         with (console := render.out()).capture() as seen:
             console.print("[bold]x[/]")
         assert ("\x1b[" in seen.get()) is codes
+
+
+def test_tables_are_for_80_columns_with_the_verdict_first_and_v_shows_all(repaconv, tiny, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    torch.save({"state_dict": registry.load(registry.METHODS, "repconv").example("tiny-mobileone", 0)}, "many.pth")
+    code, out, _ = repaconv("fold", "many.pth", "--set", "image_size=32")
+    assert code == 0
+    folds = json.loads(Path("repaconv-out/many/fold.json").read_text())["certificate"]
+    assert f"{len(folds) - 10} more folds" in out
+    assert "more folds" not in repaconv("fold", "many.pth", "--set", "image_size=32", "-v")[1]
+    assert repaconv("fold", tiny)[0] == 0
+    code, out, _ = repaconv("verify")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert next(line for line in lines if "link" in line).split()[:2] == ["verdict", "link"]
+    assert sum(line.split()[:1] == ["passed"] for line in lines) >= 2
+    assert re.search(r"\b\d\.\de-\d\d\b +1e-12 relative", out)
+    assert "cosine" in repaconv("verify", "-v")[1]
+
+
+def test_markdown_of_a_report_is_printed(repaconv, tiny):
+    repaconv("fold", tiny)
+    code, out, _ = repaconv("report", "--format", "markdown", "--no-paper")
+    assert code == 0
+    assert out == Path("repaconv-out/tiny/report.md").read_text()

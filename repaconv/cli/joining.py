@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import typer
 
+from repaconv.cli.render import show_all
 from repaconv.orders.knobs import Asked, Order, knobs
 
 
@@ -24,9 +25,13 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
                 yield from map(_option, knobs(orders[name]))
             else:
                 yield parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        if "quiet" in own:
+            all_of_it = typer.Option(False, "-v", "--verbose", help="Show every row and every column.")
+            yield Parameter("verbose", Parameter.KEYWORD_ONLY, default=all_of_it, annotation=bool)
 
     @wraps(command)
     def called(**typed: Any) -> Any:
+        show_all(typed.pop("verbose", False))
         return command(**{name: _made(orders[name], typed) if name in orders else typed[name] for name in own})
 
     called.__signature__ = signature(command).replace(parameters=list(options()))  # type: ignore[attr-defined]

@@ -85,8 +85,14 @@ InspectArgument = Annotated[
 ]
 
 
-def finish(command: str, format: Format, quiet: bool, stage: Callable[..., Record]) -> None:
-    """Run a stage, show its artefact, leave with its verdict."""
+def finish(
+    command: str,
+    format: Format,
+    quiet: bool,
+    stage: Callable[..., Record],
+    shown: Callable[[Record], None] | None = None,
+) -> None:
+    """Run a stage, show its artefact (by ``shown``, or as all are), leave with its verdict."""
     from repaconv.cli import render
     from repaconv.cli.showing import show
 
@@ -100,7 +106,7 @@ def finish(command: str, format: Format, quiet: bool, stage: Callable[..., Recor
         render.envelope(command, code, render.plain_data(done))
     else:
         render.files(getattr(done, "took", ()), getattr(done, "wrote", ()), quiet=quiet)
-        show(done)
+        (shown or show)(done)
         render.overridden(getattr(done, "unverified", ()))
         if not code and not quiet:
             render.next_step(command, done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,7 +107,11 @@ def report(
             return compare_runs(run, format=format.value, out=out, progress=progress)
         return stage(run[0] if run else None, format=format.value, out=out, paper=paper, progress=progress)
 
-    finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page)
+    def printed(done: Any) -> None:
+        sys.stdout.write(Path(done.wrote[0]).read_text())
+
+    shown = printed if format is ReportFormat.markdown and out is None else None
+    finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)
 
 
 @app.command(epilog="Example: repaconv table repavit")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from repaconv.artefacts import Record
 
 SCHEMA_VERSION = 1
+_WHOLE = ContextVar("whole", default=False)
+ROWS = 10
+"""Of a long table, where -v does not ask for all."""
 PIPED_WIDTH = 200
 """Of a table that nobody's terminal holds, where COLUMNS says nothing."""
 NEXT = {
@@ -32,6 +36,16 @@ NEXT = {
     "bench": "repaconv report",
 }
 """What usually comes after a stage."""
+
+
+def whole() -> bool:
+    """Whether -v asks for every row and column."""
+    return _WHOLE.get()
+
+
+def show_all(wanted: bool) -> None:
+    """What -v says, for this command."""
+    _WHOLE.set(wanted)
 
 
 def out() -> Console:
@@ -46,7 +60,8 @@ def out() -> Console:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     piped = not sys.stdout.isatty()
-    width = int(os.environ.get("COLUMNS") or PIPED_WIDTH) if piped else None
+    told = 0 if whole() else int(os.environ.get("COLUMNS") or 0)
+    width = told or PIPED_WIDTH if piped else None
     return Output(highlight=False, soft_wrap=piped, width=width, color_system=_colours())
 
 

@@ -24,8 +24,8 @@ Settings = Annotated[
 Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
 Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
 OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
-ImagesACall = Annotated[int | None, Knob("Images a call.", least=1)]
-Threads = Annotated[int | None, Knob("Of one inference.", least=1)]
+ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
+Threads = Annotated[int | None, Knob("Of one inference; the target's if left out.", least=1)]
 Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]
 Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]
 AcceptInconclusive = Annotated[bool, Knob("Write a baseline even of an inconclusive measurement.", recorded=False)]
@@ -146,7 +146,7 @@ class BenchOrder(Order):
     threads: Threads = None
     batch: ImagesACall = None
     image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
-    rounds: Annotated[int | None, Knob("Measured, interleaved rounds.", least=2)] = None
+    rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)] = None
     protocol: Annotated[str | None, Knob("A paper's: repavit, nondeep, nondeep-throughput, dwconv, riformer.")] = None
     profile: Annotated[bool, Knob("Also say where the time goes, node by node.")] = False
     baseline: Annotated[str | Path | None, Knob("A committed file of baselines, by machine.", recorded=False)] = None

@@ -20,7 +20,7 @@ def told_of(link: Link) -> str:
     """A link in one sentence."""
     words = [f"{link.candidate} against {link.reference}"]
     if link.metrics and link.tolerance:
-        words.append(f"max rel {link.metrics.max_rel_error:.1e}")
+        words.append(f"max rel {link.metrics.max_rel_error:.1e} on {link.metrics.images} images")
         exact = link.tolerance.kind == "exact"
         cosine = "" if link.metrics.cosine is None else f"cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}, "
         near = f"lossy: {cosine}error {link.metrics.norm_error:.1%} of {link.tolerance.norm_error or 0.0:.1%}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.cli.render import coloured, out, plain, table
-from repaconv.cli.showing.parts import costs, links
+from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
+from repaconv.cli.showing.parts import costs, links, longest
 
 if TYPE_CHECKING:
     from repaconv.artefacts import GraphFold, MethodFold
@@ -21,10 +21,12 @@ def show(done: MethodFold | GraphFold) -> None:
 def _checkpoint(done: MethodFold) -> None:
     """The certificate, summed up, and what the fold saves."""
     rows = table("module", "folded", "float64 difference")
-    for step in done.certificate:
+    steps = sorted(done.certificate, key=lambda step: -step.max_rel_error)
+    for step in done.certificate if whole() else steps[:ROWS]:
         own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
         rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
     out().print(rows)
+    longest("folds, which differ by less", len(steps))
     out().print(costs(done.training, done.deploy))
     exact = [step for step in done.certificate if not step.reason]
     worst = max((step.max_rel_error for step in exact), default=0.0)
@@ -44,9 +46,10 @@ def _graph(done: GraphFold) -> None:
         out().print(f"taken for {plain(done.arch)}: the names and shapes of all its tensors are the same{plain(but)}")
     if done.changes:
         changes = table("rewrite", "place", "what was done")
-        for change in done.changes:
+        for change in done.changes if whole() else done.changes[:ROWS]:
             changes.add_row(change.rewrite, plain(change.place), plain(change.told))
         out().print(changes)
+        longest("changes", len(done.changes))
     saved = table("", "before", "after", "saved")
     rows = [
         ("parameters", done.parameters),

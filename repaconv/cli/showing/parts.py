@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from repaconv.cli.render import coloured, out, plain, table
+from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,17 +14,42 @@ if TYPE_CHECKING:
 
 
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
-    """Every link with its numbers and its verdict."""
+    """Every link: the verdict first, and what it was judged by; all of its numbers with -v."""
+    if whole():
+        return _all_of(links, for_scale or {})
+    rows = table("verdict", "link", "candidate", "max rel", "allowed")
+    for narrow in ("verdict", "link", "max rel", "allowed"):
+        next(column for column in rows.columns if column.header == narrow).no_wrap = True
+    for link in links:
+        error, _, _, top1 = _numbers(link.metrics)
+        exact = link.tolerance is None or link.tolerance.kind == "exact"
+        told = link.tolerance.told if link.tolerance else ""
+        notes = [link.note, "" if exact else told, f"first classes {top1}" if "flips" in top1 else ""]
+        note = "; ".join(filter(None, notes))
+        candidate = plain(link.candidate) + (f"\n[dim]{plain(note)}[/]" if note else "")
+        rows.add_row(coloured(link.verdict), link.name, candidate, error, told if exact else "lossy")
+    for name, metrics in (for_scale or {}).items():
+        rows.add_row("not judged", "for scale", plain(name), _numbers(metrics)[0], "", style="dim")
+    return rows
+
+
+def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     rows = table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
     for link in links:
         numbers = _numbers(link.metrics)
         allowed = link.tolerance.told if link.tolerance else ""
         verdict = coloured(link.verdict) + (f" ({plain(link.note)})" if link.note else "")
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
-    for name, metrics in (for_scale or {}).items():
+    for name, metrics in for_scale.items():
         candidate, _, reference = name.partition(" against ")
         rows.add_row("for scale", candidate, reference, *_numbers(metrics), "", "not judged", style="dim")
     return rows
+
+
+def longest(kind: str, count: int) -> None:
+    """How many rows are not shown."""
+    if count > ROWS and not whole():
+        out().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
 
 
 def _numbers(metrics: Any) -> tuple[str, str, str, str]:

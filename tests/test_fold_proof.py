@@ -343,8 +343,8 @@ def image_net(rows, **weights) -> str:
             "y behind a",
         ),
         (
-            [("Conv", "x wide", "a"), ("Conv", "a wide", "b"), ("Relu", "b", "y")],
-            "behind another, since kernels larger than 1x1 are not composed: b behind a",
+            [("Conv", "x depth", "a", {"group": 4}), ("Conv", "a square", "b"), ("Relu", "b", "y")],
+            "behind another, since one for both would cost more: b behind a",
         ),
         (
             [("Conv", "x thin", "a"), ("Conv", "a back", "b"), ("Relu", "b", "y")],

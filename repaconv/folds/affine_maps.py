@@ -49,7 +49,8 @@ def _round(model: ir.Model) -> Iterator[Change]:
     moves.before_views(model)
     one_view(model)
     clean(model)
-    means.behind_means(model)
+    for layer in means.behind_means(model):
+        yield Change(rewrite=AFFINE.name, place=layer, told=f"{layer} acts on a mean, not on all that it is of")
     for axis in (LAST, IMAGE):
         graph = linear_graph(model, axis)
         graph.fold()

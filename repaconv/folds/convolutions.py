@@ -2,7 +2,7 @@
 
     s (w * x + b) + t = (s w) * x + (s b + t)
 
-Before a convolution only a scale could go in: a shift is not there at a padded border. What is summed is in `parallel`.
+What is summed is in `parallel`, what stands in a row in `sequences`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.folds.parallel import joined
+from repaconv.folds.sequences import composed_in_row
 from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, clean, constant, made_by
+from repaconv.graphs.graph import Array, Writer, attribute, clean, constant, made_by
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.shapes import set_shape, sizes
 
@@ -29,7 +30,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     normalise(model)
     again = True
     while again:
-        made = [*_behind(model), *joined(model, CONVOLUTION.name)]
+        made = [*_behind(model), *composed_in_row(model, CONVOLUTION.name), *joined(model, CONVOLUTION.name)]
         clean(model)
         yield from made
         again = bool(made)
@@ -43,7 +44,7 @@ def _behind(model: ir.Model) -> Iterator[Change]:
 
 def _absorb(model: ir.Model, node: ir.Node) -> Iterator[Change]:
     found = _scale_and_shift(node)
-    conv = made_by(found[0], "Conv") if found is not None else None
+    conv = made_by(found[0], "Conv", "ConvTranspose") if found is not None else None
     weight = constant(conv.inputs[1]) if conv is not None else None
     given = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
     bias = constant(given)
@@ -53,16 +54,27 @@ def _absorb(model: ir.Model, node: ir.Node) -> Iterator[Change]:
     if len(list(value.uses())) != 1 or value.is_graph_output() or any(v.uses() for v in node.outputs[1:]):
         return
     write = Writer(model, node)
-    parts = [write.constant(weight * scale.reshape(-1, *[1] * (weight.ndim - 1)))]
+    parts = [write.constant(weight * _outwards(conv, weight, scale))]
     if bias is not None or shift is not None:
         total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
         parts.append(write.constant(np.asarray(total)))
     attributes = {name: entry.value for name, entry in conv.attributes.items()}
-    new = write("Conv", conv.inputs[0], *parts, **attributes)
+    new = write(conv.op_type, conv.inputs[0], *parts, **attributes)
     set_shape(new, sizes(value), value)
     write.replace(node.outputs[0], new)
     model.graph.remove([node, conv], safe=True)
-    yield Change(rewrite=CONVOLUTION.name, place=conv.name or "", told=f"{node.op_type} -> Conv {list(weight.shape)}")
+    yield Change(
+        rewrite=CONVOLUTION.name, place=conv.name or "", told=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}"
+    )
+
+
+def _outwards(conv: ir.Node, weight: Array, scale: Array) -> Array:
+    """A factor a channel of the output, in the shape of the weight."""
+    if conv.op_type == "Conv":
+        return scale.reshape(-1, *[1] * (weight.ndim - 1))
+    groups = int(attribute(conv, "group", 1))  # [in, out / groups, ...]
+    each: Array = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
+    return each.reshape(*each.shape, *[1] * (weight.ndim - 2))
 
 
 def _scale_and_shift(node: ir.Node) -> tuple[ir.Value, Array, Array | None] | None:

@@ -201,8 +201,7 @@ def composed(second: Kernel, first: Kernel) -> Kernel | None:
         return _scaled_before(second, first)
     groups = gcd(second.groups, first.groups)
     outer, inner = _coarser(second, groups), _coarser(first, groups)
-    axes = zip(first.taps, second.taps, first.strides, strict=True)
-    moved = [[_shifted(mine, step * u) for u in read] for mine, read, step in axes]
+    moved = _moved(second, first)
     taps = tuple(map(_spanned, moved))
     weight = np.zeros((*outer.shape[:2], inner.shape[2], *map(len, taps)))
     for places in product(*(range(len(axis)) for axis in second.taps)):
@@ -219,6 +218,18 @@ def composed(second: Kernel, first: Kernel) -> Kernel | None:
     reach = tuple(a + s * b for a, s, b in zip(first.reach, first.strides, second.reach, strict=True))
     weight = weight.reshape(len(second.weight), *weight.shape[2:])
     return Kernel(weight, bias, groups, strides, taps, reach, first.learnt + second.learnt)
+
+
+def composed_size(second: Kernel, first: Kernel) -> int:
+    """How many numbers the weight of both in a row has."""
+    inside = first.weight.shape[1] * first.groups // gcd(second.groups, first.groups)
+    return int(len(second.weight) * inside * prod(len(_spanned(axis)) for axis in _moved(second, first)))
+
+
+def _moved(second: Kernel, first: Kernel) -> list[list[range]]:
+    """By axis: the first's taps from each place that the second reads."""
+    axes = zip(first.taps, second.taps, first.strides, strict=True)
+    return [[_shifted(mine, step * place) for place in read] for mine, read, step in axes]
 
 
 def _scaled_before(one: Kernel, scale: Kernel) -> Kernel:

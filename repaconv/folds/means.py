@@ -1,12 +1,14 @@
 """Operators that change places with means: a mean, or a choice of tokens, of x g + b is that of x, times g, plus b.
 
-What is behind acts on fewer numbers, and may go into the layer that reads them.
+What is behind acts on fewer numbers, and may go into the layer that reads them. So does a linear layer behind the mean
+of its tokens, or a 1x1 convolution behind that of its places: mean(x) W = mean(x W).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from repaconv.folds.kernels import kernel_of
 from repaconv.folds.moves import of_norm
 from repaconv.graphs.channels import batchnorm
 from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
@@ -18,14 +20,23 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def behind_means(model: ir.Model) -> None:
-    """Scales and shifts act on the mean, or on the tokens that are read; in place."""
+def behind_means(model: ir.Model) -> list[str]:
+    """Scales and shifts act on the mean, or on the tokens that are read, and layers on the mean; in place.
+
+    Returns:
+        The names of those layers: the scales are told where they go.
+    """
+    moved: list[str] = []
     again = True
     while again:
         again = False
         for node in tuple(model.graph):
-            if node.graph is model.graph and not node.domain and _lower(model, node):
-                again = True
+            if node.graph is not model.graph or node.domain:
+                continue
+            layer = _linear(model, node)
+            moved += [layer] if layer is not None else []
+            again = again or layer is not None or _lower(model, node)
+    return moved
 
 
 def _lower(model: ir.Model, node: ir.Node) -> bool:
@@ -59,6 +70,50 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
     if not x.uses():
         model.graph.remove(inner, safe=True)
     return True
+
+
+def _linear(model: ir.Model, node: ir.Node) -> str | None:
+    """A layer that a mean alone reads acts on the mean; its name."""
+    x = node.inputs[0] if node.inputs else None
+    inner = made_by(x, "MatMul", "Conv")
+    if x is None or inner is None or len(x.uses()) != 1 or x.is_graph_output() or len(inner.inputs) < 2:
+        return None
+    source = inner.inputs[0]
+    shape, out = sizes(source), sizes(node.outputs[0])
+    takes = _averages_places if inner.op_type == "Conv" else _averages_tokens
+    if source is None or shape is None or out is None or len(out) < 2 or not takes(node, inner):
+        return None
+    write, axis = Writer(model, node), 1 if inner.op_type == "Conv" else len(out) - 1
+    width = shape[1] if inner.op_type == "Conv" else shape[-1]
+    mean = write(node.op_type, source, *node.inputs[1:], **{name: a.value for name, a in node.attributes.items()})
+    set_shape(mean, (*out[:axis], width, *out[axis + 1 :]), source)
+    kept = {name: entry.value for name, entry in inner.attributes.items()}
+    new = write(inner.op_type, mean, *inner.inputs[1:], **kept)
+    set_shape(new, out, node.outputs[0])
+    write.replace(node.outputs[0], new)
+    model.graph.remove([node, inner], safe=True)
+    return inner.name or ""
+
+
+def _averages_tokens(node: ir.Node, inner: ir.Node) -> bool:
+    """Whether a node averages over axes that a product with a constant leaves alone."""
+    weight, rank = constant(inner.inputs[1]), rank_of(node.inputs[0])
+    axes = axes_of(node, rank) if node.op_type == "ReduceMean" else None
+    return weight is not None and weight.ndim == 2 and bool(axes) and rank - 1 not in (axes or ())
+
+
+def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
+    """Whether a node averages places of a 1x1 convolution, and gives fewer."""
+    kernel = kernel_of(inner)
+    if kernel is None or not kernel.is_pointwise or kernel.is_padded or any(kernel.reach) or max(kernel.strides) > 1:
+        return False
+    if node.op_type == "GlobalAveragePool":
+        return True
+    if node.op_type == "ReduceMean":
+        axes = axes_of(node, rank_of(node.inputs[0]))
+        return bool(axes) and min(axes or (0,)) > 1 and bool(attribute(node, "keepdims", 1))
+    fewer = any(stride > 1 for stride in attribute(node, "strides", (1,)))
+    return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and _counts_padding(node))
 
 
 def _terms(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.folds.kernels import Kernel, eye, fits, kernel_of, scale_of, size_of, summed
+from repaconv.folds.sequences import reduced
 from repaconv.graphs.graph import Writer, constant, made_by
 from repaconv.graphs.shapes import set_shape, sizes
 
@@ -85,7 +86,7 @@ def _term(value: ir.Value, sign: float) -> Term:
 
 
 def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
-    terms = tuple(_terms(top.outputs[0], 1.0))
+    terms = _met(tuple(_terms(top.outputs[0], 1.0)))
     found = [
         some for source in {term.source: None for term in terms} for some in _chosen(terms, source, top.outputs[0])
     ]
@@ -102,6 +103,19 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
             total = _added(write, total, term.value, term.sign)
     assert total is not None
     write.replace(top.outputs[0], total)
+
+
+def _met(terms: Terms) -> Terms:
+    """Terms as kernels of what others are kernels of, where they come from that through more than one."""
+    deep = [
+        term._replace(kernel=kernel, source=x) for term in terms for kernel, x in [reduced(term.kernel, term.source)]
+    ]
+    places = range(len(terms))
+
+    def others(mine: int) -> set[ir.Value]:
+        return {one.source for place in places if place != mine for one in (terms[place], deep[place])}
+
+    return tuple(deep[place] if deep[place].source in others(place) else terms[place] for place in places)
 
 
 def _added(write: Writer, total: ir.Value | None, value: ir.Value, sign: float) -> ir.Value:

@@ -180,15 +180,13 @@ def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> st
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
     if one.padded and before.shifts:
         return "a padded convolution's border is zero, and what is added before it is not there"
-    if before.kernel or one.kernel:
-        return "kernels larger than 1x1 are not composed"
-    if before.apart or one.apart:
-        return "groups of channels are not composed"
     if others:
         return f"what is between them is read by {', '.join(others)} as well"
     if kinds:
         return f"between them is {', '.join(kinds)}"
     if before.weight is not None and one.weight is not None:
+        if before.kernel or one.kernel or before.apart or one.apart:
+            return "several read the first" if len(path[-1].uses()) > 1 else "one for both would cost more"
         return "one for both would cost more" if _dearer(before, one) else "several read the first"
     return "no rule of the fold reaches them"
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repaconv.folds.kernels import Kernel, composed, eye, fits, summed
+from repaconv.folds.kernels import Kernel, composed, composed_size, eye, fits, summed
 from repaconv.folds.maps import Vector
 from repaconv.live.trace import Called, Step, Value
 
@@ -86,13 +86,18 @@ class Forms:
         inner = self.of(x)
         terms: dict[Value, Kernel] = {}
         for source, one in inner.terms.items():
-            small = kernel.is_pointwise or one.is_pointwise
-            new = composed(replace(kernel, bias=None) if terms else kernel, one) if small else None
-            if new is None or not (self.grow or new.weight.size <= kernel.weight.size + one.weight.size):
+            new = composed(replace(kernel, bias=None) if terms else kernel, one) if self._fits(kernel, one) else None
+            if new is None:
                 return Form({x: kernel})
             terms[source] = new
         layers = not kernel.is_diagonal and not all(one.is_diagonal for one in inner.terms.values())
         return Form(terms, inner.several or layers)
+
+    def _fits(self, second: Kernel, first: Kernel) -> bool:
+        """Whether both in a row are small enough as one."""
+        if self.grow:
+            return second.is_pointwise or first.is_pointwise
+        return composed_size(second, first) <= second.weight.size + first.weight.size
 
 
 def _none(_forms: Forms, _step: Step) -> None:

@@ -234,10 +234,13 @@ def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
     assert json.loads(repaconv("inspect", tiny, "--format", "json")[1])["exit_code"] == 130
 
 
-def test_the_package_shows_its_stages():
+def test_the_package_shows_its_stages_and_results_are_short(tiny):
     import repaconv as package
 
     assert dir(package) == sorted(package.__all__)
+    done = package.fold(tiny)
+    assert repr(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
+    assert dict(done.__rich_repr__())["method"] == "riformer"
 
 
 def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -262,6 +263,16 @@ class Artefact(Record):
     beside: tuple[Payload, ...] = ()
     took: tuple[str, ...] = Field(default=(), exclude=True)
     wrote: tuple[str, ...] = Field(default=(), exclude=True)
+
+    def __repr__(self) -> str:
+        """What it is, its verdict, and where it lies: all else is in its fields."""
+        return f"<{' '.join([type(self).__name__, self.verdict, *self.wrote[-1:]])}>"
+
+    def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
+        """Its fields that are one value, for rich's printers."""
+        for name, value in self:
+            if isinstance(value, (str, int, float, bool)) and name not in ("schema_version", "stage"):
+                yield name, value
 
 
 class Known(Record):

@@ -128,11 +128,12 @@ def progress(*, quiet: bool) -> Iterator[Any]:
 
 def _by_line() -> Any:
     """A line where a step begins, with the seconds until then."""
-    begun, seen = time.monotonic(), set[str]()
+    begun, last = time.monotonic(), ""
 
     def told(what: str, _done: int, _total: int) -> None:
-        if what not in seen:
-            seen.add(what)
+        nonlocal last
+        if what != last:
+            last = what
             sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {what}\n")
             sys.stderr.flush()
 

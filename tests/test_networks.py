@@ -17,6 +17,8 @@ from small_graphs import F, saved
 import repaconv as rc
 from repaconv.engines.contract import Port
 from repaconv.errors import Refused, UsageProblem
+from repaconv.farm.matrix import Entry
+from repaconv.farm.sweep import Cell, _model
 from repaconv.graphs.graph import retyped
 from repaconv.proof.data import npz_calls
 from repaconv.proof.decided import Decided
@@ -273,6 +275,16 @@ def test_a_recipe_of_a_users_own_network_is_gated(own):
     path.write_text(text.replace("net.py:build", "net.py:other"))
     (check,) = rc.gate([path]).recipes[0].checks
     assert (check.stage, check.code, check.line) == ("fold", "arch.function", 2)
+
+
+def test_a_sweep_takes_a_users_own_network_and_sees_when_its_code_changes(own):
+    entry = Entry(checkpoint="own.pth", arch="net.py:build", set={"image_size": 16})
+    cell = Cell(model="own", target="x86-64", precision="fp32", batch=1)
+    first, size = _model(entry, cell, "x86-64", Path(), Path("sweep"))
+    assert (first.is_file(), size) == (True, (16, 16))
+    assert _model(entry, cell, "x86-64", Path(), Path("sweep"))[0] == first
+    Path("net.py").write_text(Path("net.py").read_text() + "\n# changed\n")
+    assert _model(entry, cell, "x86-64", Path(), Path("sweep"))[0] != first
 
 
 def test_a_masks_lowest_number_stays_finite_in_float32():

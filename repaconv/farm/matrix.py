@@ -13,9 +13,10 @@ from repaconv.toml import Lines, first_problem, read_toml, why_unreadable
 
 
 class Entry(Record):
-    """One checkpoint, as `fold` takes it; ``set`` is what the file does not tell."""
+    """One checkpoint, graph or folder, as `fold` takes it; ``set`` is what the file does not tell."""
 
     checkpoint: str
+    arch: str | None = None
     method: str = "auto"
     set: dict[str, str | float | int] = Field(default={})
     weights: str | None = None
@@ -93,7 +94,8 @@ def _told(entry: Entry) -> list[str]:
     """What an entry says besides its checkpoint."""
     method = [] if entry.method == "auto" else [entry.method]
     weights = [] if entry.weights is None else [f"weights={entry.weights}"]
-    return [*method, *weights, *(f"{name}={value}" for name, value in sorted(entry.set.items()))]
+    arch = [] if entry.arch is None else [entry.arch]
+    return [*method, *arch, *weights, *(f"{name}={value}" for name, value in sorted(entry.set.items()))]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import load_target, made_by, with_files
 from repaconv.steps.exports import export_for
+from repaconv.steps.named import own_file
 
 
 class Done(Record):
@@ -171,23 +172,33 @@ def _by(target: str, scheduler: str | None) -> dict[str, str]:
     return {**made_by(), "machine": machine_key(fingerprint(())), "runtime": f"{engine.name} {engine.version()}"}
 
 
+def _digests(path: Path) -> str:
+    """Of a file, or of all files of a folder; empty if there is neither."""
+    if path.is_dir():
+        found = {each.name: sha256_of(each) for each in sorted(path.iterdir()) if each.is_file()}
+        return sha256_of_bytes(canonical_json(found).encode())
+    return sha256_of(path) if path.is_file() else ""
+
+
 def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) -> tuple[Path, ImageSize | None]:
     """The cell's ONNX model, and the size of its images; folded and exported if it was not.
 
     Raises:
         RepaconvError: Whatever the fold or the export refuses, or fails at.
     """
-    checkpoint = beside / entry.checkpoint
+    checkpoint, own = beside / entry.checkpoint, own_file(entry.arch or "")
     key = {
         "entry": entry.model_dump(mode="json", exclude={"checkpoint"}),
-        "checkpoint": sha256_of(checkpoint) if checkpoint.is_file() else "",
+        "checkpoint": _digests(checkpoint),
+        **({"code": _digests(beside / own)} if own else {}),
         "made_by": made_by(),
     }
     digest = sha256_of_bytes(canonical_json(key).encode())
     run = runs.Run(folder / "models" / f"{checkpoint.stem}-{digest[:16]}")
     if stage_of(run.fold_json) != "fold":
         settings = {name: str(value) for name, value in entry.set.items()}
-        fold(checkpoint, method=entry.method, settings=settings, weights=entry.weights, out=run.folder)
+        arch = str(beside / own) + str(entry.arch)[len(own) :] if own else entry.arch
+        fold(checkpoint, method=entry.method, arch=arch, settings=settings, weights=entry.weights, out=run.folder)
     folded = runs.fold_of(run)
     try:
         return _graph(run, folded, target, cell.precision), folded.image_size

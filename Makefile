@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps train clean
-.PHONY: bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner
+.PHONY: bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs
 
 demo: .venv/installed
@@ -56,6 +56,10 @@ bench-tuner: .venv/installed
 bench-gate: .venv/installed
 	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json
 	$(BIN)/python benchmarks/verify_cost.py -o benchmarks/results/verify_cost.json
+
+bench-zoo: .venv/installed
+	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed)
+	$(BIN)/python benchmarks/zoo_table.py
 
 bench-precision: .venv/installed-dev
 	$(BIN)/python benchmarks/lower_precision.py -o benchmarks/results/lower_precision.json

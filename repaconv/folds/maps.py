@@ -132,7 +132,11 @@ def after(second: Map, first: Map) -> Map:
         return Dense(second.matrix @ first.matrix)
     matrix = np.zeros((len(second.matrix), first.width))
     places = np.flatnonzero(first.rows)
-    np.add.at(matrix.T, first.index[places], (second.matrix[:, places] * first.scale[places]).T)
+    index, columns = first.index[places], second.matrix[:, places] * first.scale[places]
+    if len(np.unique(index)) == len(index):
+        matrix[:, index] = columns
+    else:
+        np.add.at(matrix.T, index, columns.T)  # slow, and rare
     return Dense(matrix)
 
 

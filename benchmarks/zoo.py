@@ -1,0 +1,198 @@
+"""What `repaconv fold model.onnx` does to every kind of network: exactness, sizes, its own time, and speed.
+
+    python benchmarks/zoo.py [--seconds N] [--speed] [NAME ...]
+
+Every network is exported, folded and simplified in a process of its own, by the commands that a user types; a line for
+each is appended to `benchmarks/results/zoo.jsonl`, and those that have one are left out, so that it goes on where it
+was stopped. ``--speed`` measures instead (`benchmarks/results/zoo_speed.jsonl`): the folded graph in its target's form
+beside the same graph through onnxsim, interleaved, one thread; it wants a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+FOLDED, MEASURED = RESULTS / "zoo.jsonl", RESULTS / "zoo_speed.jsonl"
+LIMIT_S = 1200
+"""A network that takes longer is told as one that did."""
+ROUNDS = 60
+MIB = 2**20
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", help="e.g. timm:mobileone_s1; all, the smallest first, if left out")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="start no network after so many")
+    options.add_argument("--speed", action="store_true", help="measure, instead of folding")
+    options.add_argument("--into", type=Path, default=Path("build/zoo"), help="where the exported graphs are kept")
+    options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    given.into.mkdir(parents=True, exist_ok=True)
+    if given.one:
+        sys.stdout.write(json.dumps((speed if given.speed else folded)(given.names[0], given.into)) + "\n")
+        return
+    sweep(given)
+
+
+def sweep(given: argparse.Namespace) -> None:
+    """One network after the other, each in a process of its own; a row each."""
+    from zoo_networks import names
+
+    path, end = (MEASURED if given.speed else FOLDED), time.monotonic() + given.seconds
+    done = {row["name"] for row in rows(path)}
+    for name in given.names or names():
+        if time.monotonic() > end:
+            break
+        if name in done:
+            continue
+        row = _in_its_own(name, given)
+        with path.open("a") as file:
+            file.write(json.dumps({"name": name, **row}) + "\n")
+        sys.stdout.write(f"{name}: {row.get('problem') or row}\n")
+        sys.stdout.flush()
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """What is known so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def _in_its_own(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, name, "--one", "--into", str(given.into)]
+    command += ["--speed"] if given.speed else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"problem": f"took longer than {LIMIT_S} s"}
+    if done.returncode:
+        return {"problem": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+# --- one network ------------------------------------------------------------------------------------
+
+
+def folded(name: str, into: Path) -> dict[str, Any]:
+    """The row of one network that is folded and simplified."""
+    exported, about = graph_of(name, into)
+    run, simple = into / "run", into / "simple.onnx"
+    shutil.rmtree(run, ignore_errors=True)
+    ours = timed(["repaconv", "fold", str(exported), "-o", str(run), "--no-measure", "--format", "json"])
+    theirs = timed(["onnxsim", str(exported), str(simple)])
+    row = {**about, "fold": ours.pop("row"), "onnxsim": theirs.pop("row")}
+    said = json.loads(ours["stdout"])
+    if said["status"] != "ok" and said["errors"]:
+        return {**row, "problem": f"{said['errors'][0]['code']}: {said['errors'][0]['message']}"[:300]}
+    fold = json.loads((run / "fold.json").read_text())
+    kept = ("verdict", "parameters", "macs", "nodes", "applied")
+    return {**row, **{key: fold[key] for key in kept}, "float64": _float64(exported)}
+
+
+def graph_of(name: str, into: Path) -> tuple[Path, dict[str, Any]]:
+    """Its graph in float32, exported once, and what is known of the module."""
+    path = into / f"{name.replace(':', '_')}.onnx"
+    about = path.with_suffix(".json")
+    if not about.is_file():
+        found = _exported(name, path)
+        about.write_text(json.dumps(found))
+    known: dict[str, Any] = json.loads(about.read_text())
+    return path, known
+
+
+def _exported(name: str, path: Path) -> dict[str, Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+    from zoo_networks import network
+
+    from repaconv.exporters.networks import network_to_onnx
+    from repaconv.graphs.graph import retyped
+
+    module, shape = network(name)
+    with torch.inference_mode():
+        leaves = [leaf for leaf in tree_leaves(module(torch.zeros(1, *shape))) if isinstance(leaf, torch.Tensor)]
+    outputs = [f"output_{n}" for n in range(len(leaves))]
+    double, by = network_to_onnx(module.double(), shape, input_name="input", outputs=outputs)
+    path.write_bytes(retyped(double, {11: 1}).SerializeToString())
+    count = sum(weight.numel() for weight in module.parameters())
+    return {"size": shape[-1], "exporter": by, "module": count, "reparameterized": _reparameterized(name, module)}
+
+
+def _reparameterized(name: str, module: Any) -> int | None:
+    """Parameters that timm's own leaves, where it changes something."""
+    if not name.startswith("timm:"):
+        return None
+    from timm.utils.model import reparameterize_model
+
+    before, after = (sum(p.numel() for p in one.parameters()) for one in (module, reparameterize_model(module)))
+    return after if after != before else None
+
+
+def _float64(path: Path) -> float | None:
+    """How far the fold made in float64 is from the graph as given in it, of the largest number; None if unknown."""
+    import numpy as np
+    import onnx
+
+    from repaconv.proof.float64 import Float64, widened
+    from repaconv.proof.runners import load_onnx
+    from repaconv.subjects.given import folded as folded_graph
+
+    given = widened(onnx.load(path))
+    shape = [dim.dim_value or 1 for dim in given.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {given.graph.input[0].name: np.random.default_rng(0).standard_normal(shape)}
+    right, found = (Float64(model, load_onnx).run(feeds) for model in (given, folded_graph(path, given)[0]))
+    apart = [abs(found[key] - right[key]).max() / max(abs(right[key]).max(), 1e-300) for key in right]
+    return float(max(apart)) if np.isfinite(apart).all() else None
+
+
+def timed(command: list[str]) -> dict[str, Any]:
+    """Run one of the commands in this environment, on one thread: its CPU seconds, and its memory at most."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as out:
+        started = subprocess.Popen(
+            [str(Path(sys.executable).parent / command[0]), *command[1:]],
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        _, status, used = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        said = out.read()
+    memory, spent = round(used.ru_maxrss * 1024 / MIB), round(used.ru_utime + used.ru_stime, 2)
+    return {"row": {"cpu_s": spent, "memory_mib": memory, "exit_code": started.returncode}, "stdout": said}
+
+
+def speed(name: str, into: Path) -> dict[str, Any]:
+    """The row of one network that is measured: its target's form beside onnxsim's graph."""
+    import onnx
+    import onnxsim
+
+    import repaconv
+    from repaconv.measure.fingerprint import fingerprint
+
+    exported, _ = graph_of(name, into)
+    simple, best, run = into / "simple.onnx", into / "best.onnx", into / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    onnx.save(onnxsim.simplify(onnx.load(exported))[0], simple)
+    repaconv.fold(exported, out=run, force=True)
+    repaconv.export(run, onnx=best)
+    found = repaconv.bench(best, against=simple, rounds=ROUNDS, threads=1, batch=1)
+    ratio = found.ratio
+    assert ratio is not None
+    row = {"ratio": ratio.median, "low": ratio.low, "high": ratio.high, "quality": found.quality.verdict}
+    return {**row, "cpu": fingerprint(())["cpu"]}
+
+
+if __name__ == "__main__":
+    main()

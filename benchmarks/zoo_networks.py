@@ -1,0 +1,202 @@
+"""The networks of the zoo: every family of timm, and what is known of torchvision and transformers, weights drawn.
+
+timm's are the smallest of every kind of name in every module of it, by the index of published networks; transformers'
+are cut down to a few narrow layers. Weights are their own initialisations; what stands at one number there (statistics,
+affines, scales of layers, biases) is drawn around it, so that nothing folds because it is trivial.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+SIZES = (64, 96, 128, 160, 192, 224, 256)
+"""Of images, tried one after the other where a network does not say that its own is fixed."""
+FURTHER = ("mobileone_s0", "repvgg_b1g4", "levit_conv_128s", "coat_tiny", "twins_pcpvt_small", "repvgg_d2se")
+TORCHVISION = [
+    "squeezenet1_1",
+    "mnasnet0_5",
+    "shufflenet_v2_x0_5",
+    "mobilenet_v3_small",
+    "mobilenet_v2",
+    "regnet_y_400mf",
+    "efficientnet_b0",
+    "mobilenet_v3_large",
+    "googlenet",
+    "densenet121",
+    "resnet18",
+    "efficientnet_v2_s",
+    "resnext50_32x4d",
+    "inception_v3",
+    "swin_t",
+    "swin_v2_t",
+    "convnext_tiny",
+    "maxvit_t",
+    "alexnet",
+    "vit_b_16",
+    "vgg11_bn",
+]
+NARROW = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 256}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "ViTForImageClassification": NARROW,
+    "DeiTForImageClassification": NARROW,
+    "SwinForImageClassification": {"embed_dim": 48, "depths": [1, 2, 1, 1]},
+    "BeitForImageClassification": {**NARROW, "use_relative_position_bias": True},
+    "Dinov2ForImageClassification": {**NARROW, "image_size": 224},
+    "CLIPVisionModel": NARROW,
+    "SiglipVisionModel": {**NARROW, "image_size": 224, "patch_size": 16},
+    "ConvNextForImageClassification": {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 2, 1]},
+    "SegformerForSemanticSegmentation": {"decoder_hidden_size": 64, "hidden_sizes": [16, 32, 64, 96]},
+    "DetrForObjectDetection": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2},
+    "MobileViTForImageClassification": {},
+}
+
+
+class Network(NamedTuple):
+    """A network in eval mode, float32, and the shape of an image."""
+
+    module: nn.Module
+    shape: tuple[int, int, int]
+
+
+def load_torchvision() -> None:
+    """Import it beside a torch of another build: operators that it does not bring are defined by name, unusable."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    while True:
+        try:
+            importlib.import_module("torchvision")
+            return
+        except RuntimeError as error:
+            if (missing := re.search(r"torchvision::(\w+)", str(error))) is None:
+                raise
+            library.define(f"{missing[1]}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
+            _KEPT.append(library)
+
+
+_KEPT: list[torch.library.Library] = []
+"""What it defines goes with it."""
+
+
+def names() -> list[str]:
+    """All, as ``timm:mobileone_s1``: within each library the smallest first."""
+    load_torchvision()
+    counts = _parameters()
+    timm = {*_of_timm(counts), *(f"timm:{name}" for name in FURTHER)}
+    others = [*(f"torchvision:{name}" for name in TORCHVISION), *(f"transformers:{name}" for name in TRANSFORMERS)]
+    return sorted({*timm, *others}, key=lambda name: (0 if "transformers" in name else counts.get(name, 0), name))
+
+
+def _parameters() -> dict[str, int]:
+    """Of every architecture in the index."""
+    from repaconv.networks.index import _index, _shapes
+
+    every = [network for networks in _index().values() for network in networks]
+    return {name: sum(map(prod, _shapes(one.shapes))) for one in every for name in one.architectures}
+
+
+def _of_timm(counts: dict[str, int]) -> Iterator[str]:
+    from timm.models._registry import _model_to_module
+
+    families: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for name, module in _model_to_module.items():
+        if f"timm:{name}" in counts:
+            families[module].append((counts[f"timm:{name}"], name))
+    for known in families.values():
+        kinds: dict[str, str] = {}
+        for _, name in sorted(known):
+            kind = re.match(r"[a-z]+?(?:v\d)?(?=\d|_|$)", name)
+            kinds.setdefault(kind[0] if kind else name, name)
+        yield from (f"timm:{name}" for name in kinds.values())
+
+
+def network(name: str) -> Network:
+    """One of them, seeded."""
+    load_torchvision()
+    library, _, called = name.partition(":")
+    torch.manual_seed(0)
+    module = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[library](called)
+    module = module.eval().requires_grad_(False)
+    drawn(module)
+    return Network(module, _shape(module))
+
+
+def _timm(name: str) -> nn.Module:
+    import timm
+
+    module: nn.Module = timm.create_model(name)
+    return module
+
+
+def _torchvision(name: str) -> nn.Module:
+    from torchvision import models
+
+    more = {"init_weights": True, "transform_input": False} if name in ("googlenet", "inception_v3") else {}
+    module: nn.Module = models.get_model(name, weights=None, **more)
+    return module
+
+
+def _transformers(name: str) -> nn.Module:
+    import transformers
+
+    kind = getattr(transformers, name)
+    given = dict(TRANSFORMERS[name])
+    if name.startswith("Detr"):
+        backbone = transformers.ResNetConfig(
+            embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], layer_type="basic",
+            out_features=["stage4"],
+        )  # fmt: skip
+        given |= {"use_timm_backbone": False, "backbone": None, "backbone_config": backbone}
+    model = kind(kind.config_class(**given))
+    for part in model.modules():
+        if isinstance(part, nn.Conv2d):  # its own are so small that deep networks of them give one number
+            nn.init.kaiming_normal_(part.weight)
+    return _Outputs(model)
+
+
+class _Outputs(nn.Module):
+    """What a model of transformers gives, as tensors alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in tree_leaves(self.model(pixel_values)) if isinstance(leaf, torch.Tensor))
+
+
+def drawn(module: nn.Module) -> None:
+    """Draw what training would have moved, in place: statistics, and all that stands at one number."""
+    random = torch.Generator().manual_seed(0)
+    for part in module.modules():
+        if isinstance(getattr(part, "running_var", None), torch.Tensor):
+            mean, variance = part.running_mean, part.running_var
+            mean.add_(torch.randn(mean.shape, generator=random), alpha=0.2)
+            variance.mul_(0.5 + torch.rand(variance.shape, generator=random))
+    for weight in module.parameters():
+        if weight.ndim < 2 or bool((weight == weight.flatten()[0]).all()):
+            weight.add_(torch.randn(weight.shape, generator=random), alpha=0.1)
+
+
+def _shape(module: nn.Module) -> tuple[int, int, int]:
+    """The smallest image that it takes."""
+    cfg = getattr(module, "default_cfg", None) or {}
+    own = int(cfg.get("input_size", (3, 224, 224))[-1])
+    fixed = cfg.get("fixed_input_size") or isinstance(module, _Outputs)
+    for side in (own,) if fixed else (*(size for size in SIZES if size < own), own):
+        with suppress(Exception), torch.inference_mode():  # any code over an image too small for it
+            found = module(torch.randn(1, 3, side, side))
+            if all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)):
+                return 3, side, side
+    return 3, own, own

@@ -1,0 +1,78 @@
+"""The page of the docs on the zoo, from its results: `python benchmarks/zoo_table.py` writes docs/zoo.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from zoo import FOLDED, MEASURED, rows
+
+PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
+HEAD = """# The zoo
+
+What `repaconv fold model.onnx` does to networks of every kind in timm, and of torchvision and transformers: seeded
+weights, statistics and affines drawn at random, exported by torch in float64 at the smallest image that each takes.
+`make bench-zoo` goes on where it stopped, and makes this page of `benchmarks/results/zoo.jsonl`.
+"""
+COLUMNS = (
+    "| network | parameters: module, graph, folded (timm's own) | multiplications | float64 "
+    "| times onnxsim's time | times as fast |\n|---|---|---|---|---|---|"
+)
+
+
+def page(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> str:
+    """The whole page.
+
+    Args:
+        folds: The rows of networks that were folded.
+        speeds: Of those that were measured.
+    """
+    done = [row for row in folds if "problem" not in row]
+    fast = {row["name"]: row for row in speeds if "problem" not in row}
+    told = [HEAD, _summed(folds, done, list(fast.values())), COLUMNS]
+    told += [_line(row, fast.get(row["name"])) for row in done]
+    if bad := [row for row in folds if "problem" in row]:
+        told += ["", "Not folded:", "", *(f"- {row['name']}: {row['problem']}" for row in bad)]
+    return "\n".join([*told, ""])
+
+
+def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: list[dict[str, Any]]) -> str:
+    """In words."""
+    exact = [row["float64"] for row in done if row["float64"] is not None]
+    more = [row["name"] for row in done if row["macs"] and row["macs"][1] > row["macs"][0]]
+    over = [row["name"] for row in done if row["reparameterized"] and row["parameters"][1] > row["reparameterized"]]
+    times = [row["fold"]["cpu_s"] / row["onnxsim"]["cpu_s"] for row in done]
+    lines = [
+        f"{len(done)} of {len(folds)} are folded and proved; {len(exact)} were also evaluated in float64, where the "
+        f"fold is off by at most {max(exact, default=0.0):.0e} of the largest output.",
+        f"More multiplications than before: {', '.join(more) or 'none'}. More parameters than timm's "
+        f"`reparameterize_model` leaves: {', '.join(over) or 'none'}.",
+        f"The command takes {median(times):.1f} times the processor time of `onnxsim` (median; at most "
+        f"{max(times):.1f}), proofs included, no measurement.",
+    ]
+    if fast:
+        mean = exp(sum(log(row["ratio"]) for row in fast) / len(fast))
+        cpus = ", ".join(sorted({row["cpu"] for row in fast}))
+        lines.append(
+            f"Against the same graph through onnxsim, interleaved, one thread, {cpus}: {mean:.2f} times as fast "
+            f"(geometric mean of {len(fast)}), the slowest {min(row['ratio'] for row in fast):.2f}."
+        )
+    return "\n\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any], speed: dict[str, Any] | None) -> str:
+    counts = [row["module"], *row["parameters"]]
+    own = f" ({row['reparameterized']:,})" if row["reparameterized"] else ""
+    macs = "; ".join(f"{count / 1e6:,.1f} M" for count in dict.fromkeys(row["macs"])) if row["macs"] else ""
+    exact = f"{row['float64']:.0e}" if row["float64"] is not None else ""
+    times = f"{row['fold']['cpu_s'] / row['onnxsim']['cpu_s']:.1f}"
+    faster = f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})" if speed else ""
+    told = ", ".join(f"{count:,}" for count in counts) + own
+    return f"| {row['name']} | {told} | {macs} | {exact} | {times} | {faster} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(rows(FOLDED), rows(MEASURED)))

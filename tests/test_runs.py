@@ -170,7 +170,7 @@ def test_results_go_nowhere_where_something_else_is(tiny, tmp_path, repaconv):
 def test_the_demo_keeps_a_checkpoint_that_is_there(tmp_path, repaconv):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "riformer_s12.pth").write_bytes(b"mine")
-    assert repaconv("demo", "-o", "d")[0] == 4
+    assert repaconv("demo", "--arch", "s12", "-o", "d")[0] == 4
     assert (tmp_path / "d" / "riformer_s12.pth").read_bytes() == b"mine"
 
 

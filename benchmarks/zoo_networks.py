@@ -184,7 +184,7 @@ def drawn(module: nn.Module) -> None:
             mean, variance = part.running_mean, part.running_var
             mean.add_(torch.randn(mean.shape, generator=random), alpha=0.2)
             variance.mul_(0.5 + torch.rand(variance.shape, generator=random))
-            if part.weight is not None and not part.weight.any():  # a branch that starts as nothing
+            if part.weight is not None and part.weight.abs().mean() < 0.1:  # what starts as nothing
                 part.weight.add_(1)
     for weight in module.parameters():
         if weight.ndim < 2 or bool((weight == weight.flatten()[0]).all()):

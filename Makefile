@@ -5,7 +5,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 # Each may take 2 GiB; whole files stay together while there is enough for all, and what is left over is shared.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-slow lint arm docker-steps train clean
+.PHONY: demo test test-slow lint arm docker-steps torture train clean
 .PHONY: bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs
 
@@ -82,6 +82,10 @@ docs: .venv/installed-dev
 	$(PIP) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
+# Hostile and damaged input, an hour; broken off, it goes on from there.
+torture: .venv/installed-dev
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture .torture
+
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py
 	$(BIN)/python benchmarks/train/train.py
@@ -97,4 +101,4 @@ train: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .arm build/gpu-kit build/gpu-bare .docker-steps demo-out
+	rm -rf .venv .torture .arm build/gpu-kit build/gpu-bare .docker-steps demo-out

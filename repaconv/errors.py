@@ -19,8 +19,13 @@ def in_one_line(text: str) -> str:
 
 def said_by(error: BaseException) -> str:
     """What somebody else's exception says, as part of a sentence: its kind, and its first line."""
-    first = str(error).strip().partition("\n")[0].rstrip(".")[:300]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    first = first_line(error)
+    return f"{type(error).__name__}: {first}" if first != type(error).__name__ else first
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of it, or its kind where it says nothing."""
+    return str(error).strip().partition("\n")[0].rstrip(".")[:300] or type(error).__name__
 
 
 class RepaconvError(Exception):

@@ -37,6 +37,18 @@ def finite(plain: Any) -> Any:
     return plain
 
 
+def from_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: If it is none, or nested deeper than anything that is meant.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
 def sha256_of(path: Path) -> str:
     """Hex digest of a file, read in pieces: large ones, since other threads hold the interpreter between them."""
     digest, buffer = hashlib.sha256(), bytearray(1 << 24)
@@ -121,7 +133,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         Refused: If it is not JSON, of another schema version, or not of this kind.
     """
     try:
-        plain = json.loads(path.read_text())
+        plain = from_json(path.read_text(encoding="utf-8"))
         if isinstance(plain, dict) and plain.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise Refused(
                 f"{path} has schema version {plain['schema_version']}, this repaconv reads {SCHEMA_VERSION}.",
@@ -141,8 +153,8 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 def stage_of(path: Path) -> str:
     """Which stage an artefact is of; empty if the file is no artefact."""
     try:
-        plain = json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError):
+        plain: Any = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (ValueError, OSError):
         return ""
     ours = isinstance(plain, dict) and "schema_version" in plain
     return str(plain.get("stage", "")) if ours else ""

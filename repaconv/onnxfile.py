@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.errors import Refused
+from repaconv.errors import Refused, first_line
 
 if TYPE_CHECKING:
     import onnx
@@ -37,15 +37,26 @@ def read_graph(path: Path) -> onnx.ModelProto:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's, whose class is its own
         raise Refused(
-            f"{path} is not an ONNX file: {str(error).splitlines()[0] if str(error) else type(error).__name__}.",
+            f"{path} is not an ONNX file: {first_line(error)}.",
             hint="Give a file that an exporter wrote.",
             code="onnx.unreadable",
         ) from error
-    if not model.graph.node and not model.opset_import:
+    if (not model.graph.node and not model.opset_import) or not _in_letters(model):
         raise Refused(
             f"{path} is not an ONNX file.", hint="Give a file that an exporter wrote.", code="onnx.unreadable"
         )
     return model
+
+
+def _in_letters(model: onnx.ModelProto) -> bool:
+    """Whether its names are text: what is none, protobuf hands on as bytes."""
+    graph = model.graph
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    names = [text for node in graph.node for text in (node.op_type, node.domain, node.name, *node.input, *node.output)]
+    names += [*(value.name for value in values), *(entry.domain for entry in model.opset_import)]
+    names += [entry.name for node in graph.node for entry in node.attribute]
+    names += [text for entry in model.metadata_props for text in (entry.key, entry.value)]
+    return all(isinstance(name, str) for name in (*names, model.producer_name, model.producer_version, graph.name))
 
 
 def said_by(path: Path) -> dict[str, str]:
@@ -73,11 +84,13 @@ def split_evenly(length: int, count: int) -> list[int] | None:
 
 
 def external_files(model: onnx.ModelProto) -> list[str]:
-    """Names of the files in which weights lie, as the graph says them; subgraphs included."""
+    """Names of the files in which weights lie, as the graph says them; in subgraphs and functions, too."""
     found: set[str] = set()
 
-    def look(graph: onnx.GraphProto) -> None:
-        tensors = list(graph.initializer)
+    def look(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+        tensors = list(getattr(graph, "initializer", ()))
+        for sparse in getattr(graph, "sparse_initializer", ()):
+            tensors += [sparse.values, sparse.indices]
         for node in graph.node:
             for entry in node.attribute:
                 tensors += [*([entry.t] if entry.HasField("t") else []), *entry.tensors]
@@ -85,14 +98,23 @@ def external_files(model: onnx.ModelProto) -> list[str]:
                     look(inner)
         found.update(entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
 
-    look(model.graph)
+    for whole in (model.graph, *model.functions):
+        look(whole)
     return sorted(found)
 
 
 def strays(model: onnx.ModelProto, folder: Path) -> list[str]:
     """Which of them lie outside the graph's own folder, or would if they were there; links are followed."""
     home = folder.resolve()
-    return [name for name in external_files(model) if not (home / name).resolve().is_relative_to(home)]
+
+    def inside(name: str) -> bool:
+        try:
+            (home / name).is_file()
+            return (home / name).resolve().is_relative_to(home)
+        except (ValueError, OSError):  # no file can be called that
+            return False
+
+    return [name for name in external_files(model) if not inside(name)]
 
 
 def require_inside(path: Path) -> None:

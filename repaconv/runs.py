@@ -10,7 +10,7 @@ from pathlib import Path
 
 from repaconv.artefacts import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
-from repaconv.files import read_artefact, sha256_of, stage_of, write_text
+from repaconv.files import from_json, read_artefact, sha256_of, stage_of, write_text
 from repaconv.replacing import remove, require_ours
 from repaconv.variants import dotted
 
@@ -148,7 +148,7 @@ def fold_of(run: Run) -> FoldArtefact:
     """
     kind = "method"  # as of those of before it was said
     with suppress(OSError, ValueError, AttributeError):  # read_artefact says what is wrong with it
-        kind = str(json.loads(run.fold_json.read_text()).get("kind", kind))
+        kind = str(from_json(run.fold_json.read_text()).get("kind", kind))
     if kind not in KINDS:
         raise Refused(
             f"{run.fold_json} is the fold of a {kind!r}, which this repaconv does not know.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from torture import checkpoints, pickles
+from torture import checkpoints, graphs, others, page, pickles
 from torture.arena import outcomes
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
@@ -12,6 +14,8 @@ from torture.nets import net
 import repaconv as rc
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused
+from repaconv.runs import Run, fold_of
+from repaconv.subjects.architectures import of_folder
 
 
 def faults(cases, folder):
@@ -33,6 +37,22 @@ def test_strange_containers_end_in_a_sentence_or_in_the_same_weights(tmp_path):
 
 def test_damaged_checkpoints_and_weights_of_no_network_end_in_a_sentence(tmp_path):
     assert not faults([*checkpoints.damaged(15, 3), *checkpoints.other_weights(10, 3)], tmp_path)
+
+
+def test_hostile_and_damaged_graphs_end_in_a_sentence(tmp_path):
+    dear = ("giant", "thousand", "calls")
+    cases = [case for case in graphs.hostile() if not any(word in case.name for word in dear)]
+    assert not faults([*cases[::9], *graphs.damaged(8, 3)], tmp_path)
+
+
+def test_damaged_texts_arrays_and_images_end_in_a_sentence(tmp_path):
+    assert not faults([case for case in others.texts(60, 3) if case.kind != "boards' results"], tmp_path)
+
+
+def test_the_page_is_of_its_result():
+    found = json.loads(page.RESULT.read_text())
+    assert page.PAGE.read_text() == page.written(found)
+    assert not found["faults"]
 
 
 # --- faults that were found --------------------------------------------------------------------------------
@@ -104,6 +124,39 @@ def test_a_block_whose_number_is_immense_is_no_count(tmp_path, name):
     with pytest.raises(Refused, match="are numbered 0") as caught:
         rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
     assert caught.value.code == "checkpoint.missing-keys"
+
+
+def test_a_graphs_functions_reach_outside_its_folder_no_more_than_the_graph(tmp_path):
+    hidden = dict(graphs.external())["weights outside, in a function"]
+    (tmp_path / "c.onnx").write_bytes(hidden.SerializeToString())
+    with pytest.raises(Refused, match="outside its folder"):
+        rc.fold(tmp_path / "c.onnx", out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("family", "told", "code"),
+    [
+        (graphs.knots, f"a loop of {1 << 62:,} turns", "onnx.endless"),
+        (graphs.knots, "no input", "onnx.invalid"),
+        (graphs.oddities, "an input of type 99", "onnx.invalid"),
+        (graphs.external, "weights in 'a\\x00b'", "onnx.external"),
+    ],
+)
+def test_a_graph_that_cannot_be_run_is_refused_before_it_is(tmp_path, family, told, code):
+    (tmp_path / "c.onnx").write_bytes(dict(family())[told].SerializeToString())
+    with pytest.raises(Refused) as caught:
+        rc.fold(tmp_path / "c.onnx", out=tmp_path / "run")
+    assert caught.value.code == code
+
+
+def test_json_that_is_nested_too_deep_or_no_table_is_refused(tmp_path):
+    for content in ("[" * 100_000, "7"):
+        (tmp_path / "fold.json").write_text(content)
+        with pytest.raises(Refused):
+            fold_of(Run(tmp_path))
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(Refused, match=r"no readable config\.json"):
+            of_folder(tmp_path)
 
 
 def test_tensors_that_no_net_has_under_a_methods_names_are_refused(tmp_path):

@@ -21,7 +21,7 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
-from repaconv.errors import Refused, RepaconvError, require_module
+from repaconv.errors import Refused, RepaconvError, first_line, require_module
 from repaconv.onnxfile import require_inside
 
 PROVIDER = "CPUExecutionProvider"
@@ -187,7 +187,7 @@ def unloadable(model: Deployable, error: Exception) -> Refused:
     """What is raised where ONNX Runtime does not load a model."""
     where = "the model" if isinstance(model, bytes) else str(model)
     return Refused(
-        f"ONNX Runtime does not load {where}: {str(error).splitlines()[0]}.",
+        f"ONNX Runtime does not load {where}: {first_line(error)}.",
         hint="Check that it is an ONNX file, and that its opset is not newer than this runtime.",
         code="onnx.unloadable",
     )

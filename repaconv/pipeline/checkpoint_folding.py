@@ -104,8 +104,10 @@ def read_hashed(checkpoint: Path, weights: str | None) -> Checkpoint:
     """The file, hashed while torch is imported, which takes seconds."""
     sha256 = None
     if checkpoint.is_file():
-        Thread(target=_import_torch).start()
+        importing = Thread(target=_import_torch)
+        importing.start()
         sha256 = sha256_of(checkpoint)
+        importing.join()  # what is half imported is no module yet
     from repaconv.checkpoint import read_checkpoint
 
     return read_checkpoint(checkpoint, weights, sha256)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import runs
 from repaconv.artefacts import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused
-from repaconv.files import read_artefact, sha256_of, sha256_of_bytes, stage_of
+from repaconv.files import from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import REFERENCE
@@ -154,7 +153,7 @@ def _as_json(found: dict[str, bytes], name: str) -> Any:
     if name not in found:
         raise _damaged(f"{name} is not in it")
     try:
-        return json.loads(found[name])
+        return from_json(found[name])
     except ValueError as error:
         raise _damaged(f"{name} is not JSON ({error})") from error
 

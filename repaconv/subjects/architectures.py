@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.errors import Refused, UsageProblem
+from repaconv.files import from_json
 from repaconv.subjects.builders import KNOWN, of_registry, own, package
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
         Refused: If it is none, or its weights are not in one file.
     """
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = from_json((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no table of names")
     except (OSError, ValueError) as error:
         raise Refused(
             f"{folder} has no readable config.json: {error}.",

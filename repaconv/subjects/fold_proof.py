@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from repaconv.artefacts import Link, Tolerance
-from repaconv.errors import GateFailed, Refused
+from repaconv.errors import GateFailed, Refused, first_line
 from repaconv.proof.policy import DEPTH, LOSSY, exact_rtols, tolerance
 from repaconv.proof.rounding import stored
 from repaconv.proof.runners import load_onnx
@@ -68,7 +68,7 @@ def usual_rtols(model: onnx.ModelProto) -> dict[str, float]:
 def unrunnable(source: Path, error: Unrunnable) -> Refused:
     """What is raised where no inputs are found on which a graph runs."""
     return Refused(
-        f"{source} does not run under ONNX Runtime on seeded inputs: {error}",
+        f"{source} does not run under ONNX Runtime on seeded inputs: {first_line(error)}.",
         hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
         code="onnx.unrunnable",
     )
@@ -151,7 +151,7 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
         why = error.message.partition(": ")[2].removesuffix(".")
         defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
         raise Refused(
-            f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {why}",
+            f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {why}.",
             hint=defect if folded else "Nothing could be proved; give a graph of standard operators.",
             code="onnx.rewrite" if folded else "onnx.unloadable",
         ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
-from repaconv.errors import Refused
+from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES
 from repaconv.graphs.opsets import OLDEST
 from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Port
 
+TURNS = 1_000_000
+"""Of a loop, beyond which a graph is not run."""
 CONTROL = ("If", "Loop", "Scan")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
@@ -54,11 +56,39 @@ def loaded(path: Path) -> onnx.ModelProto:
         check(model)
     except Exception as error:
         raise Refused(
-            f"{path} is not valid ONNX: {str(error).splitlines()[0]}.",
+            f"{path} is not valid ONNX: {first_line(error)}.",
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         ) from error
+    if not inputs_of(model) or not model.graph.output:
+        raise Refused(
+            f"{path} takes nothing, or gives nothing: there is nothing to compare by.",
+            hint="Export it again, with its inputs and outputs.",
+            code="onnx.invalid",
+        )
+    if strange := [value.name for value in model.graph.input if not _of_a_known_type(value)]:
+        raise Refused(
+            f"{path} takes {strange[0]}, which is of a type that ONNX does not know.",
+            hint="Export it again; `repaconv inspect` shows what it holds.",
+            code="onnx.invalid",
+        )
+    _require_an_end(path, model)
     return model
+
+
+def _require_an_end(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse loops that count to what nobody waits for; one that ends by a condition is run."""
+    from onnx import numpy_helper
+
+    counts = {weight.name: weight for weight in model.graph.initializer}
+    for node in model.graph.node:
+        count = counts.get(node.input[0]) if node.op_type == "Loop" and node.input else None
+        if count is not None and (turns := int(numpy_helper.to_array(count).reshape(-1)[0])) > TURNS:
+            raise Refused(
+                f"{path} has a loop of {turns:,} turns, and what it computes is found by running it.",
+                hint="Give its loops an end that is reached.",
+                code="onnx.endless",
+            )
 
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -97,9 +127,8 @@ def folded(
         smaller, changes = rewritten(model, without(taken_back))
         check(smaller, full=True)
     except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
-        told = str(error).strip().splitlines()
         raise Refused(
-            f"{source} cannot be rewritten: {told[0] if told else type(error).__name__}.",
+            f"{source} cannot be rewritten: {first_line(error)}.",
             hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
             code="onnx.rewrite",
         ) from error
@@ -129,11 +158,18 @@ def inputs_of(model: onnx.ModelProto) -> tuple[Port, ...]:
     return tuple(_port(value) for value in model.graph.input if value.name not in stored)
 
 
+def _of_a_known_type(value: onnx.ValueInfoProto) -> bool:
+    import onnx
+
+    return value.type.tensor_type.elem_type in onnx.TensorProto.DataType.values()
+
+
 def _port(value: onnx.ValueInfoProto) -> Port:
     import onnx
 
     from repaconv.engines.contract import Port
 
     kind = value.type.tensor_type
-    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if kind.elem_type else ""
+    known = kind.elem_type and _of_a_known_type(value)
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if known else ""
     return Port(value.name, tuple(d.dim_value or d.dim_param or None for d in kind.shape.dim), dtype)

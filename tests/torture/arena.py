@@ -25,7 +25,7 @@ from repaconv.errors import RepaconvError
 SECONDS = 20
 MEMORY = 1 << 30
 """What a case may add to the address space, beside four times its file."""
-LONGEST = 700
+LONGEST = 1000
 """Characters of a sentence that one reads."""
 FORBIDDEN = frozenset(
     """os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty os.kill os.remove os.rename
@@ -44,14 +44,14 @@ class Case:
         name: Which of them it is.
         make: Writes it into an empty folder, and says where it is.
         read: What repaconv does with it; gives ``the same``, ``other`` or ``sound``, or raises.
-        may_write: Whether what it reads it may also write into that folder.
+        alone: Whether it makes processes of its own, and what they do is not listened to.
     """
 
     kind: str
     name: str
     make: Callable[[Path], Path]
     read: Callable[[Path], str]
-    may_write: bool = False
+    alone: bool = False
 
 
 class Outcome(NamedTuple):
@@ -150,9 +150,9 @@ def _one(case: Case, place: Path, heard: list[str], listening: list[bool], limit
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(SECONDS)
     free = resource.getrlimit(resource.RLIMIT_AS)
-    if limits:
+    if limits and not case.alone:
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY + 4 * size, free[1]))
-    listening[0] = True
+    listening[0] = not case.alone
     began = time.monotonic()
     try:
         ended, detail = case.read(path), ""

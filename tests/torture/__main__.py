@@ -1,0 +1,77 @@
+"""``PYTHONPATH=tests python -m torture FOLDER``: every batch that is not there yet, then the result and its page.
+
+It may be broken off at any moment and goes on from there. ``--only WORD`` takes the batches whose names have the word;
+``--batches N`` stops after so many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from torture import checkpoints, graphs, kills, others, warm
+from torture.arena import Case, outcomes
+from torture.page import PAGE, RESULT, collated, written
+
+AT_ONCE = 100
+
+
+def batches() -> dict[str, Callable[[], Iterable[Case]]]:
+    """By name, and each the same whenever it is run."""
+    found: dict[str, Callable[[], Iterable[Case]]] = {
+        "hostile": checkpoints.hostile,
+        "strange": checkpoints.strange,
+        "graphs": graphs.hostile,
+    }
+    found |= {f"damaged-{n:03}": partial(checkpoints.damaged, AT_ONCE, n) for n in range(100)}
+    found |= {f"weights-{n:03}": partial(checkpoints.other_weights, AT_ONCE, n) for n in range(10)}
+    found |= {f"graphs-{n:03}": partial(graphs.damaged, AT_ONCE, n) for n in range(18)}
+    found |= {f"texts-{n:03}": partial(others.texts, AT_ONCE, n) for n in range(16)}
+    found |= {f"runs-{n:03}": partial(others.runs_damaged, AT_ONCE, n) for n in range(4)}
+    found |= {f"kills-{n:03}": partial(kills.killed, AT_ONCE, n) for n in range(3)}
+    return found
+
+
+def run(name: str, cases: list[Case], at: Path) -> None:
+    """One batch, and what became of it."""
+    counts: Counter[tuple[str, str]] = Counter()
+    faults = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for outcome in outcomes(cases, Path(scratch)):
+            counts[outcome.kind, outcome.ended if not outcome.fault else "fault"] += 1
+            if outcome.fault:
+                faults.append(outcome._asdict())
+                sys.stdout.write(f"{name}: {outcome.name}: {outcome.ended}: {outcome.detail[-800:]}\n")
+    rows = [{"kind": kind, "ended": ended, "cases": times} for (kind, ended), times in sorted(counts.items())]
+    at.write_text(json.dumps({"rows": rows, "faults": faults}, indent=1) + "\n")
+    sys.stdout.write(f"{name}: {dict(Counter(row['ended'] for row in rows))} {len(faults)} faults\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Exit 1 if there is a fault."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--batches", type=int, default=1 << 30)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    warm.up()
+    left = {name: cases for name, cases in batches().items() if asked.only in name}
+    left = {name: cases for name, cases in left.items() if not (asked.folder / f"{name}.json").is_file()}
+    for name, cases in list(left.items())[: asked.batches]:
+        run(name, list(cases()), (asked.folder / f"{name}.json").absolute())
+    found = collated(asked.folder)
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(written(found))
+    return 1 if found["faults"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

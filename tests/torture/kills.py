@@ -1,0 +1,140 @@
+"""Stages killed at random moments: what is left is never taken for whole, and the same command then completes."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import repaconv
+from repaconv import runs
+from repaconv.errors import Refused, RepaconvError
+from repaconv.files import stage_of
+from torture import graphs, others
+from torture.arena import Case
+from torture.nets import net
+
+Stage = Callable[[Path], object]
+
+
+def _fold(at: Path) -> object:
+    return repaconv.fold(at / "c.pth", out=at / "run", settings=net("riformer").settings)
+
+
+def _fold_graph(at: Path) -> object:
+    return repaconv.fold(at / "c.onnx", out=at / "run")
+
+
+def _build(at: Path) -> object:
+    return repaconv.build(at / "run", target="x86-64")
+
+
+def _verify(at: Path) -> object:
+    return repaconv.verify(at / "run", count=1)
+
+
+def _bare(at: Path) -> None:
+    torch.save(net("riformer").whole, at / "c.pth")
+    (at / "c.onnx").write_bytes(graphs.convolution().SerializeToString())
+
+
+def _with_a_run(at: Path) -> None:
+    shutil.copytree(others.whole_run(), at, dirs_exist_ok=True)
+    fold = at / "run/fold.json"
+    fold.write_text(fold.read_text().replace(str(others.whole_run()), str(at)))
+
+
+def _without(*names: str) -> Callable[[Path], None]:
+    def prepare(at: Path) -> None:
+        _with_a_run(at)
+        for name in names:
+            (at / name).unlink()
+
+    return prepare
+
+
+def _of_other_weights(at: Path) -> None:
+    """A run of what the checkpoint was before it was trained on."""
+    _with_a_run(at)
+    weights = {
+        name: 2 * value if value.is_floating_point() else value for name, value in net("riformer").weights.items()
+    }
+    torch.save({**net("riformer").whole, "state_dict": weights}, at / "c.pth")
+
+
+STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
+    "fold": (_fold, _bare, 0.3, 6),
+    "fold, again": (_fold, _with_a_run, 0.3, 3),
+    "fold, of other weights": (_fold, _of_other_weights, 0.3, 4),
+    "fold of a graph": (_fold_graph, _bare, 0.4, 4),
+    "build": (_build, _without("run/build/x86-64.json", "run/build/x86-64.onnx"), 0.3, 4),
+    "build, again": (_build, _with_a_run, 0.3, 2),
+    "verify": (_verify, _without("run/verify.json"), 0.7, 2),
+}
+"""By name: the stage, what is there before, seconds that it takes, and how often it is drawn."""
+
+
+def killed(count: int, seed: int) -> Iterator[Case]:
+    others.whole_run()
+    rng = random.Random(seed)
+    names = [name for name, (_, _, _, often) in STAGES.items() for _ in range(often)]
+    for number in range(count):
+        name = rng.choice(names)
+        stage, prepare, seconds, _ = STAGES[name]
+        read = partial(_killed, stage=stage, after=rng.random() * seconds)
+        yield Case(f"kills: {name}", f"{seed}.{number}", partial(_prepared, prepare), read, alone=True)
+
+
+def _prepared(prepare: Callable[[Path], None], folder: Path) -> Path:
+    prepare(folder)
+    return folder
+
+
+def _in_a_child(stage: Stage, at: Path) -> int:
+    child = os.fork()
+    if not child:
+        try:
+            stage(at)
+            os._exit(0)
+        except RepaconvError as error:
+            (at / "said").write_text(f"{error.code}: {error.message}")
+            os._exit(9)
+        except BaseException as error:
+            (at / "said").write_text(repr(error))
+            os._exit(8)
+    return child
+
+
+def _killed(at: Path, stage: Stage, after: float) -> str:
+    child = _in_a_child(stage, at)
+    time.sleep(after)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    _require_whole(at)
+    _, again = os.waitpid(_in_a_child(stage, at), 0)
+    if again:
+        said = (at / "said").read_text() if (at / "said").is_file() else f"status {again}"
+        raise AssertionError(f"killed after {after:.3f} s, and again: {said}")
+    _require_whole(at)
+    left = [path.name for path in (at / "run").rglob(".*") if path.is_file()]
+    assert not left or os.WIFSIGNALED(status), f"left behind: {left}"
+    return "sound" if os.WIFSIGNALED(status) else "the same"
+
+
+def _require_whole(at: Path) -> None:
+    """Every artefact that is there is whole, and what it names is there as it was written, or refused as such."""
+    for path in sorted((at / "run").rglob("*.json")):
+        assert stage_of(path), f"{path} is half an artefact"
+    if (at / "run/fold.json").is_file():
+        run = runs.Run(at / "run")
+        folded = runs.fold_of(run)
+        with suppress(Refused):  # it is gone or another, and is told to be
+            run.payload(folded.payload)

@@ -1,0 +1,52 @@
+"""The result of `make torture`, and docs/torture.md, which is made from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "torture.json"
+PAGE = ROOT / "docs" / "torture.md"
+ENDS = ("refused", "the same", "other", "sound", "fault")
+HEAD = """# Torture
+
+What `make torture` did to repaconv, and how it ended; made from `benchmarks/results/torture.json`, do not edit. Each
+case is read in a process of its own making with little memory beside four times its file, 20 seconds, and an ear on
+every command, connection and file that the interpreter opens. A slice of it runs with the tests, and each fault that
+it found has a test there (`tests/test_torture.py`, `tests/test_faults_of_machines.py`).
+
+*Refused*: one sentence with a hint, a code and the right exit code, and nothing written. *The same*: read, and each
+tensor is the one that was saved. *Other*: read, of a container that has no checksums, with other values in it: nobody
+can tell. *Sound*: folded, and proved as any fold is. *Fault*: anything else: a traceback, a process that died or hung,
+a command that ran, something written by what was refused, other weights out of a container with checksums.
+
+| what was read | cases | refused | the same | other | sound | faults |
+|---|---|---|---|---|---|---|
+"""
+
+
+def collated(folder: Path) -> dict[str, Any]:
+    """All batches as one."""
+    kinds: dict[str, dict[str, int]] = {}
+    faults: list[Any] = []
+    for path in sorted(folder.glob("*.json")):
+        batch = json.loads(path.read_text())
+        faults += batch["faults"]
+        for row in batch["rows"]:
+            ends = kinds.setdefault(row["kind"], dict.fromkeys(ENDS, 0))
+            ends[row["ended"]] += row["cases"]
+    return {"kinds": kinds, "faults": [[fault["kind"], fault["name"], fault["ended"]] for fault in faults]}
+
+
+def written(found: dict[str, Any]) -> str:
+    """The page."""
+    lines = []
+    for kind, ends in found["kinds"].items():
+        figures = " | ".join(f"{ends[end]:,}" if ends[end] else "0" for end in ENDS)
+        lines.append(f"| {kind} | {sum(ends.values()):,} | {figures} |")
+    total = {end: sum(ends[end] for ends in found["kinds"].values()) for end in ENDS}
+    figures = " | ".join(f"{total[end]:,}" for end in ENDS)
+    lines.append(f"| **all** | {sum(total.values()):,} | {figures} |")
+    return HEAD + "\n".join(lines) + "\n"

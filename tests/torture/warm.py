@@ -1,0 +1,23 @@
+"""What every child would import for itself, imported once before it is forked."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import repaconv
+from repaconv import registry
+from torture.nets import net
+
+
+def up() -> None:
+    """Every method, and a fold of one."""
+    for name in registry.registered(registry.METHODS):
+        registry.load(registry.METHODS, name)
+    with tempfile.TemporaryDirectory() as scratch:
+        path, told = Path(scratch, "c.pth"), net("dwconv")
+        torch.save(told.whole, path)
+        repaconv.inspect(path, settings=told.settings)
+        repaconv.fold(path, out=Path(scratch, "run"), settings=told.settings)

@@ -55,6 +55,8 @@ def _in_letters(model: onnx.ModelProto) -> bool:
     names = [text for node in graph.node for text in (node.op_type, node.domain, node.name, *node.input, *node.output)]
     names += [*(value.name for value in values), *(entry.domain for entry in model.opset_import)]
     names += [entry.name for node in graph.node for entry in node.attribute]
+    sized = (value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output, *graph.value_info))
+    names += [dim.dim_param for dims in sized for dim in dims]
     names += [text for entry in model.metadata_props for text in (entry.key, entry.value)]
     return all(isinstance(name, str) for name in (*names, model.producer_name, model.producer_version, graph.name))
 

@@ -60,6 +60,16 @@ def loaded(path: Path) -> onnx.ModelProto:
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         ) from error
+    _require_runnable(path, model)
+    return model
+
+
+def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse what is valid and cannot be run to be compared.
+
+    Raises:
+        Refused: If it takes or gives nothing, or takes what is of no known type, or has a loop without an end.
+    """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
             f"{path} takes nothing, or gives nothing: there is nothing to compare by.",
@@ -73,7 +83,6 @@ def loaded(path: Path) -> onnx.ModelProto:
             code="onnx.invalid",
         )
     _require_an_end(path, model)
-    return model
 
 
 def _require_an_end(path: Path, model: onnx.ModelProto) -> None:

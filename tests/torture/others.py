@@ -259,6 +259,7 @@ KINDS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], object]]] = {
 
 def texts(count: int, seed: int) -> Iterator[Case]:
     """Small files of every kind, damaged."""
+    whole_run()
     rng = random.Random(seed)
     for number in range(count):
         kind = rng.choice(sorted(KINDS))

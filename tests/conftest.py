@@ -25,7 +25,14 @@ OFFICIAL = sorted((SHARED / "riformer").glob("*.pth"))
 
 def one_quick(paths):
     """The first of several alike in `make test`, the others in `make test-slow`; each exports a network of its own."""
-    return [pytest.param(path, marks=[pytest.mark.slow] if n else [], id=path.stem) for n, path in enumerate(paths)]
+    return quick_where([*paths][:1].__contains__, paths, ids=lambda path: Path(path).stem)
+
+
+def quick_where(quick, rows, ids=lambda row: None):
+    """Rows of parameters: those that are ``quick`` in `make test`, the others in `make test-slow`."""
+    marks = [[] if quick(row) else [pytest.mark.slow] for row in rows]
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*value, marks=mark, id=ids(row)) for value, mark, row in zip(values, marks, rows, strict=True)]
 
 
 def one_net_a_method(rows, later=("pyra",)):
@@ -96,9 +103,13 @@ def tiny_weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def tiny(tmp_path, tiny_weights) -> Path:
-    path = tmp_path / "tiny.pth"
-    torch.save({"state_dict": tiny_weights, "args": {"img_size": 32}}, path)
+def tiny(tmp_path) -> Path:
+    return save_tiny(tmp_path)
+
+
+def save_tiny(folder: Path) -> Path:
+    path = folder / "tiny.pth"
+    torch.save({"state_dict": METHOD.example(TINY, seed=3), "args": {"img_size": 32}}, path)
     return path
 
 

@@ -15,6 +15,8 @@ from torch import nn
 from repaconv.backbones.metaformer import BACKBONE, MetaFormer
 from repaconv.exporters import to_onnx
 from repaconv.exporters.to_onnx import to_onnx as export
+from repaconv.methods.riformer import METHOD
+from repaconv.methods.riformer.paper import RIFormerBlock
 
 
 @pytest.fixture
@@ -115,6 +117,8 @@ def test_what_cannot_be_written_down_or_is_patched_is_no_question(net):
     right = MetaFormer.forward
     with patch.object(MetaFormer, "forward", lambda self, images: right(self, images) + 1):
         assert question_of(net, (x,)) is None
-    assert question_of(net, (x,))
+    with patch.object(RIFormerBlock, "forward", lambda self, images: images):
+        assert question_of(net, (x,))
+        assert question_of(METHOD.published("s12").training(), (x,)) is None
     net.head.forward = lambda features: features
     assert question_of(net, (x,)) is None

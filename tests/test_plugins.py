@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -29,15 +30,16 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch", "settings", "meta"), one_net_a_method(OWN, later=()))
+@pytest.mark.parametrize(("name", "arch", "settings", "meta"), one_net_a_method(OWN))
 def test_our_own_methods_hold_the_contract(name, arch, settings, meta, tmp_path):
     check_method(name, arch, tmp_path, settings=settings, meta=meta)
 
 
-@pytest.fixture
-def installed(tmp_path) -> dict[str, str]:
-    """An environment in which pip has installed the toy as a package of its own."""
-    wheel = tmp_path / "toy_plugin-1.0-py3-none-any.whl"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder into which pip has installed the toy as a package of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    wheel = folder / "toy_plugin-1.0-py3-none-any.whl"
     points = "[repaconv.methods]\ntoy = toy_plugin:METHOD\n[repaconv.backbones]\ntoy = toy_plugin:BACKBONE\n"
     info = {
         "METADATA": "Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n",
@@ -50,7 +52,6 @@ def installed(tmp_path) -> dict[str, str]:
         for name, text in info.items():
             archive.writestr(f"toy_plugin-1.0.dist-info/{name}", text)
         archive.writestr("toy_plugin-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in names))
-    target = tmp_path / "site"
     command = [
         sys.executable,
         "-m",
@@ -60,23 +61,29 @@ def installed(tmp_path) -> dict[str, str]:
         "--no-deps",
         "--no-index",
         "--target",
-        str(target),
+        str(folder / "packages"),
         str(wheel),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return folder / "packages"
+
+
+@pytest.fixture
+def installed(site, tmp_path) -> dict[str, str]:
+    """An environment that has these packages, in a folder of the test's own."""
+    own = shutil.copytree(site, tmp_path / "site")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(own), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
     code = "from pathlib import Path; from repaconv.testing import check_method, write_example; "
-    code += "check_method('toy', 'small', Path('.')); write_example('toy', 'small', Path('toy.pth'), 2)"
+    code += "check_method('toy', 'small', Path('.')); write_example('toy', 'small', Path('toy.pth'), 2); "
+    code += "from repaconv.cli.main import main; main(['doctor'])"
     done = subprocess.run([sys.executable, "-c", code], env=installed, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert "toy_plugin:METHOD" in done.stdout, done.stderr
     cli = [sys.executable, "-m", "repaconv"]
     fold = subprocess.run([*cli, "fold", "toy.pth", "--format", "json"], env=installed, capture_output=True, text=True)
     assert json.loads(fold.stdout)["data"]["method"] == "toy"
-    doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
-    assert "toy_plugin:METHOD" in doctor.stdout
 
 
 def test_a_broken_plugin_is_a_row_and_no_crash(installed):
@@ -88,10 +95,8 @@ def test_a_broken_plugin_is_a_row_and_no_crash(installed):
     assert "Traceback" not in doctor.stderr
     (site / "toy_plugin.py").write_text("METHOD = BACKBONE = object()  # of another version's contract\n")
     write_example("repavit", "tiny", Path("r.pth"), 2)
-    fold = subprocess.run(
-        [*cli, "fold", "r.pth", "--set", "num_heads=3"], env=installed, capture_output=True, text=True
-    )
-    assert fold.returncode == 0, fold.stderr
-    named = subprocess.run([*cli, "fold", "r.pth", "--method", "toy"], env=installed, capture_output=True, text=True)
+    code = "import repaconv; assert repaconv.fold('r.pth', num_heads=3).verdict == 'passed'; "
+    code += "from repaconv.cli.main import main; main(['fold', 'r.pth', '--method', 'toy'])"
+    named = subprocess.run([sys.executable, "-c", code], env=installed, capture_output=True, text=True)
     assert named.returncode == 3
     assert "method.broken" in named.stderr

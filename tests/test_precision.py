@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import one_net_a_method
+from conftest import one_net_a_method, quick_where
 from faults import META, SETTINGS, far_off
 from onnx import TensorProto, helper
 from test_build import RTX, order
@@ -49,8 +50,11 @@ def typed(model, precision, pieces):
     return to_int8(model, pieces, symmetric=precision == "int8, symmetric")
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "int8, symmetric"])
-@pytest.mark.parametrize("name", NETS)
+PRECISIONS = ("fp16", "bf16", "int8", "int8, symmetric")
+PAIRS = {(name, PRECISIONS[number % len(PRECISIONS)]) for number, name in enumerate(NETS)}
+
+
+@pytest.mark.parametrize(("name", "precision"), quick_where(PAIRS.__contains__, [*product(NETS, PRECISIONS)]))
 def test_every_method_in_every_precision(name, precision, record_property):
     model, runner = graph(name)
     _, _, images = net(name)
@@ -179,7 +183,7 @@ def test_some_images_calibrate_an_export_and_the_others_judge_it(tiny):
     images = np.random.default_rng(0).standard_normal((15, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
     for batch in (None, 8, 64):
-        done = rc.export(precision="int8", batch=batch, inputs="x.npz")
+        done = rc.export(precision="int8", batch=batch, image_size=32, inputs="x.npz")
         assert done.calibration == "x.npz (15 images): 7 calibrate, the other 8 judge"
         assert (done.verdict, done.links[-1].metrics.images) == ("passed", 8)
     calibrating = [place * 15 // 7 for place in range(7)]

@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED
+from conftest import SHARED, one_quick
 from oracle import gelu
 
 import repaconv as rc
@@ -220,7 +220,7 @@ def test_the_poolformers_layer_scale_reaches_the_bias():
 
 
 @pytest.mark.parametrize("weights_of", ["model", pytest.param("model_ema", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", OFFICIAL)
+@pytest.mark.parametrize("name", one_quick(OFFICIAL))
 def test_official_checkpoints(name, weights_of):
     path = SHARED / "repavit" / f"{name}.pth"
     if not path.is_file():

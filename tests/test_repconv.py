@@ -286,7 +286,10 @@ def test_the_papers_sizes():
 @pytest.mark.skipif(not (SHARED / "repconv").is_dir(), reason="official checkpoints are absent")
 @pytest.mark.parametrize(
     ("name", "training", "deploy", "export"),
-    [("repvgg_small", 50_346, 44_730, {}), ("mobileone_small", 62_570, 15_642, {"image_size": 64, "batch": 1})],
+    [
+        ("repvgg_small", 50_346, 44_730, {}),
+        pytest.param("mobileone_small", 62_570, 15_642, {"image_size": 64, "batch": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_official_checkpoints(name, training, deploy, export):
     path = SHARED / "repconv" / f"{name}.pth"

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import save_tiny
 
 import repaconv as rc
 from repaconv.artefacts import Accuracy, ReportRow
@@ -49,7 +50,23 @@ class Seen(html.parser.HTMLParser):
             self.open = ""
 
 
-def whole_run(tiny) -> None:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Path:
+    """A folder with a run of every stage."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as there:
+        there.chdir(folder)
+        whole_run(save_tiny(folder))
+    return folder
+
+
+@pytest.fixture
+def whole(measured, monkeypatch) -> None:
+    """The test runs where that run is, and adds no more than reports."""
+    monkeypatch.chdir(measured)
+
+
+def whole_run(tiny: Path) -> None:
     np.savez("pair.npz", input=np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
     rc.fold(tiny)
     rc.export()
@@ -66,8 +83,7 @@ def seen(path: Path) -> Seen:
     return found
 
 
-def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(tiny, repaconv):
-    whole_run(tiny)
+def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(whole, repaconv):
     done = rc.report()
     text = (RUN / "report.html").read_text()
     found = seen(RUN / "report.html")
@@ -275,8 +291,7 @@ def looked_at(browse, run: Path) -> None:
     assert set(Served.asked) <= {"/frame.html", "/report.html", "/favicon.ico"}
 
 
-def test_chromium_shows_it_on_a_phone_and_on_a_desk(browse, tiny):
-    whole_run(tiny)
+def test_chromium_shows_it_on_a_phone_and_on_a_desk(browse, whole):
     rc.report()
     looked_at(browse, RUN)
 

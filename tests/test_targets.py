@@ -86,8 +86,8 @@ def test_every_method_exports_for_every_target(name):
     written = {}
     for opset, lacks, forbids in KINDS:
         base = max(opset, OLDEST_EXPORTED)
-        if base not in written:  # the newest is what test_precision asks for, too
-            batch = None if base <= 20 else len(images)
+        if base not in written:  # of a fixed batch they are what test_locate and test_precision ask for, too
+            batch = None if name == "repavit-tiny" and base <= 20 else len(images)
             written[base] = to_onnx(
                 runner.module, images.shape[1:], output="logits", opset=base, batch=batch, free_size=False
             )

@@ -71,6 +71,12 @@ def pytest_unconfigure(config):
         shutil.rmtree(os.environ.pop(exported_once.FOLDER, ""), ignore_errors=True)
 
 
+def pytest_collection_finish():
+    """What is imported by now stays, and need not be looked through for what may go."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:

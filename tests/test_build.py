@@ -53,7 +53,7 @@ def order(model, **settings):
 
 
 @RTX
-@pytest.mark.parametrize("name", one_net_a_method(NETS))
+@pytest.mark.parametrize("name", one_net_a_method(NETS, later=("pyra", "nondeep", "repconv")))
 def test_every_method_builds_in_both_precisions(name):
     model, _ = graph(name)
     assert net(name)

@@ -33,7 +33,7 @@ from repaconv.farm.tuning import on_workers
 from repaconv.orders.stages import BenchOrder, ClusterOrder, TuneOrder
 
 ORIN = BenchOrder(target="orin-nano", precision="fp16")
-METHODS = ("repavit", "nondeep", "riformer")
+METHODS = ("repavit", "riformer")
 CELLS = 2 * len(METHODS)
 PATIENCE_S = 120
 

@@ -76,7 +76,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
 
 
 @RTX
-@pytest.mark.parametrize("name", one_net_a_method(NETS))
+@pytest.mark.parametrize("name", one_net_a_method(NETS, later=("pyra", "nondeep", "repconv")))
 def test_engines_of_every_method_are_what_was_asked_for(name):
     from repaconv.engines.trt_rtx import ENGINE
 

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefacts import Change, ExportArtefact, MethodFold, Ratio, TuneArtefact
+from repaconv.artefacts import Change, ExportArtefact, Ratio, TuneArtefact
 from repaconv.backbones.metaformer import MetaFormer
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import read_artefact
@@ -27,6 +27,7 @@ from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, ev
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer
 from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.repavit.published import Example
 from repaconv.methods.riformer import METHOD
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline import tuning
@@ -105,8 +106,9 @@ def test_where_nothing_is_faster_the_default_form_wins_and_the_hopeless_is_not_m
 
 def saved(name: str, seed: int) -> Path:
     method = registry.load(registry.METHODS, "repavit")
+    sizes = Example("plain", (1,), (24,), (3,), image_size=32, patch=8, classes=5)
     told = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=32)
-    torch.save({"model": method.example("tiny", seed=seed), "args": told}, path := Path(name))
+    torch.save({"model": method.example(sizes, seed=seed), "args": told}, path := Path(name))
     return path
 
 
@@ -136,7 +138,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv):
     recipe = f'checkpoint = "first.pth"\nout = "gated"\nform = "{tuned}"\n[set]\nnum_heads = 3\n'
     Path("recipe.toml").write_text(recipe)
     assert package.gate(["recipe.toml"]).exit_code == 0
-    assert read_artefact(Path("gated/fold.json"), MethodFold).form == "x86-64.json"
+    assert read_artefact(Path("gated/export.form-x86-64.json"), ExportArtefact).form == "x86-64.json"
 
 
 def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):

@@ -14,6 +14,7 @@ from torture.nets import net
 import repaconv as rc
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused
+from repaconv.proof.data import npz_inputs
 from repaconv.runs import Run, fold_of
 from repaconv.subjects.architectures import of_folder
 
@@ -157,6 +158,14 @@ def test_json_that_is_nested_too_deep_or_no_table_is_refused(tmp_path):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(Refused, match=r"no readable config\.json"):
             of_folder(tmp_path)
+
+
+def test_arrays_of_another_version_of_zip_are_refused(tmp_path):
+    content = bytearray(others._npz())
+    content[content.rindex(b"PK\1\2") + 6] = 255
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(Refused, match="not a readable"):
+        npz_inputs(tmp_path / "a.npz", 3, 5)
 
 
 def test_tensors_that_no_net_has_under_a_methods_names_are_refused(tmp_path):

@@ -5,20 +5,18 @@ Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no la
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Preprocessing
 from repaconv.engines.contract import Feeds, Port
-from repaconv.errors import Refused
+from repaconv.errors import Refused, said_by
 from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
 from repaconv.proof.runners import named
 
@@ -186,9 +184,9 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:  # TypeError: a lone .npy
+    except Exception as error:  # numpy, zipfile and zlib raise whatever they meet; TypeError: a lone .npy
         raise Refused(
-            f"{path} is not a readable .npz: {error}.",
+            f"{path} is not a readable .npz: {said_by(error)}.",
             hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",
             code="inputs.unreadable",
         ) from error

@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture train clean
-.PHONY: bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
+.PHONY: bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs
 
 demo: .venv/installed
@@ -31,6 +31,10 @@ docker-steps:
 
 bench-deploy: .venv/installed
 	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/deploy_forms.json
+
+bench-convert: .venv/installed-dev
+	$(BIN)/python benchmarks/convert_digits.py -o benchmarks/results/convert_digits.json --page docs/convert.md
+	$(BIN)/python benchmarks/score_cost.py -o benchmarks/results/score_cost.json
 
 bench-estimate: .venv/installed
 	$(BIN)/python benchmarks/estimate_error.py -o benchmarks/results/estimate_error.json --page docs/estimates.md

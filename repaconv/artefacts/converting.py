@@ -15,7 +15,7 @@ class Share(Record):
 
 
 class Tried(Record):
-    """A choice of blocks, measured on the images that choose.
+    """A choice of blocks, measured on the images that choose, to which the last choice was fitted only afterwards.
 
     ``error`` is the relative one of the outputs, ``agreement`` the share of equal first classes, ``accuracy`` the
     difference from the original's where there are labels. ``within`` says whether the budget allows it.

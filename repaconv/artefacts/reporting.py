@@ -7,6 +7,7 @@ from pydantic import SerializeAsAny
 from repaconv.artefacts.benching import BenchArtefact, Ratio
 from repaconv.artefacts.building import BuildArtefact
 from repaconv.artefacts.bundling import CollectArtefact
+from repaconv.artefacts.converting import ConvertArtefact
 from repaconv.artefacts.estimating import EstimateArtefact
 from repaconv.artefacts.exporting import ExportArtefact
 from repaconv.artefacts.folding import FoldArtefact
@@ -16,10 +17,15 @@ from repaconv.artefacts.verifying import VerifyArtefact
 
 
 class Report(Artefact):
-    """A run on one page. ``open`` is what nobody looked at, ``commands`` make every figure again."""
+    """A run on one page.
+
+    ``converted`` is what made the network, if a conversion did, ``open`` what nobody looked at; ``commands`` make every
+    figure again.
+    """
 
     stage: str = "report"
     title: str
+    converted: ConvertArtefact | None = None
     folded: SerializeAsAny[FoldArtefact]
     verified: VerifyArtefact | None
     exports: tuple[ExportArtefact, ...]

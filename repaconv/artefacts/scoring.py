@@ -10,8 +10,8 @@ class HeadScore(Record):
 
     ``sigma`` is the paper's Sigma_h, the sum over all entries of their standard deviation over the images (input
     invariance); ``locality`` the share of the mean attention that lies within the kernel, ``invariance`` the share of
-    its squares that one matrix of offsets has; ``entropy`` that of a query's attention over all tokens, the mean,
-    relative to a uniform one.
+    its squares that one matrix of offsets has; ``entropy`` that of a query's attention over all tokens, the mean of
+    some 64 queries or of all, relative to a uniform one.
     """
 
     sigma: float

@@ -30,6 +30,7 @@ PIPED_WIDTH = 200
 NEXT = {
     "inspect": "repaconv fold {took}",
     "fold": "repaconv verify",
+    "convert": "repaconv export",
     "verify": "repaconv export",
     "export": "repaconv bench --target {target}",
     "build": "repaconv bench {wrote}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from repaconv.artefacts import Tried
 from repaconv.converting.fitting import How, fitted
 from repaconv.converting.judging import Budget, Judge
+from repaconv.converting.normal import RIDGES
 from repaconv.converting.parting import Parted
 from repaconv.converting.places import Place
 from repaconv.converting.plain import Plain, mapped
@@ -47,17 +50,38 @@ def as_many_as_allowed(
     return allowed[-1] if allowed else (), tuple(tried)
 
 
-def converted(
-    plain: Plain, how: How, chosen: Sequence[int], parted: Parted, judge: Judge, budget: Budget
-) -> tuple[Converted, Tried]:
-    """The conversion of these blocks; W^O of those that stay is fitted anew where that helps on the judge's images."""
-    ways = (False, True) if how.fit == "squares" and _stay_behind(chosen, len(plain.blocks)) else (False,)
-    found = [convert(plain, chosen, how, parted.fitting.images, refit=refit) for refit in ways]
-    tried = [judge.tried(each.net, tuple(sorted(chosen)), budget) for each in found]
-    best = min(range(len(found)), key=lambda place: tried[place].error)
-    return found[best], tried[best]
+class Chosen(NamedTuple):
+    """A conversion by what did best on the images that choose, and what it cost there before they were fitted, too."""
+
+    made: Converted
+    how: How
+    tried: Tried
+
+
+def converted(plain: Plain, how: How, blocks: Sequence[int], parted: Parted, judge: Judge, budget: Budget) -> Chosen:
+    """The conversion of these blocks: its ridge, and whether W^O of the others is fitted anew, by the judge's images.
+
+    What is chosen is then fitted to these images, too: the ones that say what it costs in the end are others.
+    """
+    chosen = tuple(sorted(blocks))
+
+    def cost(how: How, *, refit: bool = False) -> Tried:
+        made = convert(plain, chosen, how, parted.fitting.images, refit=refit)
+        return judge.tried(made.net, chosen, budget)
+
+    if how.fit != "squares":
+        return Chosen(convert(plain, chosen, how, parted.fitting.images), how, cost(how))
+    ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in RIDGES}
+    ridge = min(RIDGES, key=lambda each: ways[each].error)
+    how, tried, refit = replace(how, ridge=ridge), ways[ridge], False
+    if _stay_behind(chosen, len(plain.blocks)):
+        again = cost(how, refit=True)
+        refit = again.error < tried.error
+        tried = again if refit else tried
+    images = torch.cat([parted.fitting.images, parted.choosing.images])
+    return Chosen(convert(plain, chosen, how, images, refit=refit), how, tried)
 
 
 def _stay_behind(chosen: Sequence[int], depth: int) -> bool:
     """Whether a block stays behind one that does not."""
-    return bool(chosen) and set(range(min(chosen), depth)) != set(chosen)
+    return set(range(min(chosen), depth)) != set(chosen)

@@ -32,6 +32,7 @@ class Found(NamedTuple):
         order: Of the blocks, where they were chosen.
         tried: What was measured on the way; the last is this network.
         refitted: Kept blocks whose W^O was fitted anew.
+        ridge: Of all its fits, None without one.
         condition: The largest.
     """
 
@@ -41,6 +42,7 @@ class Found(NamedTuple):
     order: tuple[int, ...]
     tried: tuple[Tried, ...]
     refitted: tuple[int, ...]
+    ridge: float | None
     condition: float | None
 
 
@@ -67,10 +69,19 @@ def convolved(
         chosen, tried = as_many_as_allowed(plain, how, order, parted, judge, budget, progress)
         _require_some(chosen, tried)
     progress("convert", 0, 0)
-    found, last = converted(plain, how, chosen, parted, judge, budget)
-    conditions = [number for several in found.conditions.values() for number in several]
-    known = tuple(each for each in tried if each.blocks != last.blocks)
-    return Found(found.net, found.reading, scores, order, (*known, last), found.refitted, max(conditions, default=None))
+    found = converted(plain, how, chosen, parted, judge, budget)
+    made, last = found.made, found.tried
+    conditions = [number for several in made.conditions.values() for number in several]
+    return Found(
+        net=made.net,
+        reading=made.reading,
+        scores=scores,
+        order=order,
+        tried=(*(each for each in tried if each.blocks != last.blocks), last),
+        refitted=made.refitted,
+        ridge=found.how.ridge if how.fit == "squares" else None,
+        condition=max(conditions, default=None),
+    )
 
 
 def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.convmixers import to_grid, to_tokens
-from repaconv.converting.normal import Normal, Solved
+from repaconv.converting.normal import RIDGE, Normal, Solved
 from repaconv.converting.patterns import mean_kernel
 from repaconv.converting.places import Piece, Place, Values
 from repaconv.converting.plain import batches
@@ -30,11 +30,15 @@ FitBy = Literal["squares", "gaussian", "mean"]
 
 @dataclass(frozen=True)
 class How:
-    """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was."""
+    """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was.
+
+    ``ridge`` is relative to the features' mean square.
+    """
 
     kind: Kind = "depthwise"
     kernel: int = 3
     fit: FitBy = "squares"
+    ridge: float = RIDGE
 
 
 def fitted(place: Place, how: How) -> Piece:
@@ -42,49 +46,45 @@ def fitted(place: Place, how: How) -> Piece:
     if how.fit != "squares":
         return _by_hand(place, how)
     if how.kind == "static":
-        return _static(place)
-    return (_ensembled if how.kind == "ensembled" else _depthwise)(place, how.kernel)
+        return _static(place, how)
+    return (_ensembled if how.kind == "ensembled" else _depthwise)(place, how)
 
 
-def refitted(place: Place) -> Piece:
+def refitted(place: Place, how: How) -> Piece:
     """An attending block with W^O fitted anew to the original's residual stream."""
     normal = Normal()
-    for teacher, student in batches(place.teacher, place.student):
-        normal.add(place.heads(student).flatten(0, 1), place.wanted(teacher, student).flatten(0, 1))
-    solved = normal.solve(place.proj)
+    for student, wanted in batches(place.student, place.wanted):
+        normal.add(place.heads(student).flatten(0, 1), wanted.flatten(0, 1))
+    solved = normal.solve(place.proj, how.ridge)
     qkv = {f"attn.qkv.{name}": value for name, value in place.qkv.items()}
     return place.piece(place.mixer, qkv, solved.weights, solved.condition)
 
 
-def _depthwise(place: Place, side: int) -> Piece:
+def _depthwise(place: Place, how: How) -> Piece:
     """eq. 11, every channel's kernel fitted to what attention made of it."""
     values, width = place.values, place.plain.config.width
-    targets = (place.heads(teacher)[:, place.prefix :] for (teacher,) in batches(place.teacher))
-    kernels, mean, condition = _kernels(place, values, side, targets)
-    output = _output(place, _convolution(place, values, kernels, mean), place.proj)
-    mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, side, width, mean=True)
+    targets = (mixed[:, place.prefix :] for (mixed,) in batches(place.mixed))
+    kernels, mean, condition = _kernels(place, values, how, targets)
+    output = _output(place, _convolution(place, values, kernels, mean), how, place.proj)
+    mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, how.kernel, width, mean=True)
     tensors = {**values.tensors, "attn.dw.weight": kernels, "attn.mean": mean}
     return place.piece(mixer, tensors, output.weights, condition, output.condition)
 
 
-def _ensembled(place: Place, side: int) -> Piece:
+def _ensembled(place: Place, how: How) -> Piece:
     """eq. 13: the directions of W^O are those in which a linear map of the tokens comes nearest to what is wanted."""
     heads, head = place.plain.heads, place.plain.config.width // place.plain.heads
     linear = Normal()
-    for teacher, student in batches(place.teacher, place.student):
-        wanted = place.wanted(teacher, student)[:, place.prefix :]
-        linear.add(place.block.norm1(student[:, place.prefix :]).flatten(0, 1), wanted.flatten(0, 1))
-    nearest = linear.solve()
+    for student, wanted in batches(place.student[:, place.prefix :], place.wanted[:, place.prefix :]):
+        linear.add(place.block.norm1(student).flatten(0, 1), wanted.flatten(0, 1))
+    nearest = linear.solve(ridge=how.ridge)
     map_ = nearest.weights[:-1]
     directions = torch.linalg.eigh(map_.T @ linear.centred() @ map_).eigenvectors[:, -head:]  # [d, dh], orthonormal
     values = Values((map_ @ directions).T.float(), torch.zeros(head) if place.mixer.qkv_bias else None)
-    targets = (
-        place.wanted(teacher, student)[:, place.prefix :] @ directions.float()
-        for teacher, student in batches(place.teacher, place.student)
-    )
-    kernels, mean, condition = _kernels(place, values, side, targets)
-    output = _output(place, _convolution(place, values, kernels, mean))
-    mixer = Mixer("ensembled", (True,) * heads, 0, True, side, head, mean=True)
+    targets = (wanted[:, place.prefix :] @ directions.float() for (wanted,) in batches(place.wanted))
+    kernels, mean, condition = _kernels(place, values, how, targets)
+    output = _output(place, _convolution(place, values, kernels, mean), how)
+    mixer = Mixer("ensembled", (True,) * heads, 0, True, how.kernel, head, mean=True)
     # all heads alike and all shares equal, so that the ensemble is the head that was fitted
     alike = {name: tensor.repeat(heads, *[1] * (tensor.ndim - 1)) for name, tensor in values.tensors.items()}
     tensors = {**alike, "attn.dw.weight": kernels, "attn.mean": mean, "attn.gamma": torch.zeros(heads)}
@@ -92,7 +92,7 @@ def _ensembled(place: Place, side: int) -> Piece:
     return place.piece(mixer, tensors, tiled, nearest.condition, condition, output.condition)
 
 
-def _static(place: Place) -> Piece:
+def _static(place: Place, how: How) -> Piece:
     """The mean attention matrix of each head."""
     values, matrix, heads = place.values, place.mean_attention(), place.plain.heads
 
@@ -101,7 +101,7 @@ def _static(place: Place) -> Piece:
         by_head = v.view(*v.shape[:2], heads, -1).transpose(1, 2)
         return (matrix @ by_head).transpose(1, 2).flatten(2)
 
-    output = _output(place, mixed, place.proj)
+    output = _output(place, mixed, how, place.proj)
     tensors = {**values.tensors, "attn.static": matrix}
     return place.piece(Mixer("static", (True,) * heads, 0, True), tensors, output.weights, output.condition)
 
@@ -119,9 +119,9 @@ def _by_hand(place: Place, how: How) -> Piece:
     return place.piece(mixer, {**place.values.tensors, "attn.dw.weight": kernels}, place.proj)
 
 
-def _kernels(place: Place, values: Values, side: int, targets: Iterator[Tensor]) -> tuple[Tensor, Tensor, float]:
+def _kernels(place: Place, values: Values, how: How, targets: Iterator[Tensor]) -> tuple[Tensor, Tensor, float]:
     """Kernels [c, 1, k, k] and shares of the mean [c] that make ``targets`` [B, n, c] of the values."""
-    normal = Normal()
+    normal, side = Normal(), how.kernel
     for (student,), target in zip(batches(place.student), targets, strict=True):
         v = to_grid(place.patches(student, values), place.plain.config.grid)
         around = nn.functional.unfold(v, side, padding=side // 2)
@@ -129,7 +129,7 @@ def _kernels(place: Place, values: Values, side: int, targets: Iterator[Tensor])
         mean = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
         features = torch.cat([around, mean], 2).permute(1, 0, 3, 2).flatten(1, 2)  # [c, B n, k k + 1]
         normal.add(features, target.permute(2, 0, 1).flatten(1)[:, :, None])
-    solved = normal.solve()
+    solved = normal.solve(ridge=how.ridge)
     found = solved.weights[:, :, 0].float()
     return found[:, :-2].reshape(-1, 1, side, side).contiguous(), found[:, -2].contiguous(), solved.condition
 
@@ -145,10 +145,9 @@ def _convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) ->
     return mixed
 
 
-def _output(place: Place, mixed: Callable[[Tensor], Tensor], prior: Tensor | None = None) -> Solved:
+def _output(place: Place, mixed: Callable[[Tensor], Tensor], how: How, prior: Tensor | None = None) -> Solved:
     """W^O [c + 1, d] for the patches, fitted to the original's residual stream."""
     normal = Normal()
-    for teacher, student in batches(place.teacher, place.student):
-        wanted = place.wanted(teacher, student)[:, place.prefix :]
-        normal.add(mixed(student).flatten(0, 1), wanted.flatten(0, 1))
-    return normal.solve(prior)
+    for student, wanted in batches(place.student, place.wanted):
+        normal.add(mixed(student).flatten(0, 1), wanted[:, place.prefix :].flatten(0, 1))
+    return normal.solve(prior, how.ridge)

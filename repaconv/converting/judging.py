@@ -36,6 +36,11 @@ class Budget(NamedTuple):
         right = self.max_accuracy_drop is None or -(tried.accuracy or 0.0) <= self.max_accuracy_drop
         return near and right
 
+    def judged(self, link: Link, note: str = "") -> Link:
+        """The link with what the images that judge say; there is nothing that it may differ by but this budget."""
+        told = "; ".join(filter(None, [_told(link, self), note]))
+        return link.model_copy(update={"tolerance": None, "verdict": self.verdict(link), "note": told})
+
     def verdict(self, link: Link) -> Verdict:
         """Whether the images that judge speak against it: no more than chance explains."""
         if not self.asked or link.metrics is None:
@@ -51,34 +56,36 @@ class Judge:
 
     def __init__(self, original: nn.Module, part: Part, *, logits: bool) -> None:
         self.part, self.logits = part, logits
-        with torch.inference_mode():
-            self.right = mapped(original, part.images)
+        self.right = self._outputs(original)
 
     def link(self, net: nn.Module, budget: Budget) -> Link:
         """The link between the two, judged by the budget."""
-        meter = Meter(Tolerance(kind="lossy"), logits=self.logits)
-        with torch.inference_mode():
-            found = mapped(net, self.part.images)
-        meter.add(found.numpy(), self.right.numpy(), labels=self.part.labels)
-        link = meter.link(LINK, ORIGINAL, "converted, float32")
-        return link.model_copy(update={"verdict": budget.verdict(link), "note": told(link, budget)})
+        return self._link(self._outputs(net), budget)
 
     def tried(self, net: nn.Module, blocks: tuple[int, ...], budget: Budget) -> Tried:
         """What a choice of blocks costs."""
-        link = self.link(net, Budget())
-        with torch.inference_mode():
-            error = self.error(mapped(net, self.part.images))
+        found = self._outputs(net)
+        link = self._link(found, Budget())
         agreement = link.metrics.top1_agreement if link.metrics else None
         accuracy = link.accuracy.difference if link.accuracy else None
-        tried = Tried(blocks=blocks, error=error, agreement=agreement, accuracy=accuracy)
+        tried = Tried(blocks=blocks, error=self.error(found), agreement=agreement, accuracy=accuracy)
         return tried.model_copy(update={"within": budget.allows(tried)}) if budget.asked else tried
+
+    def _outputs(self, net: nn.Module) -> Tensor:
+        with torch.inference_mode():
+            return mapped(net, self.part.images)
+
+    def _link(self, found: Tensor, budget: Budget) -> Link:
+        meter = Meter(Tolerance(kind="lossy"), logits=self.logits)
+        meter.add(found.numpy(), self.right.numpy(), labels=self.part.labels)
+        return budget.judged(meter.link(LINK, ORIGINAL, "converted, float32"))
 
     def error(self, found: Tensor) -> float:
         """|found - right| / |right| over all outputs."""
         return float((found - self.right).double().norm() / self.right.double().norm())
 
 
-def told(link: Link, budget: Budget) -> str:
+def _told(link: Link, budget: Budget) -> str:
     """What was measured and allowed, in words."""
     metrics = link.metrics
     words = ["lossy, against the network before conversion"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repaconv.converting.plain import Plain, attended, batches, behind_attention, projected
+from repaconv.converting.plain import Plain, attended, batches, behind_attention, mapped, projected
 from repaconv.methods.dwconv.mixers import Mixer
 from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.proof.runners import weighted
@@ -84,9 +85,20 @@ class Place:
         """What the original attention gives for tokens [B, T, d]."""
         return attended(self.block, x, self.plain.heads)
 
-    def wanted(self, teacher: Tensor, student: Tensor) -> Tensor:
-        """What the mixer should add to the converted network's stream [B, T, d]."""
-        return behind_attention(self.block, teacher, self.heads(teacher)) - student
+    @cached_property
+    def mixed(self) -> Tensor:
+        """What it gave in the original, [N, T, d]."""
+        return mapped(self.heads, self.teacher)
+
+    @cached_property
+    def middle(self) -> Tensor:
+        """The original's stream behind it, [N, T, d]."""
+        return mapped(lambda x, mixed: behind_attention(self.block, x, mixed), self.teacher, self.mixed)
+
+    @cached_property
+    def wanted(self) -> Tensor:
+        """What the mixer should add to the converted network's stream, [N, T, d]."""
+        return self.middle - self.student
 
     def patches(self, student: Tensor, values: Values) -> Tensor:
         """V [B, n, c] of the patches among tokens [B, T, d]."""

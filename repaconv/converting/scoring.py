@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,12 +15,13 @@ from repaconv.converting.plain import Plain, behind_attention, behind_mlp, proje
 
 PATTERN = 11
 """Side of the patterns that are drawn."""
+QUERIES = 64
+"""Queries of a matrix whose entropy is taken, or a few more; evenly spread."""
 
 
 class Moments:
-    """Means and squares around them of attention matrices, by Welford's algorithm, a batch at a time.
-
-    The sums of two sets of images join as in Chan, Golub and LeVeque (1983).
+    """Means and squares around them of attention matrices, by Welford's algorithm: in float32 within a batch of images,
+    in float64 over all of them; and the entropy of some queries' attention.
     """
 
     def __init__(self) -> None:
@@ -28,14 +30,22 @@ class Moments:
 
     def add(self, attention: Tensor, prefix: int) -> None:
         """Matrices [B, h, N, N] of all tokens, of which ``prefix`` come before the patches."""
-        among = attention[:, :, prefix:, prefix:]
-        mean = among.mean(0)
-        here, squares = len(among), (among - mean).square_().sum(0)
-        apart, total = mean.double() - self.mean, self.count + len(among)
-        self.squares = self.squares + squares + apart**2 * (self.count * here / total)
-        self.mean = self.mean + apart * (here / total)
-        logs = torch.special.entr(attention[:, :, prefix:]).sum(-1).mean(-1).sum(0)
-        self.entropy, self.count = self.entropy + logs / torch.log(torch.tensor(attention.shape[-1])), total
+        first, *others = attention[:, :, prefix:, prefix:]
+        mean, squares = first.clone(), torch.zeros_like(first)
+        for seen, matrix in enumerate(others, 2):  # in place: a batch's worth of memory would cost more than the sums
+            apart = matrix - mean
+            mean.add_(apart, alpha=1 / seen)
+            squares.addcmul_(apart, matrix - mean)
+        self._join(mean, squares, len(attention))
+        rows = attention[:, :, prefix :: max(1, first.shape[-1] // QUERIES)]
+        entropy = torch.special.entr(rows).sum(-1).mean(-1).sum(0)
+        self.entropy = self.entropy + entropy / math.log(attention.shape[-1])
+
+    def _join(self, mean: Tensor, squares: Tensor, count: int) -> None:
+        """The sums of two sets of images, as in Chan, Golub and LeVeque (1983)."""
+        apart, total = mean.double() - self.mean, self.count + count
+        self.squares = (apart**2).mul_(self.count * count / total).add_(squares).add_(self.squares)
+        self.mean, self.count = apart.mul_(count / total).add_(self.mean), total
 
     def heads(self, grid: tuple[int, int], side: int) -> tuple[HeadScore, ...]:
         """The scores of each head."""
@@ -86,7 +96,7 @@ def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
             x = plain.net.embed(batch)
             for block, seen in zip(plain.blocks, moments, strict=True):
                 q, k, v = projected(block, x, plain.heads)
-                attention = (q @ k.mT).mul_(q.shape[-1] ** -0.5).softmax(-1)
+                attention = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
                 seen.add(attention, plain.config.prefix)
                 x = behind_mlp(block, behind_attention(block, x, (attention @ v).transpose(1, 2).flatten(2)))
     grid = plain.config.grid

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from repaconv.backbones.vit import ViT
 from repaconv.converting.fitting import How, fitted, refitted
 from repaconv.converting.places import Piece, Place
-from repaconv.converting.plain import Plain, Reading, behind_attention, behind_mlp, mapped
+from repaconv.converting.plain import Plain, Reading, behind_mlp, mapped
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,13 @@ def _pieces(plain: Plain, chosen: Collection[int], how: How, images: Tensor, ref
         if index in chosen:
             pieces[index] = fitted(place, how)
         elif refit and pieces:
-            pieces[index] = refitted(place)
+            pieces[index] = refitted(place, how)
         if index + 1 == len(plain.blocks):
             break
         student = mapped(pieces[index].module if index in pieces else block, student) if pieces else student
-        teacher = mapped(_through(place), teacher)
+        teacher = mapped(partial(behind_mlp, block), place.middle)
         student = student if pieces else teacher
     return pieces
-
-
-def _through(place: Place) -> Callable[[Tensor], Tensor]:
-    """The original block."""
-    return lambda x: behind_mlp(place.block, behind_attention(place.block, x, place.heads(x)))
 
 
 def _assembled(plain: Plain, pieces: dict[int, Piece], kept: tuple[int, ...]) -> Converted:

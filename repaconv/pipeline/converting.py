@@ -113,8 +113,10 @@ def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> runs.Run:
                 hint="Give another folder with -o, or --force to replace it.",
                 code="run.other-checkpoint",
             )
-    elif run.folder.exists():
-        runs.prepare_run(checkpoint, sha256, run.folder, force=order.force)
+    elif run.folder.exists():  # as the fold will look at it
+        own = order.method == "dwconv"
+        source, known = (run.folder / runs.CONVERTED, "") if own else (checkpoint, sha256)
+        runs.prepare_run(source, known, run.folder, force=order.force)
     require_ours(run.convert_json, "convert", run.folder / runs.CONVERTED, run.folder / runs.SCORES)
     return run
 
@@ -124,7 +126,6 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     from repaconv.converting import asked
     from repaconv.converting.convolving import convolved, settings_for
     from repaconv.converting.judging import Judge
-    from repaconv.converting.normal import RIDGE
 
     order, plain, config = plan.order, plan.plain, plan.plain.config
     how, blocks = asked.read_how(order), asked.read_blocks(order.blocks, len(plain.blocks))
@@ -150,7 +151,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             tried=found.tried,
             refitted=found.refitted,
             condition=found.condition,
-            ridge=RIDGE if how.fit == "squares" else None,
+            ridge=found.ridge,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
             beside=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder),),
         ),

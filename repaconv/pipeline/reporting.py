@@ -14,6 +14,7 @@ from repaconv.artefacts import (
     BuildArtefact,
     BundleArtefact,
     CollectArtefact,
+    ConvertArtefact,
     EstimateArtefact,
     ExportArtefact,
     FoldArtefact,
@@ -31,6 +32,7 @@ from repaconv.replacing import put, require_ours, write_page
 from repaconv.steps.baselines import history_of
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.exports import exports_of
+from repaconv.steps.parent import conversion_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
@@ -96,7 +98,15 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     links += [link for exported in exports for link in exported.links]
     links += [link for build in builds for link in build.links]
     links += [link for board in held.collected for link in board.links]
-    parts: list[Artefact] = [folded, *([verified] if verified else []), *exports, *held.benches, *builds]
+    converted = conversion_of(taken, folded)
+    parts: list[Artefact] = [
+        *([converted] if converted else []),
+        folded,
+        *([verified] if verified else []),
+        *exports,
+        *held.benches,
+        *builds,
+    ]
     parts += held.collected
     before_after: list[tuple[str, float, float]] = [
         *folded.saved,
@@ -107,6 +117,7 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         verdict="failed" if changed or any(part.verdict == "failed" for part in parts) else "passed",
         unverified=tuple(dict.fromkeys(word for part in parts for word in part.unverified)),
         title=f"{Path(folded.origin.path).stem}: {folded.called}",
+        converted=converted,
         folded=folded,
         verified=verified,
         exports=tuple(exports),
@@ -119,7 +130,7 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         worst_fold=_worst(folded, links),
         open=(*changed, *held.gone, *_open(folded, held, links)),
         paper=paper,
-        commands=tuple(_commands(taken, folded, held)),
+        commands=tuple(_commands(taken, folded, held, converted)),
     )
 
 
@@ -225,11 +236,13 @@ def _doubted(measured: BenchArtefact) -> bool:
     return measured.quality.verdict != "trusted"
 
 
-def _commands(taken: runs.Run, folded: FoldArtefact, held: _Held) -> list[str]:
+def _commands(taken: runs.Run, folded: FoldArtefact, held: _Held, converted: ConvertArtefact | None) -> list[str]:
     """As they would be typed here."""
-    source = Path(folded.origin.path)
-    elsewhere = taken.folder.resolve() != (runs.OUT / source.stem).resolve()
-    lines = [["fold", _short(source), *folded.asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
+    command, source, asked = "fold", Path(folded.origin.path), folded.asked
+    if converted:  # which also folds
+        command, source, asked = "convert", Path(converted.parent.path), converted.asked
+    elsewhere = bool(converted) or taken.folder.resolve() != (runs.OUT / source.stem).resolve()
+    lines = [[command, _short(source), *asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
     lines += [["export", *each.asked] for each in held.exports]
     lines += [["build", *each.asked] for each in held.builds]
     lines += [["verify", *held.verified.asked]] if held.verified else []
@@ -261,6 +274,8 @@ def _pictures(taken: runs.Run, found: Report) -> dict[str, str]:
     from repaconv.proof.curve import drift_svg
 
     pictures = {}
+    if found.converted and found.converted.beside:
+        pictures["scores"] = taken.payload(found.converted.beside[0]).read_text()
     for link in found.verified.links if found.verified else ():
         if link.location and link.location.drift:
             pictures[f"drift-{link.name}{dotted(link.variant)}"] = drift_svg(link)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.artefacts import ConvertArtefact, Link
+from repaconv import runs
+from repaconv.artefacts import ConvertArtefact, FoldArtefact, Link
 from repaconv.files import read_artefact, sha256_of, stage_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from repaconv.proof.data import Batch
     from repaconv.subjects.subject import Subject
 
-LINK = "converted"
 _FOLDED = "folded as stored, float32"
 
 
@@ -53,26 +53,30 @@ class ParentLink:
 
     def link(self) -> Link:
         """Judged by the budget that the conversion was asked for."""
-        from repaconv.converting.judging import ORIGINAL, Budget, told
+        from repaconv.converting.judging import LINK, ORIGINAL, Budget
         from repaconv.proof.parity import not_verified
 
         none = f"none of {self.left_out} images judges: all are of those that fitted or chose, by their content"
         if self.why_not or not self.judging:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
-        link = self.meter.link(LINK, ORIGINAL, _FOLDED)
         budget = Budget(self.done.max_disagreement, self.done.max_accuracy_drop)
-        note = f"{told(link, budget)}; {self.left_out} images that fit or choose are left out"
-        return link.model_copy(update={"verdict": budget.verdict(link), "note": note})
+        left_out = f"{self.left_out} images that fit or choose are left out"
+        return budget.judged(self.meter.link(LINK, ORIGINAL, _FOLDED), left_out)
+
+
+def conversion_of(run: runs.Run, folded: FoldArtefact) -> ConvertArtefact | None:
+    """What made a run's network, None where nothing did: another may have been folded into its folder since."""
+    if stage_of(run.convert_json) != "convert":
+        return None
+    done = read_artefact(run.convert_json, ConvertArtefact)
+    source = done.payload.sha256 if done.payload else done.parent.sha256
+    return done if source == folded.origin.sha256 else None
 
 
 def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
     """Of a run that is a conversion, None of another; ``drawn`` if its images are random ones."""
-    path = subject.run.convert_json
-    if stage_of(path) != "convert":
-        return None
-    done = read_artefact(path, ConvertArtefact)
-    source = done.payload.sha256 if done.payload else done.parent.sha256
-    if source != subject.folded.origin.sha256:  # somebody folded another network into this folder
+    done = conversion_of(subject.run, subject.folded)
+    if done is None:
         return None
     if drawn:
         return ParentLink(done, subject, "random images say nothing of it: give --images or --inputs")

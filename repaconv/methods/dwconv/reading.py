@@ -99,7 +99,7 @@ def _require_layout(checkpoint: Checkpoint) -> None:
     if detect(checkpoint) is None:
         raise Refused(
             f"{checkpoint.path} has no head that is a convolution (attn.dw, attn.conv): nothing is to be folded.",
-            hint="A plain vision transformer has to be converted and trained first.",
+            hint="`repaconv convert` makes such a net of a plain vision transformer, from images: lossy, and no fold.",
             code="method.mismatch",
         )
 

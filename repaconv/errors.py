@@ -42,7 +42,7 @@ class RepaconvError(Exception):
     def __init__(self, message: str, *, hint: str = "", code: str) -> None:
         super().__init__(message)
         self.message = in_one_line(message)
-        self.hint = in_one_line(hint)
+        self.hint = "\n".join(map(in_one_line, hint.split("\n")))  # commands to copy stand in lines of their own
         self.code = code
 
 

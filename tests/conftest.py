@@ -95,6 +95,7 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setattr("repaconv.subjects.proved._LAST", {})
+    monkeypatch.delenv("COLUMNS", raising=False)  # a terminal's, as wide as that of whoever starts the tests
 
 
 @pytest.fixture

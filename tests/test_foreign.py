@@ -12,7 +12,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from test_build import RTX
 
 import repaconv as rc
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused
 from repaconv.proof.runners import load_onnx
 
 
@@ -93,6 +93,6 @@ def test_what_is_no_engine_and_no_graph(tmp_path, repaconv):
     (tmp_path / "c.onnx").write_bytes(b"")
     with pytest.raises(Refused, match="not an ONNX file"):
         load_onnx(tmp_path / "c.onnx")
-    with pytest.raises(UsageProblem, match="there is no file"):
+    with pytest.raises(Refused, match="there is no file"):
         rc.inspect_file(Path("nothing.plan"))
     assert repaconv("inspect", tmp_path / "b.onnx")[0] == 4

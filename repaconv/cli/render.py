@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -176,20 +176,27 @@ def told(sentence: str) -> None:
 
 def rows(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
     """A plain table."""
-    whole = table(*header)
-    for line in lines:
+    told = list(lines)
+    whole = table(*header, figures=[n for n, column in enumerate(zip(*told, strict=True)) if _are_figures(column)])
+    for line in told:
         whole.add_row(*map(plain, line))
     out().print(whole)
 
 
-def table(*header: str) -> Table:
-    """An empty table with that header; long words are folded."""
+def _are_figures(column: Iterable[str]) -> bool:
+    """Whether it has numbers alone, which mean nothing where they are broken."""
+    words = [word for cell in column for word in cell.split()]
+    return bool(words) and all(word[0] in "0123456789-(" for word in words if word != "to")
+
+
+def table(*header: str, figures: Collection[int] = ()) -> Table:
+    """An empty table with that header; long words are folded, but in columns of figures."""
     from rich import box
     from rich.table import Table
 
     empty = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(header))
-    for column in empty.columns:
-        column.overflow = "fold"
+    for n, column in enumerate(empty.columns):
+        column.overflow, column.no_wrap = "fold", n in figures
     return empty
 
 

@@ -19,6 +19,9 @@ from repaconv.errors import EnvironmentProblem, Refused
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
+PART = ".repaconv-part"
+"""How ends the name of a file while it is written."""
+
 
 def canonical_json(value: Record | dict[str, Any]) -> str:
     """Sorted keys, two spaces, one newline at the end: equal values are equal bytes."""
@@ -84,7 +87,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
     created = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
         os.close(handle)
         temporary = Path(name)
         writer(temporary)

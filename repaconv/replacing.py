@@ -1,22 +1,38 @@
-"""What a stage may replace or remove: what an artefact names, while its hash is still the one that was written."""
+"""What a stage may replace or remove: what an artefact names, while its hash is still the one that was written.
+
+A file comes before the artefact that names it. Between the two a note lies beside it, which says which file that is: so
+a stage that was killed there finds its own again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from repaconv.artefacts import Artefact, Payload
-from repaconv.errors import UsageProblem
-from repaconv.files import payload_of, sha256_of, sha256_of_bytes, stage_of, write_artefact, write_text
+from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.files import (
+    PART,
+    payload_of,
+    sha256_of,
+    sha256_of_bytes,
+    stage_of,
+    write_artefact,
+    write_text,
+    write_with,
+)
 
 AnyArtefact = TypeVar("AnyArtefact", bound=Artefact)
 
 SEAL = "\n<!-- repaconv; sha256 of what stands above: {} -->\n"
 """The last line of a page, which has no artefact beside it."""
+SCRATCH = (".export-", ".tune-")
+"""How begin the folders that stages work in."""
+NOTE = ".repaconv-note"
 
 
 def named_by(*artefacts: Path) -> dict[Path, set[str]]:
@@ -25,11 +41,53 @@ def named_by(*artefacts: Path) -> dict[Path, set[str]]:
     for artefact in artefacts:
         if not stage_of(artefact):
             continue
-        plain = json.loads(artefact.read_text())
-        for entry in (plain.get("payload"), plain.get("data"), *(plain.get("beside") or ())):
-            if isinstance(entry, dict) and {"path", "sha256"} <= entry.keys():
-                found.setdefault((artefact.parent / str(entry["path"])).resolve(), set()).add(str(entry["sha256"]))
+        for file, sha256 in _named_in(json.loads(artefact.read_text()), artefact.parent):
+            found.setdefault(file, set()).add(sha256)
     return found
+
+
+def _named_in(plain: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path, str]]:
+    for entry in (plain.get("payload"), plain.get("data"), *(plain.get("beside") or ())):
+        if isinstance(entry, dict) and {"path", "sha256"} <= entry.keys():
+            yield (folder / str(entry["path"])).resolve(), str(entry["sha256"])
+
+
+def write_payload(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
+    """Atomically write what an artefact will name: bytes, text, or what fills the temporary file that it is given.
+
+    Raises:
+        EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
+    """
+
+    def writer(temporary: Path) -> None:
+        if callable(content):
+            content(temporary)
+        else:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        write_text(_note(path), _which(temporary))  # putting it in place does not change which it is
+
+    write_with(path, writer)
+
+
+def left_over(path: Path) -> bool:
+    """Whether a stage that was killed left it: half a file, a note, what it noted, or a folder to work in."""
+    return path.name.endswith((PART, NOTE)) or path.name.startswith(SCRATCH) or _noted(path)
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(f".{path.name}{NOTE}")
+
+
+def _which(path: Path) -> str:
+    """Which file it is, as it was last written."""
+    known = path.stat()
+    return f"{known.st_dev} {known.st_ino} {known.st_size} {known.st_mtime_ns}\n"
+
+
+def _noted(path: Path) -> bool:
+    with suppress(OSError, UnicodeDecodeError):
+        return not path.is_symlink() and _note(path).read_text() == _which(path)
+    return False
 
 
 def require_ours(slot: Path, stage: str, *files: Path, known: Sequence[Path] = ()) -> None:
@@ -60,13 +118,19 @@ def put(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
     Returns:
         The artefact as it was written.
     """
-    before = named_by(slot)
+    named = [file for file, _ in _named_in(artefact.model_dump(), slot.parent)]
+    before = {file: hashes for file, hashes in named_by(slot).items() if file not in named}
+    if left := [file for file in before if _unchanged(file, before)]:  # named on until they are gone
+        write_artefact(slot, _with(artefact, *(payload_of(file, slot.parent) for file in left)))
+    artefact = _with(artefact, *_remove(before, slot.parent))
     write_artefact(slot, artefact)
-    gone = {file: hashes for file, hashes in before.items() if file not in named_by(slot)}
-    if stays := _remove(gone, slot.parent):
-        artefact = artefact.model_copy(update={"beside": (*artefact.beside, *stays)})
-        write_artefact(slot, artefact)
+    for file in named:
+        _note(file).unlink(missing_ok=True)
     return artefact
+
+
+def _with(artefact: AnyArtefact, *beside: Payload) -> AnyArtefact:
+    return artefact.model_copy(update={"beside": (*artefact.beside, *beside)}) if beside else artefact
 
 
 def remove(slot: Path, names_on: Path) -> tuple[Payload, ...]:
@@ -76,6 +140,9 @@ def remove(slot: Path, names_on: Path) -> tuple[Payload, ...]:
         What it names elsewhere and is unchanged, for an artefact in the folder ``names_on``.
     """
     stays = _remove(named_by(slot), slot.parent, names_on)
+    for file in (names_on / each.path for each in stays):
+        with suppress(EnvironmentProblem):  # somebody took that place from us
+            write_text(_note(file), _which(file))
     slot.unlink()
     return stays
 
@@ -108,7 +175,7 @@ def _sealed(path: Path) -> bool:
 
 
 def _unchanged(file: Path, named: dict[Path, set[str]]) -> bool:
-    return file.is_file() and sha256_of(file) in named.get(file.resolve(), ())
+    return file.is_file() and (_noted(file) or sha256_of(file) in named.get(file.resolve(), ()))
 
 
 def _remove(named: dict[Path, set[str]], folder: Path, names_on: Path | None = None) -> tuple[Payload, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from repaconv.artefacts import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.files import from_json, read_artefact, sha256_of, stage_of, write_text
-from repaconv.replacing import remove, require_ours
+from repaconv.replacing import left_over, remove, require_ours
 from repaconv.variants import dotted
 
 OUT = Path("repaconv-out")
@@ -19,8 +19,6 @@ LATEST = OUT / "latest"
 BENCH, BUILD, WEIGHTS, FOLDED = "bench", "build", "model.safetensors", ".folded.onnx"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
-SCRATCH = (".model.safetensors.", ".export-", ".tune-")
-"""How begins what a stage that was killed may leave behind; it makes no folder somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def prepare_run(
         raise Refused(f"{run.folder} is {what}.", hint="Give another -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
     own = OF_CONVERT if stage_of(run.convert_json) == "convert" else ()
-    foreign = [n for n in inside if n not in own and not n.startswith(SCRATCH) and not (n[0] == "." and FOLDED in n)]
+    foreign = [name for name in inside if name not in own and not left_over(run.folder / name)]
     if foreign and stage_of(run.fold_json) != "fold":
         raise Refused(
             f"{run.folder} is no run's folder, and has something in it: {foreign[0]}.",

@@ -15,12 +15,12 @@ from repaconv.artefacts import BenchArtefact, CollectArtefact
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.farm.cluster import connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
-from repaconv.files import payload_of, sha256_of, write_bytes
+from repaconv.files import payload_of, sha256_of
 from repaconv.orders.stages import BenchOrder, BundleOrder, ClusterOrder
 from repaconv.pipeline import collect
 from repaconv.pipeline.bundling import bundle_by
 from repaconv.progress import Progress, silent
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import as_image_size, with_files
 from repaconv.steps.contenders import Contenders, contenders_of
 from repaconv.steps.exports import Export
@@ -152,7 +152,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
                 code="farm.board",
             )
         progress(f"bring back from {host}", 0, 0)
-        write_bytes(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))
+        write_payload(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))
 
 
 @contextmanager

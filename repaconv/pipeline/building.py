@@ -10,12 +10,12 @@ from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label, nothing_to_build
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import payload_of, write_bytes, write_text
+from repaconv.files import payload_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, BuildOrder
 from repaconv.progress import Progress, silent
 from repaconv.proof.runners import load_onnx
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import load_target, made_by, with_files
 from repaconv.steps.elsewhere import ways, why_not_here
 from repaconv.steps.exports import export_for
@@ -201,9 +201,9 @@ def _shapes(
 
 def _write(plan: _Plan, built: Built) -> list[Path]:
     """The engine, and the builder's log if it kept one."""
-    write_bytes(plan.file, built.engine)
+    write_payload(plan.file, built.engine)
     if built.log:
-        write_text(plan.log, f"{built.log}\n")
+        write_payload(plan.log, f"{built.log}\n")
     return [plan.file, *([plan.log] if built.log else [])]
 
 

@@ -15,14 +15,13 @@ from repaconv.files import (
     payload_of,
     sha256_of,
     sha256_of_bytes,
-    write_with,
 )
 from repaconv.onnxfile import read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BundleOrder
 from repaconv.progress import Progress, silent
 from repaconv.proof.runners import named
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.exports import export_for, exports_of
 from repaconv.steps.inputs import choose_inputs, filled
@@ -57,7 +56,7 @@ def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Pr
     plan = _plan(order, run)
     calls = _recorded(plan, progress)
     content = _content(plan, calls)
-    write_with(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
+    write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
     artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
     put(plan.slot, artefact)
     return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])

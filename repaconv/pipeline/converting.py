@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import ConvertArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import payload_of, read_artefact, stage_of, write_text, write_with
+from repaconv.files import payload_of, read_artefact, stage_of
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import FoldOrder
 from repaconv.pipeline.checkpoint_folding import fold_file_by
 from repaconv.progress import Progress, silent
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.calibrating import calibration, require_kernel
 from repaconv.steps.common import made_by, with_files
 
@@ -166,9 +166,9 @@ def _write(plan: _Plan, found: Found) -> None:
     from repaconv.converting.drawing import scores_svg
 
     told = metadata(found.reading, plan.found.origin, plan.found.record)
-    write_with(plan.run.folder / runs.CONVERTED, lambda path: save_file(weights_of(found), path, told))
+    write_payload(plan.run.folder / runs.CONVERTED, lambda path: save_file(weights_of(found), path, told))
     title = f"{Path(plan.found.origin.path).name}: mean attention around the query, by block and head"
-    write_text(plan.run.folder / runs.SCORES, scores_svg(found.scores, title))
+    write_payload(plan.run.folder / runs.SCORES, scores_svg(found.scores, title))
 
 
 def _merged(plan: _Plan) -> ConvertArtefact:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from repaconv import runs
 from repaconv.artefacts import BenchArtefact, Link
-from repaconv.files import payload_of, sha256_of, write_text
+from repaconv.files import payload_of, sha256_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder
 from repaconv.progress import Progress, silent
 from repaconv.proof.policy import bounded
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.baselines import by_baseline, name_in, remember_measurement
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.comparing import agreement
@@ -202,7 +202,7 @@ def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefac
 
     if plan.place and artefact.profile is not None:
         wrote = [*wrote, _bars(plan.place)]
-        write_text(wrote[-1], bars_svg(artefact.profile))
+        write_payload(wrote[-1], bars_svg(artefact.profile))
         artefact = artefact.model_copy(update={"beside": (payload_of(wrote[-1], plan.place.parent),)})
     if plan.place:
         put(plan.place, artefact)

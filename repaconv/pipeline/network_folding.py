@@ -10,13 +10,13 @@ from repaconv import runs
 from repaconv.artefacts import Change, Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
 from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
-from repaconv.files import payload_of, write_bytes
+from repaconv.files import payload_of
 from repaconv.graphs.graph import retyped
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
 from repaconv.progress import Progress, silent
 from repaconv.proof.runners import load_onnx
-from repaconv.replacing import put
+from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.inputs import PREPROCESSING
 from repaconv.steps.paying import Kept, what_pays
@@ -83,8 +83,8 @@ def fold_network_by(
     left = (*kept.back.told, *left_alone(given.model))
     record = recorded(given.model, kept.graph.model, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
-    write_bytes(target, kept.graph.model.SerializeToString(deterministic=True))
-    write_bytes(data, exported.SerializeToString(deterministic=True))
+    write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
+    write_payload(data, exported.SerializeToString(deterministic=True))
     record |= {"taken_back": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
     artefact = _artefact(plan, known, by, record)
     put(plan.run.fold_json, artefact)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import GraphFold, ImageSize, Link, Origin, Preprocessing
 from repaconv.errors import UsageProblem
-from repaconv.files import payload_of, sha256_of, write_bytes
+from repaconv.files import payload_of, sha256_of
 from repaconv.forms.choice import DEFAULT, OFFICIAL
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
 from repaconv.progress import Progress, silent
-from repaconv.replacing import put
+from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
 from repaconv.steps.paying import Kept, what_pays
@@ -61,9 +61,9 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
     target = plan.run.folder / plan.payload
-    write_bytes(target, kept.graph.model.SerializeToString(deterministic=True))
+    write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
     if plan.copied:
-        write_bytes(plan.copied, target.read_bytes())
+        write_payload(plan.copied, target.read_bytes())
     artefact = _artefact(plan, taken, raised, kept, links)
     put(plan.run.fold_json, artefact)
     runs.remember(plan.run)

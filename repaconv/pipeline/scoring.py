@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import ScoreArtefact
-from repaconv.files import payload_of, write_text
+from repaconv.files import payload_of
 from repaconv.orders.converting import ScoreOrder
 from repaconv.orders.knobs import by_name
 from repaconv.progress import Progress, silent
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.calibrating import calibration, require_kernel
 from repaconv.steps.common import made_by, with_files
 
@@ -118,7 +118,7 @@ def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
 
     config = plan.reading.config
     title = f"{Path(plan.origin.path).name}: mean attention around the query, by block and head"
-    write_text(plan.drawing, scores_svg(scores, title))
+    write_payload(plan.drawing, scores_svg(scores, title))
     return ScoreArtefact(
         made_by=made_by("torch"),
         verdict="not verified",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import BuildArtefact, Link, Metrics, VerifyArtefact
 from repaconv.errors import UsageProblem
-from repaconv.files import payload_of, write_text
+from repaconv.files import payload_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import VerifyOrder
 from repaconv.progress import Progress, silent
-from repaconv.replacing import put, require_ours
+from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.chain import REFERENCE, Chain, Rules, Step, chain_of
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.engines import built_as
@@ -214,7 +214,7 @@ def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
     }
     require_ours(plan.path, "verify", *curves)
     for path, link in curves.items():
-        write_text(path, drift_svg(link))
+        write_payload(path, drift_svg(link))
     return list(curves)
 
 

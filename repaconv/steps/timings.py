@@ -39,7 +39,9 @@ class Timings(NamedTuple):
 
     def keep(self, content: bytes) -> str:
         """Write them back with their hash, which the artefact records, too."""
+        pin = self.path.with_name(f"{self.path.name}.sha256")
+        pin.unlink(missing_ok=True)  # it never stands beside another's timings
         write_bytes(self.path, content)
         digest = sha256_of(self.path)
-        write_text(self.path.with_name(f"{self.path.name}.sha256"), f"{digest}\n")
+        write_text(pin, f"{digest}\n")
         return digest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from repaconv.artefacts import TensorInfo
 from repaconv.errors import GateFailed, Refused
-from repaconv.files import write_with
+from repaconv.replacing import write_payload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ def write_weights(
             file.truncate(end)
         described(temporary)
 
-    write_with(path, writer)
+    write_payload(path, writer)
     return infos
 
 

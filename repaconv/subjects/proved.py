@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import Change, Link
 from repaconv.exporters.simplify import not_done
-from repaconv.files import write_bytes, write_with
 from repaconv.progress import Progress
 from repaconv.proof.runners import load_onnx, named
+from repaconv.replacing import write_payload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -276,8 +276,8 @@ def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path |
     if data is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         refer_to(model, beside.name)
-        write_with(beside, partial(_move, data))
-    write_bytes(path, model.SerializeToString(deterministic=True))
+        write_payload(beside, partial(_move, data))
+    write_payload(path, model.SerializeToString(deterministic=True))
     return beside if data is not None else None
 
 

@@ -1,4 +1,7 @@
-"""Stages killed at random moments: what is left is never taken for whole, and the same command then completes."""
+"""Stages killed: what is left is never taken for whole, and the same command then completes.
+
+At random moments, and before each step that changes what lies in their folder.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +31,10 @@ Stage = Callable[[Path], object]
 
 def _fold(at: Path) -> object:
     return repaconv.fold(at / "c.pth", out=at / "run", settings=net("riformer").settings)
+
+
+def _export(at: Path) -> object:
+    return repaconv.export(at / "run", onnx=at / "out" / "m.onnx")
 
 
 def _fold_graph(at: Path) -> object:
@@ -70,6 +78,20 @@ def _of_other_weights(at: Path) -> None:
     torch.save({**net("riformer").whole, "state_dict": weights}, at / "c.pth")
 
 
+def _with_an_export_elsewhere(at: Path) -> None:
+    """Of which the fold removes the artefact, and leaves the file for the export to replace."""
+    _of_other_weights(at)
+    (at / "out").mkdir()
+    (at / "run/model.onnx").rename(at / "out/m.onnx")
+    export = at / "run/export.json"
+    export.write_text(export.read_text().replace('"model.onnx"', '"../out/m.onnx"'))
+
+
+def _fold_and_export(at: Path) -> object:
+    _fold(at)
+    return _export(at)
+
+
 STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
     "fold": (_fold, _bare, 0.3, 6),
     "fold, again": (_fold, _with_a_run, 0.3, 3),
@@ -80,6 +102,54 @@ STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
     "verify": (_verify, _without("run/verify.json"), 0.7, 2),
 }
 """By name: the stage, what is there before, seconds that it takes, and how often it is drawn."""
+
+
+STEPS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")
+BY_STEPS: dict[str, tuple[Stage, Callable[[Path], None]]] = {
+    **{name: (stage, prepare) for name, (stage, prepare, _, _) in STAGES.items()},
+    "export": (_export, _without("run/export.json", "run/model.onnx")),
+    "export, of another fold": (_fold_and_export, _with_an_export_elsewhere),
+}
+"""Stages that are killed before each of their steps."""
+
+
+def before_each_step(name: str, folder: Path) -> int:
+    """Kill a stage before its first step, its second and so on to the last; returns how many there are."""
+    stage, prepare = BY_STEPS[name]
+    for step in range(1000):
+        at = _prepared(prepare, folder / str(step))
+        if not _ended(_in_a_child(partial(_until, step, stage), at), at, f"step {step}"):
+            return step
+        _require_whole(at)
+        assert not _ended(_in_a_child(partial(_until, 1000, stage), at), at, f"killed before step {step}, and again")
+        _require_whole(at)
+        shutil.rmtree(at)
+    raise AssertionError("a stage without an end")
+
+
+def _ended(child: int, at: Path, told: str) -> bool:
+    """Whether it was killed.
+
+    Raises:
+        AssertionError: If it ended otherwise than killed or well.
+    """
+    _, status = os.waitpid(child, 0)
+    said = at / "said"
+    assert os.WIFSIGNALED(status) or not status, f"{told}: {said.read_text() if said.is_file() else status}"
+    return os.WIFSIGNALED(status)
+
+
+def _until(last: int, stage: Stage, at: Path) -> object:
+    """The stage, in a process that dies before that step."""
+    steps = iter(range(last, -1, -1))
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event in STEPS and Path(str(arguments[0])).absolute().is_relative_to(at) and not next(steps):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.chdir(at)
+    sys.addaudithook(hear)
+    return stage(at)
 
 
 def killed(count: int, seed: int) -> Iterator[Case]:
@@ -94,6 +164,7 @@ def killed(count: int, seed: int) -> Iterator[Case]:
 
 
 def _prepared(prepare: Callable[[Path], None], folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
     prepare(folder)
     return folder
 

@@ -198,7 +198,7 @@ def test_a_graph_is_read_as_onnx_has_it(law):
 
 
 def test_a_fold_is_the_same_bytes_where_a_size_has_no_name():
-    model = Maker(3, image=False).model()
+    model = Maker(5, image=False).model()
     for dim in model.graph.input[0].type.tensor_type.shape.dim[:2]:
         dim.Clear()
     made = [rewritten(model, FOLDS) for _ in range(2)]

@@ -9,10 +9,12 @@ import numpy as np
 
 from repaconv.folds.linear import LinearGraph
 from repaconv.folds.maps import Dense, Map, Vector, diagonal, embedding, selection
+from repaconv.folds.norms import of_norm
 from repaconv.folds.vertices import Vertex
 from repaconv.graphs.activations import is_activation
 from repaconv.graphs.channels import IMAGE, LAST, batchnorm, channel_axis, per_channel
 from repaconv.graphs.graph import attribute, constant
+from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import sizes
 from repaconv.graphs.uniform import assigned, uniform
@@ -52,7 +54,9 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
                 inputs = _summed([(vertex(s), edge) for s, edge in edges[0]])
                 if not inputs:
                     continue  # what cancels whole stays as it is
-                found[value] = graph.add(Vertex(width, value, inputs=inputs, shift=edges[1]))
+                one = Vertex(width, value, inputs=inputs, shift=edges[1])
+                one.shared, one.of_norm = _is_shared(node), len(inputs) == 1 and of_norm(value)
+                found[value] = graph.add(one)
                 linear |= {(node, place) for place, s in enumerate(node.inputs) if s is not None}
             elif is_activation(node) and node.inputs[0] is not None and _width(node.inputs[0], axis) == width:
                 behind = vertex(node.inputs[0])
@@ -63,6 +67,12 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
         others = any((user, place) not in linear or user.graph is not model.graph for user, place in value.uses())
         one.sink = value.is_graph_output() or others
     return graph
+
+
+def _is_shared(node: ir.Node) -> bool:
+    """Whether others multiply by its matrix as well."""
+    weight = node.inputs[1] if node.op_type in PRODUCTS else None
+    return weight is not None and constant(weight) is not None and len(list(weight.uses())) > 1
 
 
 def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:

@@ -1,7 +1,8 @@
 """finish: what folds take apart in order to see it is put together again, as runtimes take it.
 
-Slices that together are the whole of a value are one Split; a linear layer on rows is a Gemm; and keys are transposed
-last, by a Transpose of the last two axes alone, which runtimes leave to the product.
+Slices that together are the whole of a value are one Split, behind what is done alike to each (`splits`). A linear
+layer on rows is a Gemm. Keys are transposed last, by a Transpose of the last two axes alone, which runtimes
+leave to the product. Matrices that are equal are one: a weight that several layers share comes out as often.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
+from repaconv.folds import splits
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, clean, constant, made_by, nodes_of, only_reader
 from repaconv.graphs.linears import linear_of
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+FEW = 16
+"""Of a constant's numbers."""
+
+
 def apply(model: ir.Model) -> Iterator[Change]:
     """See `repaconv.graphs.contract.Apply`; what it changes is not worth telling."""
     _split(model)
@@ -30,6 +36,8 @@ def apply(model: ir.Model) -> Iterator[Change]:
             _transposed_last(model, value)
         _gemm(model, node)
     clean(model)
+    splits.after_views(model)
+    _share(model)
     yield from ()
 
 
@@ -83,6 +91,31 @@ def _gemm(model: ir.Model, node: ir.Node) -> None:
         new = write("Gemm", layer.x, node.inputs[1], bias)
         set_shape(new, sizes(add.outputs[0]), layer.x)
         write.replace(add.outputs[0], new)
+
+
+def _share(model: ir.Model) -> None:
+    """Equal matrices are one; a few numbers tell most apart, so that large ones are seldom read whole."""
+    found: dict[object, list[ir.Value]] = {}
+    for value in tuple(model.graph.initializers.values()):
+        if value.const_value is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        numbers = value.const_value.numpy()
+        if numbers.ndim < 2 or numbers.dtype.hasobject:
+            continue
+        few = np.ravel(numbers)[:: max(1, numbers.size // FEW)].tobytes()
+        alike = found.setdefault((value.dtype, numbers.shape, few), [])
+        twin = next((one for one in alike if _bytes(one) == numbers.tobytes()), None)
+        if twin is None:
+            alike.append(value)
+        else:
+            value.replace_all_uses_with(twin)
+            model.graph.initializers.pop(value.name or "")
+
+
+def _bytes(value: ir.Value) -> bytes:
+    assert value.const_value is not None
+    found: bytes = value.const_value.numpy().tobytes()
+    return found
 
 
 FINISH = Rewrite("finish", "everywhere: the same operators, put together", apply, keeps=True)

@@ -109,7 +109,7 @@ class LinearGraph:
                     user.shift = None  # they cancel
             if not kept:
                 user.changed = True
-            user.took += [*vertex.took, told]
+            user.took, user.shared = [*user.took, *vertex.took, told], user.shared or vertex.shared
         for source in vertex.inputs:
             source.outputs.pop(vertex, None)
         del self.vertices[vertex]

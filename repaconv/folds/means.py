@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.folds.kernels import kernel_of
-from repaconv.folds.moves import of_norm
+from repaconv.folds.norms import of_norm
 from repaconv.graphs.channels import batchnorm
 from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
 from repaconv.graphs.operators import ARITHMETIC, VIEWS

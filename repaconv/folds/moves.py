@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.folds.edges import LINEAR
+from repaconv.folds.norms import of_norm
 from repaconv.graphs.chains import view_of
 from repaconv.graphs.channels import batchnorm
 from repaconv.graphs.graph import Array, Writer, constant, made_by, nodes_of
@@ -48,13 +49,6 @@ def back_to_norms(model: ir.Model) -> None:
         one = view is not None and len(list(view.source.uses())) == 1 and made_by(view.source, *ROW_NORMS, "Mul")
         if one and view is not None and of_norm(view.source):
             _constant(model, node, (*ROW_NORMS, "Mul"))
-
-
-def of_norm(value: ir.Value | None) -> bool:
-    """Whether it is a norm with scale and shift."""
-    while (node := made_by(value, "Mul", "Add")) is not None:
-        value = next((v for v in node.inputs if constant(v) is None), None)
-    return made_by(value, *ROW_NORMS) is not None
 
 
 def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:

@@ -54,6 +54,13 @@ def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) ->
     write.replace(node.outputs[0], new)
 
 
+def of_norm(value: ir.Value | None) -> bool:
+    """Whether it is a norm with scale and shift."""
+    while (node := made_by(value, "Mul", "Add")) is not None:
+        value = next((v for v in node.inputs if constant(v) is None), None)
+    return made_by(value, *ROW_NORMS) is not None
+
+
 def merge(model: ir.Model) -> None:
     """Put a scale and a shift behind a norm back into it; in place."""
     for node in tuple(model.graph):

@@ -26,6 +26,8 @@ class Vertex:
         outputs: Who reads it by an edge, in order: what is made of them is the same every time.
         through: For an activation: the node and the vertex it acts on, channel by channel.
         activations: Those that act on this vertex.
+        shared: Whether a matrix that makes it is read by others, too.
+        of_norm: Whether it is a norm's own scale and shift, which cost nothing where they are.
         changed: Whether the graph's own nodes no longer say what the edges say.
         took: Operators of what was left out for it.
     """
@@ -38,6 +40,8 @@ class Vertex:
     outputs: dict[Vertex, None] = field(default_factory=dict)
     through: tuple[ir.Node, Vertex] | None = None
     activations: list[Vertex] = field(default_factory=list)
+    shared: bool = False
+    of_norm: bool = False
     changed: bool = False
     took: list[str] = field(default_factory=list)
 
@@ -53,13 +57,17 @@ def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
     if trivial or all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in moves):
         return True
     inner = next(iter(vertex.inputs.values()))
-    return len(vertex.inputs) == 1 and isinstance(inner, Pick) and inner.is_identity and vertex.shift is None
+    if len(vertex.inputs) > 1 or not isinstance(inner, Pick) or vertex.shift is not None:
+        return False
+    return inner.is_identity or (inner.is_range and isinstance(outer, Dense))  # a product of a slice
 
 
 def gain_of(vertex: Vertex) -> int | None:
     """What leaving it out saves, in multiply-accumulates a token; None where it stays."""
     if vertex.stays or not vertex.outputs:
         return None
+    if vertex.of_norm and any(user.shared for user in vertex.outputs):
+        return None  # every reader would need a matrix of its own
     before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
         before -= 1  # one product that several read is better than several, if they cost the same

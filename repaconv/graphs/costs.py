@@ -54,6 +54,13 @@ def _is_neutral(node: ir.Node, place: int, numbers: Array | None) -> bool:
     )
 
 
+def matrices(model: ir.Model) -> int:
+    """Numbers that products multiply by; what several share counts for each."""
+    nodes = [node for node in model.graph if node.domain == "" and node.op_type in PRODUCTS]
+    weights = [value for node in nodes for value in node.inputs[:2]]
+    return sum(value.const_value.size for value in weights if value is not None and value.const_value is not None)
+
+
 def macs(model: ir.Model) -> int | None:
     """Multiply-accumulates of one image in products, convolutions and attention; None where some shape is not known.
 
@@ -66,7 +73,12 @@ def macs(model: ir.Model) -> int | None:
 
 def macs_of(proto: onnx.ModelProto) -> int:
     """The same of a graph as its file has it, to compare two forms of it: what is not known counts as nothing."""
-    return sum(count or 0 for count in _macs(read(proto)))
+    return macs_in(read(proto))
+
+
+def macs_in(model: ir.Model) -> int:
+    """Multiply-accumulates as far as shapes are known."""
+    return sum(count or 0 for count in _macs(model))
 
 
 def _macs(model: ir.Model) -> Iterator[int | None]:

@@ -18,6 +18,7 @@ from repaconv.progress import Progress, silent
 from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
+from repaconv.steps.growing import no_larger
 from repaconv.steps.inputs import PREPROCESSING
 from repaconv.steps.paying import Kept, what_pays
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
@@ -100,8 +101,7 @@ def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[E
         return retyped(smaller, {11: 1}), changes
 
     given = Evaluated(retyped(exported, {11: 1}))
-    smaller, changes = fold(())
-    whole = Kept(Evaluated(smaller) if changes else given, changes)
+    whole = no_larger(given, exported, fold)
     if not plan.order.measure:
         return given, whole
     progress("measure", 0, 0)

@@ -18,6 +18,7 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
+from repaconv.steps.growing import no_larger
 from repaconv.steps.paying import Kept, what_pays
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
@@ -50,13 +51,13 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     plan = _plan(order, Path(path))
     progress("fold", 0, 0)
     raised = to_oldest(plan.model)
-    smaller, changes = folded(plan.source, raised.model)
-    given = Evaluated(plan.model)
-    raised = raised.proved(plan.source, given) if changes else raised
-    kept = Kept(Evaluated(smaller), changes) if changes and not raised.left else Kept(given, ())
+    given, refold = Evaluated(plan.model), partial(folded, plan.source, raised.model)
+    kept = no_larger(given, raised.model, refold)
+    raised = raised.proved(plan.source, given) if kept.changes else raised
+    kept = Kept(given, ()) if raised.left else kept
     if order.measure:
         progress("measure", 0, 0)
-        kept = what_pays(given, kept, partial(folded, plan.source, raised.model))
+        kept = what_pays(given, kept, refold)
     links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else ()
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)

@@ -53,7 +53,7 @@ def what_pays(given: Evaluated, fold: Kept, refold: Refold) -> Kept:
 
     Args:
         given: The graph as given.
-        fold: Whole.
+        fold: What is no larger than the graph.
         refold: Makes it without some of its rewrites.
     """
     single = given.single
@@ -64,11 +64,17 @@ def what_pays(given: Evaluated, fold: Kept, refold: Refold) -> Kept:
     def beside(model: onnx.ModelProto) -> Ratio | None:
         return _beside(single, Evaluated(_in_form(model)).single, call)
 
-    back = without_losses(fold.changes, refold, beside, _cpu())
+    gone = fold.back
+
+    def again(names: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
+        return refold((*gone.names, *names))
+
+    back = without_losses(fold.changes, again, beside, _cpu())
     if not back.names:
         return fold
-    model, changes = refold(back.names)
-    return Kept(Evaluated(model) if changes else given, changes, back)
+    model, changes = again(back.names)
+    both = TakenBack((*gone.names, *back.names), (*gone.told, *back.told))
+    return Kept(Evaluated(model) if changes else given, changes, both)
 
 
 def without_losses(changes: Sequence[Change], refold: Refold, beside: Beside, where: str) -> TakenBack:

@@ -1,0 +1,166 @@
+"""What enlarges a graph does not happen: rule by rule, and in sum, where the rewrite that does it is taken back."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from mutants import difference, results
+from test_fold_onnx import graph, normal
+
+from repaconv.artefacts import Change
+from repaconv.folds import fold
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, nodes_of, rewritten
+from repaconv.steps.growing import Size, larger, no_larger, size_of
+from repaconv.subjects.evaluated import Evaluated
+from repaconv.subjects.given import folded
+
+
+def after(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Folded, and the same."""
+    done = rewritten(model, fold.FOLDS)[0]
+    onnx.checker.check_model(done, full_check=True)
+    assert difference(results(model), results(done)) < 1e-12
+    return done
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def of(size: Size) -> tuple[int, int]:
+    return size.matrices, size.numbers
+
+
+def test_a_slice_in_front_of_a_product_stays_where_it_is():
+    """ShuffleNet: one half of the channels goes on, the other through convolutions."""
+    rows = [
+        ("Split", "x", "a b", {"axis": 1, "num_outputs": 2}),
+        ("Conv", "b w", "1"),
+        ("Relu", "1", "2"),
+        ("Concat", "a 2", "3", {"axis": 1}),
+        ("Reshape", "3 apart", "4"),
+        ("Transpose", "4", "y", {"perm": [0, 2, 1, 3, 4]}),
+    ]
+    model = graph(rows, {"w": normal(4, 4, 1, 1), "apart": np.array([1, 2, 4, 5, 5])}, {"x": (1, 8, 5, 5)})
+    assert operators(after(model)) == [row[0] for row in rows]
+
+
+def test_a_matrix_that_is_shared_stays_shared_behind_norms_of_their_own():
+    """CoaT: one MLP for the tokens of three sizes."""
+    rows = [
+        *(("LayerNormalization", f"x{i} g{i} b{i}", f"n{i}") for i in range(2)),
+        *(("MatMul", f"n{i} w", f"m{i}") for i in range(2)),
+        *(("Add", f"m{i} c", f"a{i}") for i in range(2)),
+        *(("Relu", f"a{i}", f"y{i}") for i in range(2)),
+    ]
+    weights = {f"{name}{i}": normal(6) for name in "gb" for i in range(2)} | {"w": normal(6, 9), "c": normal(9)}
+    given = {"x0": (1, 4, 6), "x1": (1, 7, 6)}
+    model = graph(rows, weights, given, ("y0", "y1"))
+    assert of(size_of(after(model))) == of(size_of(model))
+    alone = graph(rows[::2], weights, {"x0": (1, 4, 6)}, ("y0",))
+    assert size_of(after(alone)).numbers == size_of(alone).numbers - 2 * 6, "which is one's own takes them in"
+
+
+def test_what_comes_out_of_folds_alike_is_one_constant():
+    """CoaT: x + conv(x) with one kernel at several places."""
+    rows = [
+        ("Conv", "x w", "1", {"group": 128, "pads": [1] * 4}),
+        ("Add", "1 x", "2"),
+        ("Relu", "2", "3"),
+        ("Conv", "3 w", "4", {"group": 128, "pads": [1] * 4}),
+        ("Add", "4 3", "y"),
+    ]
+    model = graph(rows, {"w": normal(128, 1, 3, 3)}, {"x": (1, 128, 4, 4)})
+    done = after(model)
+    assert operators(done) == ["Conv", "Relu", "Conv"]
+    assert size_of(done).numbers == size_of(model).numbers
+
+
+def test_pieces_of_tokens_that_are_images_are_pieces_of_one_image():
+    """CoaT: a third of the channels through each of three kernels, and a scale in front of all of them."""
+    rows = [
+        ("Mul", "x g", "0"),
+        ("MatMul", "0 u", "1"),
+        ("Transpose", "1", "2", {"perm": [0, 2, 1]}),
+        ("Reshape", "2 image", "3"),
+        ("Split", "3 widths", "a b", {"axis": 1}),
+        ("Conv", "a v", "4", {"pads": [1] * 4}),
+        ("Conv", "b w", "5", {"pads": [2] * 4}),
+        ("Concat", "4 5", "y", {"axis": 1}),
+    ]
+    weights = {
+        **{"g": normal(6), "u": normal(6, 6), "v": normal(2, 2, 3, 3), "w": normal(4, 4, 5, 5)},
+        **{"image": np.array([1, 6, 3, 5]), "widths": np.array([2, 4])},
+    }
+    model = graph(rows, weights, {"x": (1, 15, 6)})
+    moved = ["Reshape", "Transpose"]  # of tokens as they lie in memory
+    assert operators(after(model)) == ["MatMul", *moved, "Split", "Conv", "Conv", "Concat"]
+
+
+@pytest.mark.parametrize(
+    ("now", "worth"),
+    [
+        (Size(101, 10, 10, 5), False),
+        (Size(100, 11, 11, 5), False),
+        (Size(90, 11, 12, 9), True),
+        (Size(90, 12, 12, 5), False),
+        (Size(100, 10, 10, 10), False),
+        (Size(100, 10, 10, 9), True),
+        (Size(100, 10, 9, 11), True),
+        (Size(100, 10, 12, 9), True),
+    ],
+)
+def test_what_is_larger(now, worth):
+    assert (larger(Size(100, 10, 10, 10), now) == "") == worth
+
+
+def _widened(model):
+    """A rewrite as none should be: every product in two halves."""
+    for node in nodes_of(model, "MatMul"):
+        write = Writer(model, node)
+        half = write("Mul", node.outputs[0], write.constant(0.5))
+        twice = write("Add", half, half)
+        for user, place in tuple(node.outputs[0].uses()):
+            if user is not half.producer():
+                user.replace_input_with(place, twice)
+        yield Change(rewrite="widen", place=node.name or "", told="wider")
+
+
+def _doubled(model):
+    """Another: every product is computed twice."""
+    for node in nodes_of(model, "MatMul"):
+        write = Writer(model, node)
+        again = write("MatMul", *node.inputs)
+        both = write("Mul", write("Add", again, node.outputs[0]), write.constant(0.5))
+        for user, place in tuple(node.outputs[0].uses()):
+            if user is not both.producer().inputs[0].producer():
+                user.replace_input_with(place, both)
+        yield Change(rewrite="double", place=node.name or "", told="twice")
+
+
+def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
+    rows = [("Mul", "x s", "1"), ("MatMul", "1 w", "2"), ("Relu", "2", "y")]
+    model = graph(rows, {"s": normal(4), "w": normal(4, 4)}, {"x": (1, 3, 4)}, kind=onnx.TensorProto.DOUBLE)
+    rewrites = (*fold.FOLDS, Rewrite("double", "never", _doubled))
+    monkeypatch.setattr(fold, "FOLDS", rewrites)
+    refold = partial(folded, Path("net.onnx"), model)
+    assert operators(refold(())[0]).count("MatMul") == 2
+    kept = no_larger(Evaluated(model), model, refold)
+    assert operators(kept.graph.model) == ["MatMul", "Relu"]
+    assert kept.back.names == ("double",)
+    assert kept.back.told == ("double: taken back, as with it the graph multiplies 96 times, not 48",)
+
+
+def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
+    model = graph([("MatMul", "x w", "1"), ("Relu", "1", "y")], {"w": normal(4, 4)}, {"x": (1, 3, 4)})
+    monkeypatch.setattr(fold, "FOLDS", (*fold.FOLDS, Rewrite("widen", "never", _widened)))
+    given = Evaluated(model)
+    kept = no_larger(given, model, partial(folded, Path("net.onnx"), model))
+    assert kept.graph is given
+    assert kept.changes == []
+    assert kept.back.told == ("widen: taken back, as it saves neither multiplications nor numbers nor nodes",)

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,6 +110,25 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
                     folder.rmdir()
 
 
+@contextmanager
+def scratch_folder(begins: str, folder: Path) -> Iterator[Path]:
+    """A folder in ``folder`` to work in, which goes again.
+
+    Raises:
+        EnvironmentProblem: If there can be none.
+    """
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=begins, dir=folder)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write in {folder}: {error.strerror or error}.",
+            hint="Make it a folder that you may write to, and check the free space.",
+            code="write.failed",
+        ) from error
+    with scratch as name:
+        yield Path(name)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Atomically write bytes."""
 
@@ -120,8 +139,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically write UTF-8 text."""
-    write_bytes(path, text.encode())
+    """Atomically write UTF-8 text; what of a file's name is none comes as JSON has it, ``\\udcff``."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_artefact(path: Path, artefact: Record) -> None:

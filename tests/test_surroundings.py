@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
 import pytest
 from conftest import quick_where
 from torture import kills, warm
+
+import repaconv as rc
+from repaconv import runs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,3 +27,120 @@ def _warm():
 @pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, kills.BY_STEPS, ids=str))
 def test_a_stage_that_is_killed_before_any_of_its_steps_completes_by_the_same_command(tmp_path, name):
     assert kills.before_each_step(name, tmp_path) >= 2
+
+
+def inside(at):
+    """All files of a folder, but those of ONNX Runtime's own."""
+    files = [path for path in at.rglob("*") if path.is_file() and ".onnxruntime" not in path.parts]
+    return {path: path.read_bytes() for path in files}
+
+
+def within(size, stage, at):
+    """The stage, where no file may be larger."""
+    os.chdir(at)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    try:
+        return stage(at)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of its own, remounted as wished."""
+    at = tmp_path / "disk"
+    at.mkdir()
+
+    def mounted(options):
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(at)]
+        if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a disk needs root's rights")
+        return at
+
+    yield mounted
+    subprocess.run(["umount", "-l", str(at)], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, ["fold", "export", "build"], ids=str))
+def test_where_no_file_may_be_large_a_stage_refuses_and_completes_with_room(tmp_path, name):
+    stage, prepare = kills.BY_STEPS[name]
+    prepare(tmp_path)
+    before = inside(tmp_path)
+    for size in (0, 100, 3000, 6000, 10_000):
+        assert kills.told_by(partial(within, size, stage), tmp_path).startswith("write.failed: ")
+        assert before == inside(tmp_path)
+    assert not kills.told_by(stage, tmp_path)
+    kills.require_whole(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", quick_where({"fold"}.__contains__, ["fold", "fold, again", "export", "build"], ids=str)
+)
+def test_on_a_full_disk_a_stage_refuses_and_completes_with_room(disk, monkeypatch, name):
+    stage, prepare = kills.BY_STEPS[name]
+    at = disk("size=4m")
+    monkeypatch.setattr(tempfile, "tempdir", str(at))
+    prepare(at)
+    outcomes = set()
+    for left in range(0, 48, 8 if name == "fold" else 4):
+        (at / "ballast").write_bytes(bytes(1 << 20))
+        free = os.statvfs(at).f_bavail
+        (at / "ballast").write_bytes(bytes((256 + free - left) * 4096))
+        outcomes.add(kills.told_by(stage, at).partition(":")[0])
+        kills.require_whole(at)
+    (at / "ballast").unlink()
+    assert not kills.told_by(stage, at)
+    kills.require_whole(at)
+    assert "write.failed" in outcomes
+    assert outcomes <= {"write.failed", ""}, outcomes
+
+
+def command(at, *words, **environment):
+    """A command's exit code and what it says, in a process of its own."""
+    given = {**os.environ, **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "repaconv", *words], cwd=at, env=given, capture_output=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+SET = [f"--set={name}={value}" for name, value in kills.net("riformer").settings.items()]
+
+
+def test_a_name_that_is_no_text_is_folded(tmp_path):
+    kills.STAGES["fold"][1](tmp_path)
+    name = (tmp_path / "c.pth").rename(tmp_path / os.fsdecode(b"a\xff\n b.pth")).name
+    settings = kills.net("riformer").settings
+    assert not kills.told_by(lambda at: rc.fold(at / name, out=at / "run", settings=settings), tmp_path)
+    assert runs.fold_of(runs.Run(tmp_path / "run")).origin.path == str(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [b"a\xff\n b.pth", "\u00fc.pth".encode()], ids=["bytes", "letters"])
+def test_names_may_be_of_any_bytes_whatever_the_language(tmp_path, name):
+    kills.STAGES["fold"][1](tmp_path)
+    (tmp_path / "c.pth").rename(tmp_path / os.fsdecode(name))
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": "/dev/null"}
+    code, said = command(tmp_path, "fold", os.fsdecode(name), "-o", "run", *SET, **ascii_alone)
+    assert (code, b"Traceback" in said) == (0, False), said
+    kills.require_whole(tmp_path)
+    assert command(tmp_path, "verify", "run", "--count", "1", **ascii_alone)[0] == 0
+
+
+def test_what_the_machine_does_not_do_is_a_sentence(capsys, monkeypatch):
+    from repaconv.cli import main
+
+    for problem, code in (
+        (MemoryError(), "environment.memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "environment.memory"),
+        (OSError(5, "Input/output error", "x.pth"), "environment.system"),
+    ):
+
+        def fails(*_given, problem=problem, **_named):
+            raise problem
+
+        monkeypatch.setattr(main, "app", fails)
+        with pytest.raises(SystemExit) as ended:
+            main.main(["fold", "x.pth"])
+        assert (ended.value.code, code in capsys.readouterr().err) == (3, True)

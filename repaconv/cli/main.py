@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from itertools import pairwise
@@ -23,7 +24,7 @@ from repaconv.cli import fleet, house, tuning
 
 # isort: split
 from repaconv.cli.options import app
-from repaconv.errors import Interrupted, RepaconvError, UsageProblem
+from repaconv.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
 
 COMMANDS = (stages, converting, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
@@ -50,6 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     own_process = arguments is None
     if own_process:
         gc.set_threshold(100_000)  # a quarter off the time that importing torch takes
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     given = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
@@ -66,9 +70,27 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # who read it has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except (MemoryError, OSError, RuntimeError) as problem:
+        code = _report(_of_the_machine(problem), command, given)
     if own_process and "onnxsim" not in sys.modules:  # which complains where its objects are not freed
         gc.freeze()  # leaving would search all that torch imported for garbage, for most of a second
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _of_the_machine(problem: Exception) -> EnvironmentProblem:
+    """What no stage could foresee: no memory, or something that the system does not do.
+
+    Raises:
+        Exception: The problem itself, if it is another: a defect, whose place must be seen.
+    """
+    if isinstance(problem, OSError):
+        where = f"{problem.filename}: " if problem.filename else ""
+        told = f"this machine does not do that: {where}{problem.strerror or said_by(problem)}."
+        return EnvironmentProblem(told, hint="Check the place, the rights, the space.", code="environment.system")
+    if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
+        told = "there is not enough memory for this; what was whole before is whole."
+        return EnvironmentProblem(told, hint="Free some, or run it where there is more.", code="environment.memory")
+    raise problem
 
 
 def _usage(problem: BaseException, command: str) -> UsageProblem:

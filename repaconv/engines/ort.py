@@ -21,7 +21,7 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
-from repaconv.errors import Refused, RepaconvError, first_line, require_module
+from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, first_line, require_module
 from repaconv.onnxfile import require_inside
 
 PROVIDER = "CPUExecutionProvider"
@@ -145,7 +145,9 @@ class OnnxRuntime:
             try:
                 onnxruntime.InferenceSession(str(order.model), settings, providers=providers)
             except Exception as error:
-                raise unloadable(order.model, error) from error
+                raise (
+                    _no_room(folder) if "serialization failed" in str(error) else unloadable(order.model, error)
+                ) from error
             content = path.read_bytes()
             types = _types(onnx.load(path))
         options = {
@@ -163,6 +165,15 @@ class OnnxRuntime:
             + ("" if order.here else "; on its device ONNX Runtime adds what it does for that processor alone"),
             runs_here=True,
         )
+
+
+def _no_room(folder: str) -> EnvironmentProblem:
+    """ONNX Runtime does not say why it cannot write a graph."""
+    return EnvironmentProblem(
+        f"ONNX Runtime cannot write the optimised graph in {folder}.",
+        hint="Check the free space there, or set TMPDIR to a folder that has some.",
+        code="write.failed",
+    )
 
 
 def settings_for(spec: SessionSpec) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +9,7 @@ from repaconv import runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
-from repaconv.files import payload_of
+from repaconv.files import payload_of, scratch_folder
 from repaconv.forms.choice import chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
@@ -59,10 +58,10 @@ def export_by(
             another size, or a file is there already that is somebody else's.
     """
     plan = _plan(order, run, onnx)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=plan.run.folder) as scratch:
-        graph = _graph(plan, Path(scratch), progress)
+    with scratch_folder(".export-", plan.run.folder) as scratch:
+        graph = _graph(plan, scratch, progress)
         typed = _typed(plan, graph, progress)
-        model = _finished(plan, graph, typed, Path(scratch))
+        model = _finished(plan, graph, typed, scratch)
         data = write_graph(model, plan.path, graph.data)
     artefact = _artefact(plan, graph, typed, model, data)
     put(plan.slot, artefact)

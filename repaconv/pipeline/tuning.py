@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, FoldArtefact, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import sha256_of, write_artefact
+from repaconv.files import scratch_folder, sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline.folding import fold
@@ -61,14 +60,14 @@ def tune_by(
     if answer is not None:
         answer = answer.model_copy(update={"note": "known from an earlier search"})
         return _put(plan, answer, plan.lossy or plan.known)
-    with tempfile.TemporaryDirectory(prefix=".tune-", dir=plan.run.folder) as scratch:
-        forms = Candidates.of(plan.subject, plan.device, plan.names, Path(scratch), progress)
+    with scratch_folder(".tune-", plan.run.folder) as scratch:
+        forms = Candidates.of(plan.subject, plan.device, plan.names, scratch, progress)
         journal = Journal.begin(plan.known, order.budget_s, plan.rounds, _measuring(plan), forms, progress)
         if plan.again:
             journal.forget()
         found = plan.answer(plan.known) or _searched(plan, forms, journal)
         if plan.lossy is not None:
-            found = _lowered(plan, forms, journal, found, Path(scratch), progress)
+            found = _lowered(plan, forms, journal, found, scratch, progress)
     if found.complete:
         journal.forget()
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from repaconv.artefacts import (
     parse_image_size,
 )
 from repaconv.errors import Refused
-from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
+from repaconv.files import payload_of, read_artefact, scratch_folder, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.progress import Progress
 from repaconv.replacing import put, require_ours
@@ -165,8 +164,8 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
         batch=None if exported.batch in ("dynamic", subject.folded.batch) else int(exported.batch),
         free_size=exported.image_size == "dynamic",
     )
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=subject.run.folder) as scratch:
-        graph = subject.graph(TRAINING, spec, scratch=Path(scratch), progress=progress)
+    with scratch_folder(".export-", subject.run.folder) as scratch:
+        graph = subject.graph(TRAINING, spec, scratch=scratch, progress=progress)
         if not graph.sound:
             raise Refused(
                 "its exported graph does not compute what it does.",

@@ -120,11 +120,25 @@ def before_each_step(name: str, folder: Path) -> int:
         at = _prepared(prepare, folder / str(step))
         if not _ended(_in_a_child(partial(_until, step, stage), at), at, f"step {step}"):
             return step
-        _require_whole(at)
+        require_whole(at)
         assert not _ended(_in_a_child(partial(_until, 1000, stage), at), at, f"killed before step {step}, and again")
-        _require_whole(at)
+        require_whole(at)
         shutil.rmtree(at)
     raise AssertionError("a stage without an end")
+
+
+def told_by(stage: Stage, at: Path) -> str:
+    """What a stage that a child runs there refuses, its code first; empty if it refuses nothing.
+
+    Raises:
+        AssertionError: If it ends otherwise.
+    """
+    child = _in_a_child(stage, at)
+    _, status = os.waitpid(child, 0)
+    said = _said(at).read_text() if _said(at).is_file() else ""
+    _said(at).unlink(missing_ok=True)
+    assert os.waitstatus_to_exitcode(status) == (9 if said else 0), said or status
+    return said
 
 
 def _ended(child: int, at: Path, told: str) -> bool:
@@ -134,7 +148,7 @@ def _ended(child: int, at: Path, told: str) -> bool:
         AssertionError: If it ended otherwise than killed or well.
     """
     _, status = os.waitpid(child, 0)
-    said = at / "said"
+    said = _said(at)
     assert os.WIFSIGNALED(status) or not status, f"{told}: {said.read_text() if said.is_file() else status}"
     return os.WIFSIGNALED(status)
 
@@ -176,12 +190,18 @@ def _in_a_child(stage: Stage, at: Path) -> int:
             stage(at)
             os._exit(0)
         except RepaconvError as error:
-            (at / "said").write_text(f"{error.code}: {error.message}")
+            _said(at).write_text(f"{error.code}: {error.message}")
             os._exit(9)
         except BaseException as error:
-            (at / "said").write_text(repr(error))
+            _said(at).write_text(repr(error))
+        finally:
             os._exit(8)
     return child
+
+
+def _said(at: Path) -> Path:
+    """Beside the folder, whose disk may be full."""
+    return at.with_name(f"{at.name}.said")
 
 
 def _killed(at: Path, stage: Stage, after: float) -> str:
@@ -189,18 +209,18 @@ def _killed(at: Path, stage: Stage, after: float) -> str:
     time.sleep(after)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    _require_whole(at)
+    require_whole(at)
     _, again = os.waitpid(_in_a_child(stage, at), 0)
     if again:
-        said = (at / "said").read_text() if (at / "said").is_file() else f"status {again}"
+        said = _said(at).read_text() if _said(at).is_file() else f"status {again}"
         raise AssertionError(f"killed after {after:.3f} s, and again: {said}")
-    _require_whole(at)
+    require_whole(at)
     left = [path.name for path in (at / "run").rglob(".*") if path.is_file()]
     assert not left or os.WIFSIGNALED(status), f"left behind: {left}"
     return "sound" if os.WIFSIGNALED(status) else "the same"
 
 
-def _require_whole(at: Path) -> None:
+def require_whole(at: Path) -> None:
     """Every artefact that is there is whole, and what it names is there as it was written, or refused as such."""
     for path in sorted((at / "run").rglob("*.json")):
         assert stage_of(path), f"{path} is half an artefact"

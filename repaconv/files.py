@@ -111,6 +111,42 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other commands from writing a run's folder; the kernel lets go of it with the process, and no file is left.
+
+    Raises:
+        EnvironmentProblem: If another command writes there, or the folder cannot be made.
+    """
+    import fcntl
+
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write in {folder}: {error.strerror or error}.",
+            hint="Give a folder that you may write to with -o, and check the free space.",
+            code="write.failed",
+        ) from error
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EnvironmentProblem(
+                f"another command writes in {folder} now.",
+                hint="Wait for it, or give another folder with -o.",
+                code="run.busy",
+            ) from error
+        yield
+    finally:
+        os.close(held)
+        with suppress(OSError):  # not empty: something was written
+            for each in created:
+                each.rmdir()
+
+
+@contextmanager
 def scratch_folder(begins: str, folder: Path) -> Iterator[Path]:
     """A folder in ``folder`` to work in, which goes again.
 

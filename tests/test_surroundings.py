@@ -16,6 +16,7 @@ from torture import kills, warm
 
 import repaconv as rc
 from repaconv import runs
+from repaconv.files import alone_in
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,3 +145,13 @@ def test_what_the_machine_does_not_do_is_a_sentence(capsys, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             main.main(["fold", "x.pth"])
         assert (ended.value.code, code in capsys.readouterr().err) == (3, True)
+
+
+@pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, ["fold", "export", "build"], ids=str))
+def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
+    stage, prepare = kills.BY_STEPS[name]
+    prepare(tmp_path)
+    with alone_in(tmp_path / "run"):
+        assert kills.told_by(stage, tmp_path).startswith("run.busy: ")
+    assert name != "fold" or not (tmp_path / "run").exists()
+    assert not kills.told_by(stage, tmp_path)

@@ -10,7 +10,7 @@ from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
 from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label, nothing_to_build
 from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.files import payload_of
+from repaconv.files import alone_in, payload_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, BuildOrder
 from repaconv.progress import Progress, silent
@@ -52,11 +52,12 @@ def build_by(order: BuildOrder, run: str | Path | None = None, *, progress: Prog
     """
     plan = _plan(order, run)
     progress(f"build for {plan.device.name}", 0, 0)
-    built = plan.engine.build(_as_ordered(plan, progress))
-    wrote = _write(plan, built)
-    links = _compared(plan, progress) if built.runs_here else ()
-    artefact = _artefact(plan, built, links, wrote[1:])
-    put(plan.slot, artefact)
+    with alone_in(plan.run.folder):
+        built = plan.engine.build(_as_ordered(plan, progress))
+        wrote = _write(plan, built)
+        links = _compared(plan, progress) if built.runs_here else ()
+        artefact = _artefact(plan, built, links, wrote[1:])
+        put(plan.slot, artefact)
     return with_files(artefact, [plan.source], [*wrote, plan.slot])
 
 

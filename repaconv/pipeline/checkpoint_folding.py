@@ -12,7 +12,7 @@ from repaconv import registry, runs
 from repaconv.artefacts import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import sha256_of
+from repaconv.files import alone_in, sha256_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import FoldOrder
 from repaconv.progress import Progress, silent
@@ -52,10 +52,11 @@ def fold_file_by(
     """
     found = found or read_hashed(Path(checkpoint), order.weights)
     plan = _plan(order, found, order.force if overrule is None else overrule)
-    done = _folded(plan, progress)
-    artefact = _artefact(plan, done)
-    put(plan.run.fold_json, artefact)
-    runs.remember(plan.run)
+    with alone_in(plan.run.folder):
+        done = _folded(plan, progress)
+        artefact = _artefact(plan, done)
+        put(plan.run.fold_json, artefact)
+        runs.remember(plan.run)
     return with_files(artefact, [Path(checkpoint)], [plan.run.model, plan.run.fold_json])
 
 

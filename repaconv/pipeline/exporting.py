@@ -9,7 +9,7 @@ from repaconv import runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
-from repaconv.files import payload_of, scratch_folder
+from repaconv.files import alone_in, payload_of, scratch_folder
 from repaconv.forms.choice import chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
@@ -58,13 +58,13 @@ def export_by(
             another size, or a file is there already that is somebody else's.
     """
     plan = _plan(order, run, onnx)
-    with scratch_folder(".export-", plan.run.folder) as scratch:
+    with alone_in(plan.run.folder), scratch_folder(".export-", plan.run.folder) as scratch:
         graph = _graph(plan, scratch, progress)
         typed = _typed(plan, graph, progress)
         model = _finished(plan, graph, typed, scratch)
         data = write_graph(model, plan.path, graph.data)
-    artefact = _artefact(plan, graph, typed, model, data)
-    put(plan.slot, artefact)
+        artefact = _artefact(plan, graph, typed, model, data)
+        put(plan.slot, artefact)
     return with_files(
         artefact, [plan.run.payload_of_fold(plan.folded)], [plan.path, *([data] if data else []), plan.slot]
     )

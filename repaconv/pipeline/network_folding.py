@@ -10,7 +10,7 @@ from repaconv import runs
 from repaconv.artefacts import Change, Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
 from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
-from repaconv.files import payload_of
+from repaconv.files import alone_in, payload_of
 from repaconv.graphs.graph import retyped
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
@@ -84,12 +84,13 @@ def fold_network_by(
     left = (*kept.back.told, *left_alone(given.model))
     record = recorded(given.model, kept.graph.model, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
-    write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
-    write_payload(data, exported.SerializeToString(deterministic=True))
-    record |= {"taken_back": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
-    artefact = _artefact(plan, known, by, record)
-    put(plan.run.fold_json, artefact)
-    runs.remember(plan.run)
+    with alone_in(plan.run.folder):
+        write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
+        write_payload(data, exported.SerializeToString(deterministic=True))
+        record |= {"taken_back": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
+        artefact = _artefact(plan, known, by, record)
+        put(plan.run.fold_json, artefact)
+        runs.remember(plan.run)
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import GraphFold, ImageSize, Link, Origin, Preprocessing
 from repaconv.errors import UsageProblem
-from repaconv.files import payload_of, sha256_of
+from repaconv.files import alone_in, payload_of, sha256_of
 from repaconv.forms.choice import DEFAULT, OFFICIAL
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
@@ -61,13 +61,14 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else ()
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
-    target = plan.run.folder / plan.payload
-    write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
-    if plan.copied:
-        write_payload(plan.copied, target.read_bytes())
-    artefact = _artefact(plan, taken, raised, kept, links)
-    put(plan.run.fold_json, artefact)
-    runs.remember(plan.run)
+    with alone_in(plan.run.folder):
+        target = plan.run.folder / plan.payload
+        write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
+        if plan.copied:
+            write_payload(plan.copied, target.read_bytes())
+        artefact = _artefact(plan, taken, raised, kept, links)
+        put(plan.run.fold_json, artefact)
+        runs.remember(plan.run)
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
     return with_files(artefact, [plan.source], wrote)
 

@@ -45,9 +45,12 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: l
     more = [row["name"] for row in done if row["macs"] and row["macs"][1] > row["macs"][0]]
     over = [row["name"] for row in done if row["reparameterized"] and row["parameters"][1] > row["reparameterized"]]
     times = [row["fold"]["cpu_s"] / row["onnxsim"]["cpu_s"] for row in done]
+    proved = sum(row["verdict"] == "passed" for row in done)
+    idle = [row["name"] for row in done if not row["applied"]]
+    nothing = f" In {', '.join(idle)} there is nothing to fold." if idle else ""
     lines = [
-        f"{len(done)} of {len(folds)} are folded and proved; {len(exact)} were also evaluated in float64, where the "
-        f"fold is off by at most {max(exact, default=0.0):.0e} of the largest output.",
+        f"{proved} of {len(folds)} are folded and proved.{nothing} {len(exact)} were also evaluated in float64, "
+        f"where the fold is off by at most {max(exact, default=0.0):.0e} of the largest output.",
         f"More multiplications than before: {', '.join(more) or 'none'}. More parameters than timm's "
         f"`reparameterize_model` leaves: {', '.join(over) or 'none'}.",
         f"The command takes {median(times):.1f} times the processor time of `onnxsim` (median; at most "

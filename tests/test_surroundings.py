@@ -16,6 +16,7 @@ from torture import kills, warm
 
 import repaconv as rc
 from repaconv import runs
+from repaconv.errors import Refused
 from repaconv.files import alone_in
 
 
@@ -155,3 +156,16 @@ def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
         assert kills.told_by(stage, tmp_path).startswith("run.busy: ")
     assert name != "fold" or not (tmp_path / "run").exists()
     assert not kills.told_by(stage, tmp_path)
+
+
+def test_a_checkpoint_that_is_written_to_while_it_is_folded_is_refused(tmp_path):
+    kills.STAGES["fold"][1](tmp_path)
+    path, settings = tmp_path / "c.pth", kills.net("riformer").settings
+
+    def touch(*_told):
+        os.utime(path, ns=(1, 1))
+
+    with pytest.raises(Refused) as refused:
+        rc.fold(path, out=tmp_path / "run", settings=settings, progress=touch)
+    assert refused.value.code == "checkpoint.changed"
+    assert not (tmp_path / "run").exists()

@@ -47,6 +47,7 @@ class Checkpoint:
         names: Those names to the names in the file.
         record: What else the file says (epoch, args, meta), as plain values: beside these weights, among them, in
             safetensors' metadata; the nearest to them counts.
+        stamp: Size and time of the file before it was read; see `require_unchanged`.
     """
 
     path: Path
@@ -56,6 +57,29 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     names: Mapping[str, str]
     record: Mapping[str, Any]
+    stamp: tuple[int, int] | None = None
+
+    def require_unchanged(self, stamp: tuple[int, int] | None = None) -> None:
+        """Hold the file to what it was, when it was opened if no other ``stamp`` is given.
+
+        Raises:
+            Refused: If it was written to since.
+        """
+        before = stamp or self.stamp
+        if before and before != stamp_of(self.path):
+            raise Refused(
+                f"{self.path} was changed while it was read; nothing was written.",
+                hint="Let what writes it come to its end, and run the command again.",
+                code="checkpoint.changed",
+            )
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Size and time of a file; zeros where it is gone."""
+    if not path.exists():
+        return 0, 0
+    known = path.stat()
+    return known.st_size, known.st_mtime_ns
 
 
 def read_checkpoint(
@@ -73,6 +97,7 @@ def read_checkpoint(
         Refused: If the file is unsafe, broken, damaged, holds no weights, or several sets with no rule between them.
     """
     path = Path(path)
+    stamp = stamp_of(path)
     contents = open_container(path)
     sets = dict(_weight_sets(contents.value, ".", DEEPEST, set()))
     place, reason = _choose(path, sets, weights, contents)
@@ -97,6 +122,7 @@ def read_checkpoint(
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
         record=_record(contents.value, place, sets),
+        stamp=stamp,
     )
 
 

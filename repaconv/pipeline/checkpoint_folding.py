@@ -103,15 +103,18 @@ def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
 
 def read_hashed(checkpoint: Path, weights: str | None) -> Checkpoint:
     """The file, hashed while torch is imported, which takes seconds."""
-    sha256 = None
+    sha256 = stamp = None
     if checkpoint.is_file():
+        stamp = checkpoint.stat().st_size, checkpoint.stat().st_mtime_ns
         importing = Thread(target=_import_torch)
         importing.start()
         sha256 = sha256_of(checkpoint)
         importing.join()  # what is half imported is no module yet
     from repaconv.checkpoint import read_checkpoint
 
-    return read_checkpoint(checkpoint, weights, sha256)
+    found = read_checkpoint(checkpoint, weights, sha256)
+    found.require_unchanged(stamp)
+    return found
 
 
 def _import_torch() -> None:
@@ -203,6 +206,7 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
             digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
             costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
             known.append((*costs, digest.result()))
+        plan.found.require_unchanged()
 
     parts = certified(trained, plan.size, steps, progress)
     tensors = write_weights(plan.run.model, expected, parts, described)

@@ -17,8 +17,8 @@ from repaconv.farm.cluster import connected, require_result, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import payload_of, sha256_of
 from repaconv.orders.stages import BenchOrder, BundleOrder, ClusterOrder
-from repaconv.pipeline import collect
 from repaconv.pipeline.bundling import bundle_by
+from repaconv.pipeline.collecting import judged
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import as_image_size, with_files
@@ -125,10 +125,10 @@ def bench_by_ssh(
     result = taken.engine(made.variant, ".result.tar.gz")
     require_ours(slot, "collect", result)
     _on_the_board(host, runs.Run(taken.folder / runs.BUILD).payload(made.payload), made.bundle_sha256, result, progress)
-    found = collect(result, taken.folder, progress=progress)
-    found = found.model_copy(update={"beside": (payload_of(result, slot.parent),)})
-    put(slot, found)
-    return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, *map(Path, found.wrote)])
+    progress("collect", 0, 0)
+    found, _ = judged(result, taken.folder, slot)
+    put(slot, found.model_copy(update={"beside": (payload_of(result, slot.parent),)}))
+    return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, slot])
 
 
 def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress: Progress) -> None:

@@ -48,16 +48,22 @@ def collect(
         Refused: If the result is damaged, of another bundle, or not what trtexec writes.
     """
     progress("collect", 0, 0)
-    found = _vouched(_read_result(Path(result)))
+    artefact, slot = judged(Path(result), run, out)
+    put(slot, artefact)
+    return with_files(artefact, [*map(Path, artefact.took)], [slot])
+
+
+def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
+    """What a board made of a bundle, not yet written, and where that goes; see `collect`."""
+    found = _vouched(_read_result(result))
     told = _as_json(found, "result.json")
     taken = runs.find_run(Path(run) if run else None)
     made, bundle = _bundle_of(taken, str(told.get("bundle_sha256")))
     target_path = Path(out) if out else taken.collected_json(made.variant)
     require_ours(target_path, "collect")
     _require_no_problem(found, told)
-    artefact = _artefact(found, told, made, bundle, taken, sha256_of(Path(result)))
-    put(target_path, artefact)
-    return with_files(artefact, [Path(result), bundle], [target_path])
+    artefact = _artefact(found, told, made, bundle, taken, sha256_of(result))
+    return with_files(artefact, [result, bundle], []), target_path
 
 
 def _vouched(found: dict[str, bytes]) -> dict[str, bytes]:

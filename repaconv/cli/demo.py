@@ -7,6 +7,7 @@ from pathlib import Path
 from repaconv.cli import render
 from repaconv.cli.showing.reporting import show
 from repaconv.errors import UsageProblem
+from repaconv.progress import Progress
 
 SEED = 0
 
@@ -21,18 +22,29 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
 
     with render.progress(quiet=quiet) as progress:
         for method in models.METHODS:
-            run = out / method
-            pipeline.fold(models.checkpoint(method), out=run, force=True, progress=progress)
-            pipeline.export(run, progress=progress)
-            pipeline.export(run, precision="int8", inputs=models.CALIBRATION, progress=progress)
-            pipeline.verify(run, inputs=models.HELD_OUT, progress=progress)
-            pipeline.bench(run, rounds=rounds, profile=True, progress=progress)
-            pipeline.report(run, paper=False, progress=progress)
+            _walk(models.checkpoint(method), out / method, rounds, _told_of(method, progress))
         runs = [out / method for method in models.METHODS]
         done = pipeline.compare_runs(runs, out=out / "index.html", progress=progress)
     render.files((), done.wrote, quiet=quiet)
     show(done)
     return 1 if done.verdict == "failed" else 0
+
+
+def _walk(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -> None:
+    """Fold, export in float32 and int8, verify on labelled images, bench, report."""
+    from repaconv import models, pipeline
+
+    pipeline.fold(checkpoint, out=run, force=True, progress=progress)
+    pipeline.export(run, progress=progress)
+    pipeline.export(run, precision="int8", inputs=models.CALIBRATION, progress=progress)
+    pipeline.verify(run, inputs=models.HELD_OUT, progress=progress)
+    pipeline.bench(run, rounds=rounds, profile=True, progress=progress)
+    pipeline.report(run, paper=False, progress=progress)
+
+
+def _told_of(method: str, progress: Progress) -> Progress:
+    """Progress that says of which network."""
+    return lambda what, done, total: progress(f"{method}: {what}", done, total)
 
 
 def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:

@@ -119,6 +119,14 @@ def twice(data: bytearray, _rng: random.Random) -> bytearray:
 DAMAGES: tuple[Damage, ...] = (flip, flip, flip, zero, noise, cut, lose, double, swap, number, number, twice)
 
 
+def changed(content: bytes, times: int, rng: random.Random, damage: Damage | None = None) -> bytes:
+    """Damaged so many times: that way, or another each time."""
+    data = bytearray(content)
+    for _ in range(times):
+        data = (damage or rng.choice(DAMAGES))(data, rng) if data else data
+    return bytes(data)
+
+
 # --- what becomes of it ------------------------------------------------------------------------------------
 
 
@@ -134,10 +142,7 @@ def cases(paths: dict[str, Path], count: int, seed: int) -> Iterator[tuple[str, 
     content = {name: path.read_bytes() for name, path in paths.items()}
     for _ in range(count):
         container, damage = rng.choice(sorted(content)), rng.choice(DAMAGES)
-        data = bytearray(content[container])
-        for _ in range(rng.choice([1, 1, 1, 2, 5])):
-            data = damage(data, rng) if data else data
-        yield container, damage.__name__, bytes(data)
+        yield container, damage.__name__, changed(content[container], rng.choice([1, 1, 1, 2, 5]), rng, damage)
 
 
 def outcome(path: Path, weights: dict[str, torch.Tensor]) -> str:

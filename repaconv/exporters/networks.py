@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.errors import Refused
+from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import _quiet, _without_traces
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def network_to_onnx(
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
         except Exception as error:  # of either exporter, over any network
-            told.append(f"{name}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
+            told.append(f"{name}: {first_line(error)}")
     raise Refused(
         f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
         hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",

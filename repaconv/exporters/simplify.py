@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Link
+from repaconv.errors import first_line
 from repaconv.onnxfile import restore_names
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def simplify(
             problems.append(f"{tool} is not installed")
             continue
         except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
-            problems.append(f"{tool} failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            problems.append(f"{tool} failed: {first_line(error)}")
             continue
         if link.verdict == "passed":
             return Simplified(smaller, True, name, link.model_copy(update={"note": "; ".join(problems)}))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from repaconv.artefacts import BenchArtefact
-from repaconv.errors import EnvironmentProblem, Refused, require_module
+from repaconv.errors import EnvironmentProblem, Refused, first_line, require_module, said_by
 from repaconv.farm.jobs import Job, answered, run_job
 from repaconv.orders.stages import ClusterOrder, WorkerOrder
 from repaconv.progress import Progress, silent
@@ -168,8 +168,7 @@ def _landed(client: Any, job: Job, future: Any) -> Landed:
     worker = str(starts[-1][1].get("called", "")) if starts else ""
     if result is not None:
         return landed_of(job, result, worker, len(starts))
-    told = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return Landed(job, None, f"{type(error).__name__}: {told}", worker, len(starts))
+    return Landed(job, None, said_by(error), worker, len(starts))
 
 
 def landed_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> Landed:
@@ -243,9 +242,8 @@ def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
         error = inner
     if not str(error):  # the last of Dask's attempts was cut off by its own deadline, and hides what the others met
         error = _met(scheduler) or error
-    told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return EnvironmentProblem(
-        f"the scheduler {scheduler} does not answer: {told}.",
+        f"the scheduler {scheduler} does not answer: {first_line(error)}.",
         hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
         code="farm.unreachable",
     )

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
-from repaconv.orders.stages import Images, Settings, Weights
+from repaconv.orders.stages import Classes, Images, Settings, Weights
 from repaconv.orders.texts import SHARE
 
 Inputs = Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W], and 'labels' [N] if there are any.")]
-Classes = Annotated[str | Path | None, Knob("Class names, one a line, where the folders' order is another.")]
 Samples = Annotated[int, Knob("Images at most, evenly spread.", least=1)]
 
 

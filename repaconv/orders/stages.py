@@ -16,6 +16,7 @@ from repaconv.orders.texts import BATCH, LINKS, NAMES, SETTINGS, SHARE, SIZE, TO
 
 Target = Annotated[str, Knob("A target's name, or the path of a .toml.")]
 Images = Annotated[str | Path | None, Knob("A folder of images, or of one folder a class.")]
+Classes = Annotated[str | Path | None, Knob("Class names, one a line, where the folders' order is another.")]
 Unverified = Annotated[bool, Knob("Go on behind a failed verdict, and record it.")]
 Settings = Annotated[
     Mapping[str, str] | None,
@@ -80,7 +81,7 @@ class VerifyOrder(Order):
 
     inputs: Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W] and the official output, if any.")] = None
     images: Images = None
-    classes: Annotated[str | Path | None, Knob("Class names, one a line, where the folders' order is another.")] = None
+    classes: Classes = None
     checkpoint: Checkpoint = None
     count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None
     seed: Annotated[int, Knob("Of the random images.", least=0)] = 0

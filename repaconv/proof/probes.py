@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.errors import first_line
 from repaconv.proof.draws import NUMBERS, Draw, draws
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class _Search:
         try:
             self.run(self._drawn(sizes, 0, 1.0))
         except Exception as error:  # the runtime's own, of many classes
-            self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self.problem = first_line(error)
             return False
         return True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.errors import EnvironmentProblem, UsageProblem, nearest
+from repaconv.errors import EnvironmentProblem, UsageProblem, nearest, said_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,9 +94,8 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
         build = getattr(module, function, None)
         made = build() if callable(build) else None
     except Exception as error:  # his own code may raise anything
-        why = str(error).partition("\n")[0].rstrip(".")
         raise UsageProblem(
-            f"{path}:{function} fails with {type(error).__name__}: {why}.",
+            f"{path}:{function} fails with {said_by(error)}.",
             hint="It is run as your own Python would run it; try it by itself.",
             code="arch.function",
         ) from error

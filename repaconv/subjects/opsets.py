@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Link
+from repaconv.errors import first_line
 from repaconv.graphs.opsets import raised
 from repaconv.onnxfile import opset_of
 from repaconv.subjects.evaluated import Evaluated
@@ -44,7 +45,7 @@ def to_oldest(given: onnx.ModelProto) -> Raised:
     try:
         return Raised(raised(given))
     except Exception as error:  # the converter's own, of many classes
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
+        why = first_line(error)
         return Raised(given, (), (f"{_old(given)}, and ONNX's converter fails on it ({why}); export it anew",))
 
 

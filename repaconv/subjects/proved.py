@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import Change, Link
+from repaconv.errors import first_line
 from repaconv.exporters.simplify import not_done
 from repaconv.progress import Progress
 from repaconv.proof.runners import load_onnx, named
@@ -249,7 +250,7 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Grap
         check(model)
         link = judge.link("form", (EXPORTED, FORM), judge.run(model))
     except Exception as error:  # a plug-in over a graph that it does not know: whatever it raises, the graph stays
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first_line(error)
         link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({why}); {thrown_away}")
         return exported._replace(links=(*exported.links, link))
     if link.verdict == "passed":

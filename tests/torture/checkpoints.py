@@ -107,10 +107,7 @@ def damaged(count: int, seed: int) -> Iterator[Case]:
 
 
 def _damaged(whole: bytes, change: damage.Damage, times: int, seed: int, folder: Path) -> Path:
-    data, rng = bytearray(whole), random.Random(seed)
-    for _ in range(times):
-        data = change(data, rng) if data else data
-    (folder / "c.pth").write_bytes(data)
+    (folder / "c.pth").write_bytes(damage.changed(whole, times, random.Random(seed), change))
     return folder / "c.pth"
 
 

@@ -363,8 +363,5 @@ def damaged(count: int, seed: int) -> Iterator[Case]:
 
 
 def _damaged(content: bytes, change: damage.Damage, times: int, seed: int, folder: Path) -> Path:
-    data, rng = bytearray(content), random.Random(seed)
-    for _ in range(times):
-        data = change(data, rng) if data else data
-    (folder / "c.onnx").write_bytes(data)
+    (folder / "c.onnx").write_bytes(damage.changed(content, times, random.Random(seed), change))
     return folder / "c.onnx"

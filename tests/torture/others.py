@@ -95,10 +95,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
         return json.dumps(edited(json.loads(content), rng)).encode()
     if rng.random() < 0.03:
         return rng.choice([b"", b"null", b"[]", b"7", _nested(100_000).encode(), b"\xff\xfe{}", b'{"a":' * 50_000])
-    data = bytearray(content)
-    for _ in range(rng.choice([1, 1, 2, 5])):
-        data = rng.choice(damage.DAMAGES)(data, rng) if data else data
-    return bytes(data)
+    return damage.changed(content, rng.choice([1, 1, 2, 5]), rng)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

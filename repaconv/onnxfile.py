@@ -45,7 +45,17 @@ def read_graph(path: Path) -> onnx.ModelProto:
         raise Refused(
             f"{path} is not an ONNX file.", hint="Give a file that an exporter wrote.", code="onnx.unreadable"
         )
+    free_sizes(model)
     return model
+
+
+def free_sizes(model: onnx.ModelProto) -> None:
+    """Take away, in place, what some exporters write for a size that is free: a negative number, a question mark."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0 or dim.dim_param in ("?", "-1"):
+                dim.Clear()
 
 
 def _in_letters(model: onnx.ModelProto) -> bool:

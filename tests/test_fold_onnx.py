@@ -479,6 +479,19 @@ def test_a_graph_of_an_old_opset_is_raised_and_that_step_proved():
     assert [value.name for value in after.graph.input] == ["x"]
 
 
+def test_sizes_that_are_copied_or_written_as_no_number_are_free(repaconv):
+    model = old_net(("Reshape", "2 s", "3"), ("MatMul", "3 p", "y"))
+    shape = numpy_helper.from_array(np.array([0, 0, -1]), "s")  # Paddle's way to flatten, of opset 9 to 13
+    model.graph.initializer.extend([shape, numpy_helper.from_array(normal(25, 3).astype(np.float32), "p")])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    model.ir_version = 4
+    onnx.save(model, "old.onnx")
+    done = rc.fold("old.onnx")
+    assert (done.verdict, done.batch) == ("passed", "dynamic")
+    assert "free sizes: x[0] 1, 2, 3" in done.links[0].note
+    assert "x [?, 4, 5, 5]" in repaconv("inspect", "old.onnx")[1]
+
+
 def test_weights_are_inputs_no_more_but_what_a_caller_may_leave_out_is(small):
     model = old_net(("Mul", "2 s", "3"), ("Softmax", "3", "y"))
     model.graph.initializer.append(numpy_helper.from_array(np.full((1, 4, 1, 1), 2, np.float32), "s"))

@@ -103,8 +103,6 @@ def _expand(_model: ir.Model, node: ir.Node) -> None:
 
 def _reshape(model: ir.Model, node: ir.Node) -> None:
     """The shape of a Reshape, or of a Flatten as one, as a constant without zeros."""
-    import onnx_ir as ir
-
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
     shape = sizes(node.outputs[0])
     target = target_of((), shape) if shape is not None and 0 not in shape else None
@@ -117,7 +115,7 @@ def _reshape(model: ir.Model, node: ir.Node) -> None:
         write.replace(node.outputs[0], new)
         return
     node.replace_input_with(1, write.constant(target))
-    node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+    node.attributes.pop("allowzero", None)  # 0 where it is not said, and unknown before opset 14
 
 
 def _gather(model: ir.Model, node: ir.Node) -> None:

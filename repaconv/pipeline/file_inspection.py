@@ -58,7 +58,7 @@ def _graph(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
     model = read_graph(path)
 
     def shape(value: Any) -> str:
-        dims = [dim.dim_param or str(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+        dims = [dim.dim_param or str(dim.dim_value or "?") for dim in value.type.tensor_type.shape.dim]
         return f"{value.name} [{', '.join(dims)}]"
 
     weights = {weight.name for weight in model.graph.initializer}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ Sizes = dict[str, int]
 BATCHES = (2, 3, 1)
 PRIMES = {"batch": BATCHES, "length": (7, 13, 5), "side": (61, 97, 67)}
 USUAL = {
-    "batch": (4, 8, 16),
+    "batch": (*BATCHES, *BATCHES, 4, 8, 16),
     "length": (16, 32, 64, 128, 77, 197, 256, 512),
     "side": (64, 96, 128, 224, 256, 384, 512, 640, 32, 28, 16, 8),
 }
@@ -92,9 +93,9 @@ def probes(model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, A
         Unrunnable: If it runs with none of them, or takes what is no tensor of numbers.
     """
     inputs = _inputs(model)
-    kinds = _free(inputs)
     usual = {kind: (*PRIMES[kind], *_of_metadata(model, kind), *USUAL[kind]) for kind in PRIMES}
-    for below in NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]:
+    numbers = NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]
+    for below, kinds in product(numbers, _free(inputs)):
         search = _Search(inputs, run, kinds, usual, below)
         if found := search.assignments():
             gain = search.gain(found[0])
@@ -151,14 +152,18 @@ def _integral(model: onnx.ModelProto) -> set[str]:
     return {name for name, kind in kinds.items() if kind and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iub"}
 
 
-def _free(inputs: list[_Input]) -> dict[str, str]:
-    """Every free size, and of what kind it is: the first axis is a batch, those of images have sides."""
+def _free(inputs: list[_Input]) -> list[dict[str, str]]:
+    """Every free size, and of what kind it is: the first axis is a batch, those of images have sides.
+
+    Then, where there are such, with states as recurrent layers have them: [layers, batch, width].
+    """
+    states = [one.dims for one in inputs if [type(dim) for dim in one.dims] == [int, str, int]]
     kinds: dict[str, str] = {}
     for one in inputs:
         for axis, dim in enumerate(one.dims):
             if isinstance(dim, str):
                 kinds.setdefault(dim, "batch" if not axis else "side" if len(one.dims) == 4 else "length")
-    return kinds
+    return [kinds, {**kinds, **{str(dims[1]): "batch" for dims in states}}] if states else [kinds]
 
 
 def _of_metadata(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from repaconv.artefacts import Change
 from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES
 from repaconv.graphs.opsets import OLDEST
-from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
+from repaconv.onnxfile import external_files, free_sizes, opset_of, read_graph, require_inside
 
 if TYPE_CHECKING:
     import onnx
@@ -52,6 +52,7 @@ def loaded(path: Path) -> onnx.ModelProto:
         )
     try:
         model = onnx.load(path)
+        free_sizes(model)
         shapes_inferred(model)  # outputs need not have said theirs
         check(model)
     except Exception as error:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from repaconv import still
 from repaconv.artefacts import SCHEMA_VERSION, Payload, Record
 from repaconv.errors import EnvironmentProblem, Refused
 
@@ -82,6 +83,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
 
     Raises:
         EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
+        Refused: If a file that was read for it was cut meanwhile.
     """
     temporary: Path | None = None
     created = [folder for folder in path.parents if not folder.exists()]
@@ -94,6 +96,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
+        still.require_none_cut()
         temporary.replace(path)
         temporary = None
     except OSError as error:

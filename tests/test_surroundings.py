@@ -10,14 +10,19 @@ import sys
 import tempfile
 from functools import partial
 
+import numpy as np
+import onnx
 import pytest
 from conftest import quick_where
-from torture import kills, warm
+from onnx import helper
+from torture import checkpoints, graphs, kills, warm
 
 import repaconv as rc
 from repaconv import runs
+from repaconv.engines.contract import SessionSpec
+from repaconv.engines.ort import OrtSession
 from repaconv.errors import Refused
-from repaconv.files import alone_in
+from repaconv.files import alone_in, write_text
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -167,5 +172,46 @@ def test_a_checkpoint_that_is_written_to_while_it_is_folded_is_refused(tmp_path)
 
     with pytest.raises(Refused) as refused:
         rc.fold(path, out=tmp_path / "run", settings=settings, progress=touch)
-    assert refused.value.code == "checkpoint.changed"
+    assert refused.value.code == "file.changed"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("container", ["zip", "safetensors", "legacy"])
+def test_a_checkpoint_that_is_cut_while_it_is_mapped_is_refused_and_no_end_of_the_process(tmp_path, container):
+    told = kills.net("riformer")
+    (tmp_path / "c.pth").write_bytes(checkpoints.in_container(container, told))
+
+    def cut(*_told):
+        os.truncate(tmp_path / "c.pth", 1)
+
+    def stage(at):
+        return rc.fold(at / "c.pth", out=at / "run", settings=told.settings, progress=cut)
+
+    assert kills.told_by(stage, tmp_path).startswith("file.changed: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_beside_a_graph_that_are_cut_while_they_are_mapped_are_told_of(tmp_path):
+    wide = graphs.model([helper.make_node("Add", ["input", "w"], ["y"])], [graphs.weight("w", 3, 200, 200)])
+    wide.graph.input[0].CopyFrom(graphs.value("input", 3, 200, 200))
+    onnx.save(wide, tmp_path / "c.onnx", save_as_external_data=True, location="c.data", convert_attribute=True)
+
+    def stage(at):
+        session = OrtSession(at / "c.onnx", SessionSpec(threads=1))
+        os.truncate(at / "c.data", 0)
+        session.run({"input": np.ones((3, 200, 200), np.float32)})
+        write_text(at / "sum", "of what is gone")
+
+    assert kills.told_by(stage, tmp_path).startswith(f"file.changed: {tmp_path / 'c.data'} was changed")
+    assert not (tmp_path / "sum").exists()
+
+
+def test_a_graph_that_is_written_to_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "c.onnx"
+    path.write_bytes(graphs.convolution().SerializeToString())
+    read = onnx.load
+    monkeypatch.setattr(onnx, "load", lambda *a, **k: (read(*a, **k), os.utime(path, ns=(1, 1)))[0])
+    with pytest.raises(Refused) as refused:
+        rc.fold(path, out=tmp_path / "run")
+    assert refused.value.code == "file.changed"
     assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from repaconv import still
 from repaconv.checkpoint.legacy import open_sequential, open_tar, starts_with_magic
 from repaconv.checkpoint.mapped import Contents, broken
 from repaconv.checkpoint.zipped import open_zip
@@ -23,6 +24,7 @@ def open_container(path: Path) -> Contents:
         Refused: With one of the codes ``checkpoint.missing``, ``.directory``, ``.empty``, ``.type``,
             ``.truncated``, ``.corrupt``, ``.unsafe-global``.
     """
+    still.watch()
     try:
         return _by_its_head(path)
     except RepaconvError:

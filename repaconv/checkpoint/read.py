@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repaconv import still
 from repaconv.artefacts import Origin, WeightSet
 from repaconv.checkpoint.containers import open_container
 from repaconv.checkpoint.machine import Placeholder
@@ -47,7 +48,7 @@ class Checkpoint:
         names: Those names to the names in the file.
         record: What else the file says (epoch, args, meta), as plain values: beside these weights, among them, in
             safetensors' metadata; the nearest to them counts.
-        stamp: Size and time of the file before it was read; see `require_unchanged`.
+        stamp: Of the file before it was read; see `require_unchanged`.
     """
 
     path: Path
@@ -57,29 +58,16 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     names: Mapping[str, str]
     record: Mapping[str, Any]
-    stamp: tuple[int, int] | None = None
+    stamp: still.Stamp | None = None
 
-    def require_unchanged(self, stamp: tuple[int, int] | None = None) -> None:
+    def require_unchanged(self, stamp: still.Stamp | None = None) -> None:
         """Hold the file to what it was, when it was opened if no other ``stamp`` is given.
 
         Raises:
             Refused: If it was written to since.
         """
-        before = stamp or self.stamp
-        if before and before != stamp_of(self.path):
-            raise Refused(
-                f"{self.path} was changed while it was read; nothing was written.",
-                hint="Let what writes it come to its end, and run the command again.",
-                code="checkpoint.changed",
-            )
-
-
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Size and time of a file; zeros where it is gone."""
-    if not path.exists():
-        return 0, 0
-    known = path.stat()
-    return known.st_size, known.st_mtime_ns
+        if before := stamp or self.stamp:
+            still.require_unchanged(self.path, before)
 
 
 def read_checkpoint(
@@ -97,7 +85,7 @@ def read_checkpoint(
         Refused: If the file is unsafe, broken, damaged, holds no weights, or several sets with no rule between them.
     """
     path = Path(path)
-    stamp = stamp_of(path)
+    stamp = still.stamp_of(path)
     contents = open_container(path)
     sets = dict(_weight_sets(contents.value, ".", DEEPEST, set()))
     place, reason = _choose(path, sets, weights, contents)

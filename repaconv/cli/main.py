@@ -25,6 +25,7 @@ from repaconv.cli import fleet, house, tuning
 # isort: split
 from repaconv.cli.options import app
 from repaconv.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
+from repaconv.still import require_none_cut
 
 COMMANDS = (stages, converting, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
         code = _report(Interrupted(), command, given) if code == Interrupted.exit_code else code
     except RepaconvError as problem:
-        code = _report(problem, command, given)
+        code = _report(_first(problem), command, given)
     except usage_error as problem:
         code = _report(_usage(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
@@ -75,6 +76,15 @@ def main(arguments: list[str] | None = None) -> None:
     if own_process and "onnxsim" not in sys.modules:  # which complains where its objects are not freed
         gc.freeze()  # leaving would search all that torch imported for garbage, for most of a second
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _first(problem: RepaconvError) -> RepaconvError:
+    """What came before it: a file that was cut while it was read is why all else went wrong."""
+    try:
+        require_none_cut()
+    except RepaconvError as cut:
+        return cut
+    return problem
 
 
 def _of_the_machine(problem: Exception) -> EnvironmentProblem:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from repaconv import still
 from repaconv.engines.contract import (
     Ability,
     Array,
@@ -38,6 +39,7 @@ class OrtSession:
         """See `OnnxRuntime.open`; what the first provider does not take goes to the next."""
         import onnxruntime
 
+        still.watch()  # it maps external weights
         self._model, self._spec = model, spec
         settings = settings_for(spec)
         if spec.weights is not None:

@@ -20,6 +20,7 @@ from repaconv.replacing import put
 from repaconv.steps.certifying import blocks, certified
 from repaconv.steps.common import contradictions, made_by, with_files
 from repaconv.steps.weights import write_weights
+from repaconv.still import stamp_of
 from repaconv.subjects.origin import choose_method, understood
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def read_hashed(checkpoint: Path, weights: str | None) -> Checkpoint:
     """The file, hashed while torch is imported, which takes seconds."""
     sha256 = stamp = None
     if checkpoint.is_file():
-        stamp = checkpoint.stat().st_size, checkpoint.stat().st_mtime_ns
+        stamp = stamp_of(checkpoint)
         importing = Thread(target=_import_torch)
         importing.start()
         sha256 = sha256_of(checkpoint)

@@ -32,6 +32,13 @@ def inspect(
     from repaconv.checkpoint import read_checkpoint
 
     found = read_checkpoint(checkpoint, weights)
+    seen = _seen(found, settings or {})
+    found.require_unchanged()
+    return seen
+
+
+def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
+    """What it holds, and what is understood of it."""
     seen = Inspection(
         origin=found.origin, sets=found.sets, placeholders=found.placeholders, method=None, form=None, reason=""
     )
@@ -42,7 +49,7 @@ def inspect(
     told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
     seen = seen.model_copy(update={"method": method.name, **told})
     try:
-        reading = understood(method, found, settings or {})
+        reading = understood(method, found, settings)
     except Refused as error:
         return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
     return seen.model_copy(update=_understood(found, method.name, reading))

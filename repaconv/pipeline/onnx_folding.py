@@ -20,6 +20,7 @@ from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
 from repaconv.steps.growing import no_larger
 from repaconv.steps.paying import Kept, what_pays
+from repaconv.still import require_unchanged, stamp_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone, loaded
@@ -89,9 +90,11 @@ class _Plan(NamedTuple):
 
 def _plan(order: FoldOrder, source: Path) -> _Plan:
     """Everything that may be refused before the graph is folded."""
+    stamp = stamp_of(source)
     model, out = loaded(source), Path(order.out) if order.out else None
     copied = out if out is not None and out.suffix == ".onnx" else None
     sha256, payload = sha256_of(source), f"{source.stem}{runs.FOLDED}"
+    require_unchanged(source, stamp)
     run = runs.prepare_run(
         source,
         sha256,

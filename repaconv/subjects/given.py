@@ -10,7 +10,12 @@ from repaconv.artefacts import Change
 from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES
 from repaconv.graphs.opsets import OLDEST
+<<<<<<< HEAD
 from repaconv.onnxfile import external_files, free_sizes, opset_of, read_graph, require_inside
+=======
+from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
+from repaconv.still import require_unchanged, stamp_of
+>>>>>>> a7ff66b (What is cut while it is mapped no longer ends the process: it reads as zeros until the file is told of, and nothing is written; graphs are held still as checkpoints are)
 
 if TYPE_CHECKING:
     import onnx
@@ -50,6 +55,7 @@ def loaded(path: Path) -> onnx.ModelProto:
             hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export --onnx.",
             code="onnx.too-large",
         )
+    before = {file: stamp_of(file) for file in (path, *weights)}
     try:
         model = onnx.load(path)
         free_sizes(model)
@@ -61,6 +67,8 @@ def loaded(path: Path) -> onnx.ModelProto:
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         ) from error
+    for file, stamp in before.items():
+        require_unchanged(file, stamp)
     _require_runnable(path, model)
     return model
 

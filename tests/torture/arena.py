@@ -23,6 +23,9 @@ from typing import NamedTuple
 from repaconv.errors import RepaconvError
 
 SECONDS = 20
+"""Of the processor: a machine under load is no hang."""
+WAITING = 12 * SECONDS
+"""Seconds of any kind."""
 MEMORY = 1 << 30
 """What a case may add to the address space, beside four times its file."""
 LONGEST = 1000
@@ -87,7 +90,7 @@ def _by_a_child(cases: Sequence[Case], folder: Path, limits: bool) -> Iterator[O
     told = 0
     with os.fdopen(reading, "rb") as lines:
         while told < len(cases):
-            ready, _, _ = select([lines], [], [], 3 * SECONDS)
+            ready, _, _ = select([lines], [], [], 2 * WAITING)
             line = lines.readline() if ready else b""
             if not line:
                 break
@@ -147,8 +150,7 @@ def _one(case: Case, place: Path, heard: list[str], listening: list[bool], limit
     size = sum(each.stat().st_size for each in before if each.is_file() and not each.is_symlink())
     size = min(size, 1 << 30)
     heard.clear()
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(SECONDS)
+    _within(SECONDS, WAITING)
     free = resource.getrlimit(resource.RLIMIT_AS)
     if limits and not case.alone:
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY + 4 * size, free[1]))
@@ -165,7 +167,7 @@ def _one(case: Case, place: Path, heard: list[str], listening: list[bool], limit
         ended, detail = "crashed", traceback.format_exc()[-1500:]
     finally:
         listening[0] = False
-        signal.alarm(0)
+        _within(0, 0)
         resource.setrlimit(resource.RLIMIT_AS, free)
     if heard or _marker(place).exists():
         return "executed", "; ".join(heard) or "its command ran"
@@ -180,6 +182,16 @@ def _marker(place: Path) -> Path:
 
 MARKER = "it-ran"
 """What every hostile command would touch, in the folder in which it runs."""
+
+
+def _within(own: float, waiting: float) -> None:
+    """Interrupt what takes longer than so many seconds of the processor, or of any kind."""
+    for number, timer, seconds in (
+        (signal.SIGPROF, signal.ITIMER_PROF, own),
+        (signal.SIGALRM, signal.ITIMER_REAL, waiting),
+    ):
+        signal.signal(number, _late)
+        signal.setitimer(timer, seconds)
 
 
 def _late(_number: int, _frame: object) -> None:

@@ -13,9 +13,9 @@ ENDS = ("refused", "the same", "other", "sound", "fault")
 HEAD = """# Torture
 
 What `make torture` did to repaconv, and how it ended; made from `benchmarks/results/torture.json`, do not edit. Each
-case is read in a process of its own making with little memory beside four times its file, 20 seconds, and an ear on
-every command, connection and file that the interpreter opens. A slice of it runs with the tests, and each fault that
-it found has a test there (`tests/test_torture.py`).
+case is read in a process of its own making with little memory beside four times its file, 20 seconds of the processor,
+and an ear on every command, connection and file that the interpreter opens. A slice of it runs with the tests, and each
+fault that it found has a test there (`tests/test_torture.py`).
 
 *Refused*: one sentence with a hint, a code and the right exit code, and nothing written. *The same*: read, and each
 tensor is the one that was saved. *Other*: read, of a container that has no checksums, with other values in it: nobody

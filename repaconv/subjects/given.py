@@ -10,12 +10,8 @@ from repaconv.artefacts import Change
 from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES
 from repaconv.graphs.opsets import OLDEST
-<<<<<<< HEAD
 from repaconv.onnxfile import external_files, free_sizes, opset_of, read_graph, require_inside
-=======
-from repaconv.onnxfile import external_files, opset_of, read_graph, require_inside
 from repaconv.still import require_unchanged, stamp_of
->>>>>>> a7ff66b (What is cut while it is mapped no longer ends the process: it reads as zeros until the file is told of, and nothing is written; graphs are held still as checkpoints are)
 
 if TYPE_CHECKING:
     import onnx

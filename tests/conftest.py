@@ -127,7 +127,8 @@ def repaconv(capfd):
 
     def run(*arguments: object) -> tuple[int, str, str]:
         for handler in logging.getLogger("distributed").handlers:
-            handler.setStream(sys.stderr)  # not that of the test in which Dask was imported
+            handler.stream = sys.stderr  # not that of the test in which Dask was imported, closed with it
+        capfd.readouterr()  # what others said before, in threads of theirs, too
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()

@@ -138,9 +138,9 @@ def once(export):
             question = question_of(module, given, **named)
         if question is None:
             return export(module, given, *more, **named)
-        untold = question_of(module, given, weighed=False, **named)
 
         def simplified() -> ONNXProgram:
+            untold = question_of(module, given, weighed=False, **named)
             like = Path(folder, f"{untold}.traced")
             return weighed(remembered(like, lambda: export(module, given, **named, optimize=False)), module)
 

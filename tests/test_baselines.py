@@ -22,8 +22,8 @@ HERE, THERE = {"cpu": "this", "cores": 2, "system": "Linux x"}, {"cpu": "that", 
 def measured(tiny):
     """A measurement of any figures: that of a real run, with others in their place."""
     rc.fold(tiny)
-    rc.export()
-    real = rc.bench(rounds=2)
+    rc.export(batch=1)
+    real = rc.bench(rounds=2, batch=1)
 
     def of(slower=1.0, *, machine=HERE, quality="trusted", beside="training form", sha256="a", seed=0):
         random = np.random.default_rng(seed)

@@ -33,8 +33,8 @@ from repaconv.farm.tuning import on_workers
 from repaconv.orders.stages import BenchOrder, ClusterOrder, TuneOrder
 
 ORIN = BenchOrder(target="orin-nano", precision="fp16")
-METHODS = ("repavit", "riformer")
-CELLS = 2 * len(METHODS)
+PRECISIONS, BATCHES = ("fp32", "int8"), (1, 2)
+CELLS = len(PRECISIONS) * len(BATCHES)
 PATIENCE_S = 120
 
 
@@ -103,22 +103,13 @@ def farm(*options: str, protocol: str = "tcp"):
 
 
 def checkpoints() -> None:
-    for name in METHODS:
-        method = registry.load(registry.METHODS, name)
-        weights = method.example("s12" if name == "riformer" else "tiny", seed=1)
-        if name == "riformer":
-            from conftest import TINY
-
-            weights = method.example(TINY, seed=3)
-        args = {"img_size": 32} if name == "riformer" else {}
-        torch.save({"state_dict": weights, "meta": META.get(name, {}), "args": args}, f"{name}.pth")
+    weights = registry.load(registry.METHODS, "repavit").example("tiny", seed=1)
+    torch.save({"state_dict": weights, "meta": META.get("repavit", {})}, "repavit.pth")
 
 
 def write_matrix(rounds: int) -> Path:
-    lines = ["models:"]
-    for name in METHODS:
-        lines += [f"- checkpoint: {name}.pth", f"  set: {json.dumps(SETTINGS.get(name, {}))}"]
-    lines += ["targets: [x86-64]", "precisions: [fp32, int8]", f"rounds: {rounds}", "batches: [1]"]
+    lines = ["models:", "- checkpoint: repavit.pth", f"  set: {json.dumps(SETTINGS['repavit'])}", "targets: [x86-64]"]
+    lines += [f"precisions: [{', '.join(PRECISIONS)}]", f"rounds: {rounds}", f"batches: {[*BATCHES]}"]
     Path("matrix.yaml").write_text("\n".join(lines))
     return Path("matrix.yaml")
 
@@ -141,7 +132,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         found = sweep(matrix, scheduler=cluster.address, wait_s=PATIENCE_S, progress=watch)
         assert killed == ["b"]
         assert found.verdict == "passed", [row.problem for row in found.rows]
-        assert len({(row.model, row.precision) for row in found.rows}) == len(found.rows) == CELLS
+        assert len({(row.batch, row.precision) for row in found.rows}) == len(found.rows) == CELLS
         assert "a" in {row.worker for row in found.rows} <= {"a", "b"}
         assert all(row.attempts >= 1 and row.p50_ms for row in found.rows)
         results = list(Path("repaconv-out/sweep-matrix/results").iterdir())

@@ -110,9 +110,9 @@ def same(model: onnx.ModelProto, allowed: float = 1e-11) -> int | None:
 
 @pytest.mark.parametrize("image", [False, True])
 def test_random_graphs(image):
-    folds = [same(Maker(seed, image=image).model()) for seed in range(60)]
-    assert folds.count(None) < 15
-    assert sum(filter(None, folds)) > 60
+    folds = [same(Maker(seed, image=image).model()) for seed in range(30)]
+    assert folds.count(None) < 8
+    assert sum(filter(None, folds)) > 30
 
 
 @cache
@@ -132,10 +132,10 @@ def net(name: str, seed: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", ["riformer", "repavit", "nondeep"])
 def test_nets_that_are_nearly_those(name):
     folds = []
-    for seed in range(12):
+    for seed in range(6):
         model = Mutant(net(name, seed % 3), np.random.default_rng([seed, len(name)])).mutate()
         folds.append(same(model, 1e-9) if model is not None else None)
-    assert sum(filter(None, folds)) > 10
+    assert sum(filter(None, folds)) > 5
 
 
 def test_heads_whose_softmax_is_over_the_queries_keep_their_biases():

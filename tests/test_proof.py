@@ -607,7 +607,7 @@ def test_a_net_with_a_head_of_zeros_is_not_verified(tiny_weights, repaconv):
 
 def test_a_graph_with_preprocessing_takes_pixels(tiny, tmp_path):
     rc.fold(tiny, mean=[100, 110, 120], std=[50, 55, 60])
-    rc.export(with_preprocessing=True, precision="fp16")
+    rc.export(with_preprocessing=True, precision="fp16", batch=1)
     exported = rc.export(with_preprocessing=True, batch=1)
     assert exported.preprocessing
     import onnx

@@ -78,7 +78,7 @@ def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):
         load_target("orin-nano@jp99")
 
 
-@pytest.mark.parametrize("name", one_net_a_method(NETS))
+@pytest.mark.parametrize("name", one_net_a_method(NETS, later=("pyra", "repconv", "dwconv")))
 def test_every_method_exports_for_every_target(name):
     build, weights, images = net(name)
     runner = TorchRunner(build(), weights, double=False)

@@ -320,7 +320,8 @@ def test_half_precision_is_allowed_what_its_own_rounding_explains(kind, off, mon
     model = net_of(BIASED, WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})
     onnx.save(graphs.retyped(model, {F: half}), "half.onnx")
     exact, *as_stored = rc.fold("half.onnx").links
-    assert (exact.name, exact.verdict, "as rounding does" in exact.note) == ("onnx", "passed", True)
+    assert (exact.name, exact.verdict) == ("onnx", "passed")
+    assert "as rounding does" in exact.note or "against float64" in exact.note
     assert [link.name for link in as_stored] == (["fp16"] if kind == "float16" else [])  # ONNX Runtime lacks the other
     assert {w.data_type for w in onnx.load("repaconv-out/half/half.folded.onnx").graph.initializer} == {half}
     planted(monkeypatch, weight("b", lambda b: b + np.asarray(off, b.dtype)))

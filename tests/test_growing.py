@@ -15,7 +15,10 @@ from repaconv.artefacts import Change
 from repaconv.folds import fold
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, nodes_of, rewritten
-from repaconv.steps.growing import Size, larger, no_larger, size_of
+from repaconv.progress import silent
+from repaconv.steps.growing import Size, larger, size_of
+from repaconv.steps.paying import worthwhile
+from repaconv.steps.taken_back import Kept
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.given import folded
 
@@ -61,9 +64,11 @@ def test_a_matrix_that_is_shared_stays_shared_behind_norms_of_their_own():
     weights = {f"{name}{i}": normal(6) for name in "gb" for i in range(2)} | {"w": normal(6, 9), "c": normal(9)}
     given = {"x0": (1, 4, 6), "x1": (1, 7, 6)}
     model = graph(rows, weights, given, ("y0", "y1"))
-    assert of(size_of(after(model))) == of(size_of(model))
+    assert of(size_of(Evaluated(after(model)))) == of(size_of(Evaluated(model)))
     alone = graph(rows[::2], weights, {"x0": (1, 4, 6)}, ("y0",))
-    assert size_of(after(alone)).numbers == size_of(alone).numbers - 2 * 6, "which is one's own takes them in"
+    assert size_of(Evaluated(after(alone))).numbers == size_of(Evaluated(alone)).numbers - 2 * 6, (
+        "which is one's own takes them in"
+    )
 
 
 def test_what_comes_out_of_folds_alike_is_one_constant():
@@ -78,7 +83,7 @@ def test_what_comes_out_of_folds_alike_is_one_constant():
     model = graph(rows, {"w": normal(128, 1, 3, 3)}, {"x": (1, 128, 4, 4)})
     done = after(model)
     assert operators(done) == ["Conv", "Relu", "Conv"]
-    assert size_of(done).numbers == size_of(model).numbers
+    assert size_of(Evaluated(done)).numbers == size_of(Evaluated(model)).numbers
 
 
 def test_pieces_of_tokens_that_are_images_are_pieces_of_one_image():
@@ -143,6 +148,10 @@ def _doubled(model):
         yield Change(rewrite="double", place=node.name or "", told="twice")
 
 
+def kept_of(given, refold) -> Kept:
+    return worthwhile(given, given, refold, measured=False, progress=silent)
+
+
 def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
     rows = [("Mul", "x s", "1"), ("MatMul", "1 w", "2"), ("Relu", "2", "y")]
     model = graph(rows, {"s": normal(4), "w": normal(4, 4)}, {"x": (1, 3, 4)}, kind=onnx.TensorProto.DOUBLE)
@@ -150,7 +159,7 @@ def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
     monkeypatch.setattr(fold, "FOLDS", rewrites)
     refold = partial(folded, Path("net.onnx"), model)
     assert operators(refold(())[0]).count("MatMul") == 2
-    kept = no_larger(Evaluated(model), model, refold)
+    kept = kept_of(Evaluated(model), refold)
     assert operators(kept.graph.model) == ["MatMul", "Relu"]
     assert kept.back.names == ("double",)
     assert kept.back.told == ("double: taken back, as with it the graph multiplies 96 times, not 48",)
@@ -160,7 +169,7 @@ def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
     model = graph([("MatMul", "x w", "1"), ("Relu", "1", "y")], {"w": normal(4, 4)}, {"x": (1, 3, 4)})
     monkeypatch.setattr(fold, "FOLDS", (*fold.FOLDS, Rewrite("widen", "never", _widened)))
     given = Evaluated(model)
-    kept = no_larger(given, model, partial(folded, Path("net.onnx"), model))
+    kept = kept_of(given, partial(folded, Path("net.onnx"), model))
     assert kept.graph is given
     assert kept.changes == []
     assert kept.back.told == ("widen: taken back, as it saves neither multiplications nor numbers nor nodes",)

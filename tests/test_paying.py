@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import repaconv as rc
 from repaconv.artefacts import Ratio
 from repaconv.folds.fold import without
-from repaconv.steps.paying import what_pays, without_losses
+from repaconv.steps.paying import judged, what_pays
+from repaconv.steps.taken_back import Judged, Kept, without_harm
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.given import folded
 from repaconv.subjects.subject import subject_of
@@ -58,33 +60,37 @@ def operators(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
-def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
-    def beside(model: onnx.ModelProto) -> Ratio:  # where a norm by itself is what is fast
-        return as_fast(1.1 if "BatchNormalization" in operators(model) else 0.9)
+def without_losses(model: onnx.ModelProto, speed: Callable[[onnx.ModelProto], float]) -> Kept:
+    refold, given = partial(folded, Path("net.onnx"), model), Evaluated(model)
 
-    refold = partial(folded, Path("net.onnx"), normed)
-    whole, changes = refold(())
-    assert operators(whole) == ["Conv", "Relu", "MatMul"]
-    found = without_losses(changes, refold, beside, "a machine")
-    assert found.names == ("convolution",)
-    assert found.told == (
+    def judge(one: Kept) -> Judged:
+        return judged(as_fast(speed(one.graph.model)) if one.changes else None, "a machine")
+
+    smaller, changes = refold(())
+    return without_harm(Kept(Evaluated(smaller), changes), given, refold, judge)
+
+
+def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
+    found = without_losses(normed, lambda model: 1.1 if "BatchNormalization" in operators(model) else 0.9)
+    assert found.back.names == ("convolution",)
+    assert found.back.told == (
         "convolution: taken back, as with it the graph is 0.90 (0.90 to 0.90) times as fast as the one given, "
         "measured on a machine",
     )
-    assert operators(refold(found.names)[0]) == ["Conv", "BatchNormalization", "Relu", "MatMul"]
+    assert operators(found.graph.model) == ["Conv", "BatchNormalization", "Relu", "MatMul"]
 
 
 @pytest.mark.parametrize("times", [0.99, 1.0, 2.0])
 def test_no_clear_loss_takes_nothing_back(normed, times):
-    refold = partial(folded, Path("net.onnx"), normed)
-    assert not without_losses(refold(())[1], refold, lambda model: as_fast(times), "").names
+    found = without_losses(normed, lambda model: times)
+    assert operators(found.graph.model) == ["Conv", "Relu", "MatMul"]
+    assert not found.back.names
 
 
 def test_where_everything_loses_the_graph_as_given_is_left(normed):
-    refold = partial(folded, Path("net.onnx"), normed)
-    found = without_losses(refold(())[1], refold, lambda model: as_fast(0.5), "")
-    assert set(found.names) == {"convolution", "affine"}
-    assert not refold(found.names)[1]
+    found = without_losses(normed, lambda model: 0.5)
+    assert set(found.back.names) == {"convolution", "affine"}
+    assert found.graph.model is normed
 
 
 def test_what_looks_for_what_another_makes_goes_with_it():
@@ -105,9 +111,7 @@ def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
 
 
 def test_a_graph_of_microseconds_is_not_measured(normed):
-    from repaconv.steps.paying import Kept
-
     given = Evaluated(normed)
     smaller, changes = folded(Path("net.onnx"), normed)
     whole = Kept(Evaluated(smaller), changes)
-    assert what_pays(given, whole, partial(folded, Path("net.onnx"), normed)) is whole
+    assert what_pays(whole, given, partial(folded, Path("net.onnx"), normed)) is whole

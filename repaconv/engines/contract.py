@@ -63,6 +63,8 @@ class SessionSpec:
         precision: What a runtime that lowers by itself is to compute in.
         sizes: Of free dimensions by name, so that shapes are known when the graph is optimised.
         weights: The folder of the external weights of a graph that comes as bytes.
+        lean: Whether memory goes back after every call, and the model is not kept to be profiled: it is called a few
+            times, beside others, and not timed.
     """
 
     device: str | None = None
@@ -70,6 +72,7 @@ class SessionSpec:
     precision: str = "fp32"
     sizes: Mapping[str, int] = field(default_factory=dict)
     weights: Path | None = None
+    lean: bool = False
 
 
 class Profiled(NamedTuple):

@@ -40,7 +40,7 @@ class OrtSession:
         import onnxruntime
 
         still.watch()  # it maps external weights
-        self._model, self._spec = model, spec
+        self._model, self._spec = b"" if spec.lean else model, spec
         settings = settings_for(spec)
         if spec.weights is not None:
             settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(spec.weights))
@@ -49,6 +49,9 @@ class OrtSession:
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
+        self._how = onnxruntime.RunOptions()
+        if spec.lean:
+            self._how.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.options = {
             "intra_op_num_threads": str(spec.threads),
             "inter_op_num_threads": "1",
@@ -58,7 +61,7 @@ class OrtSession:
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """See `repaconv.engines.contract.Session`."""
-        return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
+        return dict(zip(self._names, self._session.run(self._names, feeds, self._how), strict=True))
 
     def synchronise(self) -> None:
         """A processor has nothing left to do when `run` returns."""

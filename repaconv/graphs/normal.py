@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+NORMAL = "repaconv.normal"
+"""The nodes as `normalise` left them."""
+
+
 def normalise(model: ir.Model) -> None:
     """Bring the graph into that form, in place; its function stays the same."""
+    if model.meta.get(NORMAL) == _nodes(model):
+        return  # as it was left
     settle(model)
     for node in tuple(model.graph):
         _without_gemm(model, node)
@@ -28,6 +34,12 @@ def normalise(model: ir.Model) -> None:
         _unflattened(model, node)
     one_view(model)
     clean(model)
+    model.meta[NORMAL] = _nodes(model)
+
+
+def _nodes(model: ir.Model) -> list[tuple[str | None, ...]]:
+    """What tells whether a graph has changed since."""
+    return [(node.op_type, *(value and value.name for value in (*node.inputs, *node.outputs))) for node in model.graph]
 
 
 def one_view(model: ir.Model) -> None:

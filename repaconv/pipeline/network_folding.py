@@ -18,9 +18,9 @@ from repaconv.progress import Progress, silent
 from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
-from repaconv.steps.growing import no_larger
 from repaconv.steps.inputs import PREPROCESSING
-from repaconv.steps.paying import Kept, what_pays
+from repaconv.steps.paying import worthwhile
+from repaconv.steps.taken_back import Kept
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
@@ -82,7 +82,7 @@ def fold_network_by(
         raise not_equal(plan.found.path, links)
     taken = _as_far(taken_by(plan.found.path, given, kept.graph), link)
     left = (*kept.back.told, *left_alone(given.model))
-    record = recorded(given.model, kept.graph.model, kept.changes, links, taken, left)
+    record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     with alone_in(plan.run.folder):
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
@@ -102,11 +102,7 @@ def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[E
         return retyped(smaller, {11: 1}), changes
 
     given = Evaluated(retyped(exported, {11: 1}))
-    whole = no_larger(given, exported, fold)
-    if not plan.order.measure:
-        return given, whole
-    progress("measure", 0, 0)
-    return given, what_pays(given, whole, fold)
+    return given, worthwhile(given, given, fold, measured=plan.order.measure, progress=progress)
 
 
 def _as_far(taken: Taken, exported: Link) -> Taken:

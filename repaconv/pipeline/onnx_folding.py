@@ -18,8 +18,8 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
-from repaconv.steps.growing import no_larger
-from repaconv.steps.paying import Kept, what_pays
+from repaconv.steps.paying import worthwhile
+from repaconv.steps.taken_back import Kept
 from repaconv.still import require_unchanged, stamp_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
@@ -51,14 +51,12 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     """
     plan = _plan(order, Path(path))
     progress("fold", 0, 0)
-    raised = to_oldest(plan.model)
-    given, refold = Evaluated(plan.model), partial(folded, plan.source, raised.model)
-    kept = no_larger(given, raised.model, refold)
+    given = Evaluated(plan.model)
+    raised = to_oldest(given)
+    refold = partial(folded, plan.source, raised.graph.model)
+    kept = worthwhile(given, raised.graph, refold, measured=order.measure, progress=progress)
     raised = raised.proved(plan.source, given) if kept.changes else raised
     kept = Kept(given, ()) if raised.left else kept
-    if order.measure:
-        progress("measure", 0, 0)
-        kept = what_pays(given, kept, refold)
     links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else ()
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
@@ -133,11 +131,11 @@ def _written(order: FoldOrder) -> Written:
 
 def _preprocessing(settings: Mapping[str, str]) -> Preprocessing | None:
     """What the user says of it: a graph tells nothing."""
+    if not settings:
+        return None
     from repaconv.trained.knobs import Knobs
     from repaconv.trained.preprocessing import preprocessing_of
 
-    if not settings:
-        return None
     knobs = Knobs(settings)
     found = preprocessing_of({}, {}, knobs)
     knobs.done()
@@ -170,7 +168,7 @@ def _artefact(plan: _Plan, taken: Taken, raised: Raised, kept: Kept, links: tupl
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
         taken_back=kept.back.names,
-        **recorded(raised.model, kept.graph.model, kept.changes, links, taken, left),
+        **recorded(raised.graph, kept.graph, kept.changes, links, taken, left),
     )
 
 

@@ -243,11 +243,12 @@ class _Search:
         return next((gain for gain in SMALLER if self._finite(self._drawn(sizes, 0, gain))), 1.0)
 
     def feeds(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
-        """Every assignment once, the first twice, and that with other gains where it stays finite."""
-        drawn = [self._drawn(sizes, seed, usual) for seed, sizes in enumerate([*found, found[0]])]
-        yield from drawn
-        for gain in GAINS if any(one.dtype.kind == "f" for one in self.inputs) else ():
-            feeds = self._drawn(found[0], len(drawn), usual * gain)
+        """Every assignment once, then the one that costs least with other gains, where it stays finite, or again."""
+        yield from (self._drawn(sizes, seed, usual) for seed, sizes in enumerate(found))
+        least = min(found, key=lambda sizes: sum(array.size for array in self._drawn(sizes, 0, usual).values()))
+        gains = GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
+        for seed, gain in enumerate(gains, len(found)):
+            feeds = self._drawn(least, seed, usual * gain)
             if self._finite(feeds):
                 yield feeds
 

@@ -55,7 +55,8 @@ def jittered(numbers: Array, by: float, generator: np.random.Generator) -> Array
     """Every floating number times 1 + ``by`` or 1 - ``by``."""
     if numbers.dtype.kind != "f":
         return numbers
-    return np.asarray(numbers * (1 + by * generator.choice((-1.0, 1.0), numbers.shape))).astype(numbers.dtype)
+    factors = np.array((1 - by, 1 + by), np.result_type(numbers.dtype, np.float32))
+    return np.asarray(numbers * factors[generator.integers(0, 2, numbers.shape, np.int8)]).astype(numbers.dtype)
 
 
 def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:

@@ -7,13 +7,10 @@ And where neither multiplications nor numbers nor nodes are fewer, nothing was g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from repaconv.steps.paying import Kept, Refold, TakenBack
+from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
 from repaconv.subjects.evaluated import Evaluated
-
-if TYPE_CHECKING:
-    import onnx
 
 
 class Size(NamedTuple):
@@ -25,23 +22,21 @@ class Size(NamedTuple):
     nodes: int
 
 
-def no_larger(given: Evaluated, before: onnx.ModelProto, refold: Refold) -> Kept:
+def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -> Kept:
     """The fold without what enlarges the graph; the graph as given where nothing is left of it.
 
     Args:
+        fold: All of it.
         given: The graph as given.
         before: What is folded: the same, of a newer opset perhaps.
-        refold: Folds it, without some of the rewrites.
+        refold: Makes it without some of its rewrites.
     """
-    (model, changes), back = refold(()), TakenBack()
-    whole = size_of(before) if changes else None
-    while whole is not None and changes and (why := larger(whole, size_of(model))):
-        tries = {name: refold((*back.names, name)) for name in dict.fromkeys(change.rewrite for change in changes)}
-        best = min(tries, key=lambda name: size_of(tries[name][0]))
-        told = f"{best}: taken back, as {why}"
-        back = TakenBack((*back.names, best), (*back.told, told))
-        model, changes = tries[best]
-    return Kept(Evaluated(model) if changes else given, changes, back)
+
+    def judge(one: Kept) -> Judged:
+        size = size_of(one.graph)
+        return Judged(size, larger(size_of(before), size))
+
+    return without_harm(fold, given, refold, judge) if fold.changes else fold
 
 
 def larger(before: Size, after: Size) -> str:
@@ -54,12 +49,9 @@ def larger(before: Size, after: Size) -> str:
     return "" if saves else "it saves neither multiplications nor numbers nor nodes"
 
 
-def size_of(proto: onnx.ModelProto) -> Size:
+def size_of(graph: Evaluated) -> Size:
     """What is not known of its shapes counts as nothing."""
     from repaconv.graphs.costs import macs_in, matrices, parameters
-    from repaconv.graphs.graph import read
-    from repaconv.graphs.settling import settle
 
-    model = read(proto)
-    settle(model)
-    return Size(macs_in(model), matrices(model), parameters(model), len(proto.graph.node))
+    model = graph.settled
+    return Size(macs_in(model), matrices(model), parameters(model), len(graph.model.graph.node))

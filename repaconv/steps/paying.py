@@ -6,18 +6,20 @@ second look in the target's form says so, too; so that a noisy machine keeps wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from repaconv.artefacts import Change, Ratio
+from repaconv.artefacts import Ratio
 from repaconv.errors import RepaconvError
+from repaconv.progress import Progress
+from repaconv.steps.growing import no_larger
+from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
 from repaconv.subjects.evaluated import Evaluated
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Feeds
+    from repaconv.engines.contract import Feeds, Session
 
 LOSS = 0.98
 """Times as fast as the graph as given, below which the whole interval lies where a fold is taken back."""
@@ -27,76 +29,52 @@ SECONDS, ROUNDS = 2.0, (6, 30)
 TARGET = "x86-64"
 """Whose form is measured: that of the machine at hand."""
 
-Refold = Callable[[tuple[str, ...]], tuple["onnx.ModelProto", list[Change]]]
-"""The fold without the rewrites of these names, as it is run."""
-Beside = Callable[["onnx.ModelProto"], Ratio | None]
-"""A graph's speed beside that of the graph as given; None where that tells nothing."""
 
-
-class TakenBack(NamedTuple):
-    """Rewrites that do not pay, and what is told of them."""
-
-    names: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-
-
-class Kept(NamedTuple):
-    """What stays of a fold: its graph, what it did, and what of it was taken back."""
-
-    graph: Evaluated
-    changes: Sequence[Change]
-    back: TakenBack = TakenBack()
-
-
-def what_pays(given: Evaluated, fold: Kept, refold: Refold) -> Kept:
-    """What of a fold pays here, measured in a few seconds; all of it where that tells nothing.
+def worthwhile(given: Evaluated, before: Evaluated, refold: Refold, *, measured: bool, progress: Progress) -> Kept:
+    """What stays of a fold: what leaves the graph no larger and, if that is measured, no slower.
 
     Args:
         given: The graph as given.
-        fold: What is no larger than the graph.
-        refold: Makes it without some of its rewrites.
+        before: What is folded: the same, of a newer opset perhaps.
+        refold: Folds it, without some of the rewrites.
+        measured: Whether it is run.
+        progress: See `Progress`.
     """
-    single = given.single
-    call = _call(single) if fold.changes else None
-    if call is None or not _is_slower(_beside(single, fold.graph.single, call)):
+    model, changes = refold(())
+    fold = no_larger(Kept(Evaluated(model) if changes else given, changes), given, before, refold)
+    if not measured:
         return fold
-
-    def beside(model: onnx.ModelProto) -> Ratio | None:
-        return _beside(single, Evaluated(_in_form(model)).single, call)
-
-    gone = fold.back
-
-    def again(names: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
-        return refold((*gone.names, *names))
-
-    back = without_losses(fold.changes, again, beside, _cpu())
-    if not back.names:
-        return fold
-    model, changes = again(back.names)
-    both = TakenBack((*gone.names, *back.names), (*gone.told, *back.told))
-    return Kept(Evaluated(model) if changes else given, changes, both)
+    progress("measure", 0, 0)
+    return what_pays(fold, given, refold)
 
 
-def without_losses(changes: Sequence[Change], refold: Refold, beside: Beside, where: str) -> TakenBack:
-    """Leave out the rewrite without which it is fastest, until it is no slower than the graph as given.
+def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
+    """What of a fold pays here, measured in a few seconds; all of it where that tells nothing.
 
     Args:
-        changes: What the fold did.
-        refold: Makes it without some of that.
-        beside: How fast a graph is.
-        where: On what machine.
+        fold: What is no larger than the graph.
+        given: The graph as given.
+        refold: Makes it without some of its rewrites.
     """
-    names: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-    found = beside(refold(names)[0])
-    while changes and found is not None and _is_slower(found):
-        tries = {name: refold((*names, name)) for name in dict.fromkeys(change.rewrite for change in changes)}
-        speeds = {name: beside(model) if made else None for name, (model, made) in tries.items()}
-        best = max(tries, key=lambda name: speed.median if (speed := speeds[name]) is not None else 1.0)
-        names, changes = (*names, best), tries[best][1]
-        told = (*told, f"{best}: taken back, as with it the graph is {_told(found)} the one given, measured on {where}")
-        found = speeds[best]
-    return TakenBack(names, told)
+    call = _call(given.single) if fold.changes else None
+    if call is None:
+        return fold
+    mine, where = _timed(given), _cpu()
+    if not _is_slower(_beside(mine, fold.graph, call)):
+        return fold
+
+    def judge(one: Kept) -> Judged:
+        return judged(_beside(mine, Evaluated(_in_form(one.graph.model)), call) if one.changes else None, where)
+
+    return without_harm(fold, given, refold, judge)
+
+
+def judged(speed: Ratio | None, where: str) -> Judged:
+    """A fold by its speed beside that of the graph as given, on some machine; None where that tells nothing."""
+    if speed is None:
+        return Judged(-1.0, "")
+    slower = f"with it the graph is {_told(speed)} the one given, measured on {where}"
+    return Judged(-speed.median, slower if _is_slower(speed) else "")
 
 
 def _told(found: Ratio) -> str:
@@ -122,16 +100,23 @@ def _call(given: Evaluated) -> Feeds | None:
     return call if (perf_counter() - begin) * 1e3 >= LEAST_MS else None
 
 
-def _beside(given: Evaluated, other: Evaluated, call: Feeds) -> Ratio | None:
+def _timed(graph: Evaluated) -> Session:
+    from repaconv.proof.runners import load_onnx
+
+    return load_onnx(graph.single.model.SerializeToString(), timed=True)
+
+
+def _beside(given: Session, other: Evaluated, call: Feeds) -> Ratio | None:
     """By turns; None where the graph does not run, or the fastest calls do not say the same as the median."""
     from repaconv.measure.protocol import measure
     from repaconv.measure.statistics import ratio
 
     try:
+        session = _timed(other)
         begin = perf_counter()
-        other.session.run(call)
+        session.run(call)
         rounds = min(max(int(SECONDS / 2 / (perf_counter() - begin)), ROUNDS[0]), ROUNDS[1])
-        calls = {"given": lambda: given.session.run(call), "folded": lambda: other.session.run(call)}
+        calls = {"given": lambda: given.run(call), "folded": lambda: session.run(call)}
         samples = measure(calls, rounds=rounds, warmup_rounds=1, seed=0).samples_ms
     except Exception:  # the runtime's own, of many classes: the proof says so
         return None

@@ -14,6 +14,7 @@ from repaconv.subjects.given import in_single
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
 
 class Evaluated:
@@ -69,6 +70,16 @@ class Evaluated:
             Unrunnable: If it runs with none.
         """
         return probes(self.model, self.run)
+
+    @cached_property
+    def settled(self) -> ir.Model:
+        """It with every shape that can be known, to be looked at."""
+        from repaconv.graphs.graph import read
+        from repaconv.graphs.settling import settle
+
+        graph = read(self.model)
+        settle(graph)
+        return graph
 
     @cached_property
     def single(self) -> Evaluated:

@@ -132,9 +132,12 @@ def _compared(
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
     """The constants of half precision that went into others, by name, and how far a rounding moves those."""
-    kept = {_numbers(weight) for weight in stored(after).values()}
-    halves = ((name, weight) for name, weight in stored(before).items() if weight.data_type in HALVES)
-    return {name: HALVES[weight.data_type][1] for name, weight in halves if _numbers(weight) not in kept}
+    halves, left = (
+        {name: weight for name, weight in stored(model).items() if weight.data_type in HALVES}
+        for model in (before, after)
+    )
+    kept = {_numbers(weight) for weight in left.values()}
+    return {name: HALVES[weight.data_type][1] for name, weight in halves.items() if _numbers(weight) not in kept}
 
 
 def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:

@@ -13,6 +13,7 @@ from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.errors import Refused, UsageProblem
 from repaconv.progress import Progress
 from repaconv.proof.policy import FLOAT32
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fitting import fitted
 from repaconv.subjects.given import folded, in_single, inputs_of, loaded
 from repaconv.subjects.graph_forms import GraphForm
@@ -89,7 +90,9 @@ class GraphSubject:
         given = widened(self.given) if double else self.given
         if not self.folded.changes:
             return self._form(given, double=double)
-        return self._form(folded(self.source, to_oldest(given).model, self.folded.taken_back)[0], double=double)
+        return self._form(
+            folded(self.source, to_oldest(Evaluated(given)).graph.model, self.folded.taken_back)[0], double=double
+        )
 
     @cached_property
     def stored(self) -> GraphForm:

@@ -21,7 +21,7 @@ RAISED = "ONNX at opset {}"
 class Raised(NamedTuple):
     """The graph to fold, the links to it from the graph as given, and what was left alone and why."""
 
-    model: onnx.ModelProto
+    graph: Evaluated
     links: tuple[Link, ...] = ()
     left: tuple[str, ...] = ()
 
@@ -31,22 +31,23 @@ class Raised(NamedTuple):
         Raises:
             Refused: If the graph as given does not run, or if nothing could be compared.
         """
-        if self.model is given.model:
+        if self.graph is given:
             return self
-        links = proved(source, given, Evaluated(self.model), ends=(GIVEN, RAISED.format(opset_of(self.model))))
+        links = proved(source, given, self.graph, ends=(GIVEN, RAISED.format(opset_of(self.graph.model))))
         if any(link.verdict == "failed" for link in links):
             why = f"{_old(given.model)}, and what ONNX's converter makes of it computes something else"
-            return Raised(given.model, (), (why,))
+            return Raised(given, (), (why,))
         return self._replace(links=links)
 
 
-def to_oldest(given: onnx.ModelProto) -> Raised:
+def to_oldest(given: Evaluated) -> Raised:
     """The graph at the oldest opset that folds read; itself where it is of that, or cannot be brought to it."""
     try:
-        return Raised(raised(given))
+        newer = raised(given.model)
     except Exception as error:  # the converter's own, of many classes
         why = first_line(error)
-        return Raised(given, (), (f"{_old(given)}, and ONNX's converter fails on it ({why}); export it anew",))
+        return Raised(given, (), (f"{_old(given.model)}, and ONNX's converter fails on it ({why}); export it anew",))
+    return Raised(given if newer is given.model else Evaluated(newer))
 
 
 def _old(given: onnx.ModelProto) -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repaconv.artefacts import Change, Link
 from repaconv.exporters.to_onnx import operators_of
 from repaconv.proof.verdicts import verdict_of
+from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.given import looked_into
 from repaconv.subjects.taken import Taken
 
-if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
-
 
 def recorded(
-    before: onnx.ModelProto,
-    after: onnx.ModelProto,
+    before: Evaluated,
+    after: Evaluated,
     changes: Sequence[Change],
     links: Sequence[Link],
     taken: Taken,
@@ -28,7 +25,7 @@ def recorded(
     from repaconv.folds.standing import standing
     from repaconv.graphs.costs import macs, parameters
 
-    given, smaller = _settled(before), _settled(after)
+    given, smaller = before.settled, after.settled
     multiplied = macs(given), macs(smaller)
     return {
         "verdict": verdict_of(links),
@@ -42,18 +39,9 @@ def recorded(
         "sizes": taken.sizes,
         "parameters": (parameters(given), parameters(smaller)),
         "macs": None if None in multiplied else multiplied,
-        "nodes": (len(before.graph.node), len(after.graph.node)),
-        "operators": operators_of(after),
+        "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
+        "operators": operators_of(after.model),
         "changes": tuple(changes),
-        "left": (*left, *(standing(smaller) if looked_into(after) else ())),
+        "left": (*left, *(standing(smaller) if looked_into(after.model) else ())),
         "links": tuple(links),
     }
-
-
-def _settled(model: onnx.ModelProto) -> ir.Model:
-    from repaconv.graphs.graph import read
-    from repaconv.graphs.settling import settle
-
-    graph = read(model)
-    settle(graph)
-    return graph

@@ -37,7 +37,8 @@ REWRITES = (
 
 def gain(rewrites: tuple[str, ...], searched: TuneArtefact) -> float:
     """Of a form over the default one, by the exhaustive search; equal graphs were measured once."""
-    rows = {row.rewrites: row.ratio.median for row in searched.candidates if row.ratio is not None}
+    plain = [row for row in searched.candidates if not row.deployment.settings]
+    rows = {row.deployment.rewrites: row.ratio.median for row in plain if row.ratio is not None}
     return rows.get(rewrites, 1.0)
 
 
@@ -46,16 +47,16 @@ def compare(method: str, size: str, beside: dict[str, object], rounds: int) -> d
     torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
     folded = Path(f"run-{method}")
     repaconv.fold("c.pth", out=folded)
-    asked = {"rounds": rounds, "rewrites": REWRITES, "again": True, "budget_s": 1e6}
+    asked = {"rounds": rounds, "rewrites": REWRITES, "again": True, "budget_s": 1e6, "runtimes": ["onnxruntime"]}
     tuned = repaconv.tune(folded, **asked)
     patient = repaconv.tune(folded, exhaustive=True, **asked)
-    best = gain(patient.rewrites, patient)
+    best = gain(patient.deployment.rewrites, patient)
     row = {
         "model": f"{method} {size}",
         "compositions": len(patient.candidates),
-        "winner": " + ".join(tuned.rewrites),
-        "best": " + ".join(patient.rewrites),
-        "winner_over_best": round(gain(tuned.rewrites, patient) / best, 4),
+        "winner": " + ".join(tuned.deployment.rewrites),
+        "best": " + ".join(patient.deployment.rewrites),
+        "winner_over_best": round(gain(tuned.deployment.rewrites, patient) / best, 4),
         "seconds": tuned.seconds,
         "exhaustive_seconds": patient.seconds,
         "share_of_time": round(tuned.seconds / patient.seconds, 4),

@@ -61,7 +61,7 @@ SECTIONS = {"verify": VerifyOrder, "export": ExportSection, "bench": BenchSectio
 NOT_HERE = {
     "verify": ("checkpoint", "drift", "out"),
     "export": ("precision", "form", "unverified"),
-    "bench": ("update_baseline", "accept_inconclusive", "unverified", "out"),
+    "bench": ("form", "update_baseline", "accept_inconclusive", "unverified", "out"),
 }
 """What a section's order may be asked for elsewhere, and no recipe says."""
 

@@ -19,23 +19,22 @@ from onnx import numpy_helper
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefacts import Change, ExportArtefact, Ratio, TuneArtefact
+from repaconv.artefacts import Change, Deployment, ExportArtefact, Ratio, TuneArtefact
 from repaconv.backbones.metaformer import MetaFormer
-from repaconv.errors import Refused, UsageProblem
-from repaconv.files import read_artefact
-from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, every, search
+from repaconv.engines.openvino import OpenVino
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.files import read_artefact, write_artefact
+from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, every, search
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
 from repaconv.methods.riformer import METHOD
-from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline import tuning
-from repaconv.runs import Run
-from repaconv.steps import lowering
+from repaconv.steps import candidates, judging
 from repaconv.steps.common import load_target
 from repaconv.subjects.proved import Proving, exported_graph
-from repaconv.subjects.subject import GraphSpec, subject_of
+from repaconv.subjects.subject import GraphSpec
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -71,21 +70,31 @@ class Machine:
         together = [value for pair, value in self.pairs.items() if set(pair) <= set(form)]
         return math.exp(sum(self.effects[name] for name in form) + sum(together))
 
-    def measure(self, forms, rounds):
-        self.rounds += rounds * len(forms)
+    def measure(self, ways, rounds):
+        self.rounds += rounds * len(ways)
         base = self.gain(("a", "b"))
         return {
-            form: ratio_of(self.gain(form) / base * math.exp(self.random.normal(0, 0.02 / math.sqrt(rounds))))
-            for form in forms
+            way: ratio_of(self.gain(way.rewrites) / base * math.exp(self.random.normal(0, 0.02 / math.sqrt(rounds))))
+            for way in ways
         }
+
+
+def arm(*rewrites, names=NAMES, tries=(), **other) -> Arm:
+    start = {"target": "here", "runtime": "one", "rewrites": rewrites, **other}
+    return Arm(Deployment(**start), names, tries)
+
+
+def anything(_way) -> bool:
+    return True
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_quarter_of_the_rounds(seed):
     tuner, patient = Machine(seed), Machine(seed)
-    won = search(("a", "b"), NAMES, lambda _form: 100, tuner.measure, 40)[0]
-    best = max((row.rewrites for row in every(("a", "b"), NAMES, patient.measure, 40)), key=patient.gain)
-    assert tuner.gain(won.rewrites) >= 0.97 * patient.gain(best)
+    arms = [arm("a", "b")]
+    won = search(arms, lambda _way: 100, tuner.measure, anything, 40)[0]
+    best = max((row.deployment.rewrites for row in every(arms, patient.measure, anything, 40)), key=patient.gain)
+    assert tuner.gain(won.deployment.rewrites) >= 0.97 * patient.gain(best)
     assert tuner.rounds <= patient.rounds / 4
     assert tuner.rounds <= len(NAMES) * SCREENING + COMPOSITIONS * MIDDLE + FINALISTS * 40
 
@@ -93,15 +102,43 @@ def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_quarter_of_t
 def test_where_nothing_is_faster_the_default_form_wins_and_the_hopeless_is_not_measured():
     seen = []
 
-    def measure(forms, rounds):
-        seen.extend(forms)
-        return {form: ratio_of(0.999) for form in forms}
+    def measure(ways, rounds):
+        seen.extend(way.rewrites for way in ways)
+        return {way: ratio_of(0.999) for way in ways}
 
-    rows = search(("a",), ("a", "b", "c"), lambda form: 200 if "b" in form else 100, measure, 40)
-    assert rows[0].rewrites == ("a",)
+    arms = [arm("a", names=("a", "b", "c"))]
+    rows = search(arms, lambda way: 200 if "b" in way.rewrites else 100, measure, anything, 40)
+    assert rows[0].deployment.rewrites == ("a",)
     assert rows[0].ratio is None
     assert ("a", "b") not in seen
     assert any(row.told.startswith("hopeless: 2.00") for row in rows)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_runtime_form_precision_and_settings_are_searched_together(allowed):
+    """Where each alone is slower than something else: only all of them together are the fastest that there is."""
+    seen = []
+
+    def gain(way):
+        alone = {"one": 1.0, "two": 0.95, "slow": 0.3}[way.runtime] * (3 if way.precision == "int8" else 1)
+        fits = way.runtime == "two" and way.precision == "int8"
+        b = (1.5 if "b" in way.rewrites else 1) if fits else (1 if "b" in way.rewrites else 1.2)
+        return alone * b * (1.1 if fits and way.settings else 1)
+
+    def measure(ways, rounds):
+        seen.extend(ways)
+        return {way: ratio_of(gain(way) / gain(arms[0].start)) for way in ways}
+
+    arms = [arm("a"), arm("a", precision="int8")]
+    arms += [arm("a", runtime=name, precision=kind) for name in ("two", "slow") for kind in ("fp32", "int8")]
+    arms = [each._replace(tries=({"settings": ("x=1",)},)) for each in arms]
+    rows = search(arms, lambda _way: 1, measure, lambda way: allowed or way.precision == "fp32", 40)
+    best = rows[0].deployment
+    assert gain(best) == max(gain(row.deployment) for row in rows if allowed or row.deployment.precision == "fp32")
+    assert (best.runtime, best.precision) == (("two", "int8") if allowed else ("one", "fp32"))
+    assert ("b" in best.rewrites, best.settings) == ((True, ("x=1",)) if allowed else (False, ()))
+    assert [way.rewrites for way in seen if way.runtime == "slow"] == 2 * [("a",)]  # far behind: not searched
+    assert not allowed or any(row.deployment.precision == "fp32" and row.told == "finalist" for row in rows)
 
 
 def saved(name: str, seed: int) -> Path:
@@ -116,22 +153,27 @@ def all_equal(_reference, others, _rounds, **_):
     return {name: ratio_of(1.0) for name in others}
 
 
+def equal_here(_self, ways, _rounds):
+    return {way: ratio_of(1.0) for way in ways}
+
+
 def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv):
     ckpt = saved("first.pth", 1)
-    code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--format", "json")
+    code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--runtimes", "onnxruntime", "--format", "json")
     assert code == 0
     data = json.loads(out)["data"]
     tuned = Path("repaconv-out/first/tuned/x86-64.json")
-    assert read_artefact(tuned, TuneArtefact).rewrites == tuple(data["rewrites"])
+    found = read_artefact(tuned, TuneArtefact)
+    assert found.model_dump(mode="json")["deployment"] == data["deployment"]
     assert {"read-tokens", "attention-op", "linear-each"} <= {
-        name for row in data["candidates"] for name in row["rewrites"]
+        name for row in data["candidates"] for name in row["deployment"]["rewrites"]
     }
     assert any(row["ratio"] for row in data["candidates"])
     code, out, _ = repaconv("export", "--onnx", "--form", tuned)
     assert code == 0
     exported = read_artefact(Path("repaconv-out/first/export.form-x86-64.json"), ExportArtefact)
     assert exported.form == "x86-64.json"
-    assert set(exported.rewrites) <= set(data["rewrites"])
+    assert set(exported.rewrites) <= set(data["deployment"]["rewrites"])
     form = next(link for link in exported.links if link.name == "form")
     assert form.verdict == "passed"
     assert repaconv("verify")[0] == 0
@@ -145,13 +187,14 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
     def never(*_, **__):
         raise AssertionError("measured again")
 
-    asked = {"settings": SET, "rewrites": THREE}
-    monkeypatch.setattr(tuning, "measured_here", lambda *given, **_: all_equal(*given))
+    asked = {"settings": SET, "rewrites": THREE, "runtimes": ("onnxruntime",)}
+    monkeypatch.setattr(tuning.Here, "__call__", equal_here)
     package.tune(saved("first.pth", 1), **asked)
-    monkeypatch.setattr(tuning, "measured_here", never)
+    monkeypatch.setattr(tuning.Here, "__call__", never)
     again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
-    assert package.fold("second.pth", num_heads=3, form="fastest-known", force=True).rewrites == again.rewrites
+    folded = package.fold("second.pth", num_heads=3, form="fastest-known", force=True)
+    assert folded.rewrites == again.deployment.rewrites
     with pytest.raises(AssertionError, match="measured again"):
         package.tune("first.pth", again=True, **asked)
 
@@ -161,8 +204,8 @@ def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, 
     from repaconv.steps.forms import _known
 
     package.fold(tiny)
-    monkeypatch.setattr(tuning, "measured_here", lambda *given, **_: all_equal(*given))
-    done = package.tune(rewrites=["bias-forward"])
+    monkeypatch.setattr(tuning.Here, "__call__", equal_here)
+    done = package.tune(rewrites=["bias-forward"], runtimes=["onnxruntime"])
     of = {"0000": (1.01, True), "8888": (9.0, False), "ffff": (3.0, True)}
     for name, (value, complete) in of.items():
         found = done.model_copy(update={"ratio": ratio_of(value), "complete": complete})
@@ -226,8 +269,8 @@ def test_an_answer_is_of_its_question(monkeypatch):
     calls: list[set[str]] = []
 
     def measurer(_reference, others, _rounds, **_):
-        calls.append(set(others))
-        return {name: ratio_of(1.5 if name in ("fp16", "int8") else 1.0) for name in others}
+        calls.append({name.partition("-")[0] for name in others})
+        return {name: ratio_of(1.0 if name.startswith("fp32") else 1.5) for name in others}
 
     def asked(name="first.pth", where="there", **more):
         calls.clear()
@@ -252,13 +295,18 @@ def test_an_answer_is_of_its_question(monkeypatch):
         np.savez(f"{name}.npz", input=images)
     low = {"max_disagreement": 1.0, "inputs": "a.npz"}
     first, measured = asked(**low)
-    assert (first.note, measured) == ("", [{"fp16", "int8"}])  # the forms are known, what is lossy is not
-    assert first.lowered[0].link.tolerance.kind == "lossy"
-    assert asked(**low)[0].lowered == first.lowered
+    assert (first.note, {*measured[0]}) == (
+        "",
+        {"fp16", "int8"},
+    )  # the exact forms were measured, what is lossy was not
+    judged = [row for row in first.candidates if row.link]
+    assert {row.link.tolerance.kind for row in judged} == {"lossy"}
+    assert asked(**low)[0].candidates == first.candidates
     assert asked(**low)[1] == []
     for other in ({**low, "inputs": "b.npz"}, {**low, "max_disagreement": 0.5}, {**low, "name": "second.pth"}):
         found, measured = asked(**other)
-        assert (found.note, measured) == ("", [{"fp16", "int8"}]), other
+        assert (found.note, measured) == ("", []), other  # judged anew; times are of the shapes
+        assert [row.link for row in found.candidates if row.link] != [row.link for row in judged] or "0.5" in str(other)
     assert asked(name="second.pth")[0].note
     with pytest.raises(Refused, match=r"gone\.npz"):
         asked(**{**low, "inputs": "gone.npz"})
@@ -268,7 +316,7 @@ def test_an_answer_is_of_its_question(monkeypatch):
 
 def test_what_the_budget_does_not_allow_is_left():
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE, budget_s=0)
-    assert done.rewrites == done.default
+    assert done.deployment == done.baseline
     assert not any(row.ratio for row in done.candidates)
 
 
@@ -287,31 +335,35 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     np.savez("images.npz", input=images)
 
     def doubled(_reference, others, _rounds, **_):
-        return {name: ratio_of(2.0 if name in ("fp16", "int8") else 1.0) for name in others}
+        return {name: ratio_of(1.0 if name.startswith("fp32") else 2.0) for name in others}
 
     loose = package.tune(
         ckpt, settings=SET, max_disagreement=1.0, inputs="images.npz", measurer=doubled, rewrites=THREE
     )
-    assert loose.precision in ("fp16", "int8")
-    assert {row.precision for row in loose.lowered} == {"fp16", "int8"}
-    assert all(row.disagreement is not None and row.images == 32 for row in loose.lowered)
+    assert loose.deployment.precision in ("fp16", "int8")
+    assert loose.model_sha256
+    judged = [row for row in loose.candidates if row.link]
+    assert {row.deployment.precision for row in judged} == {"fp16", "int8"}
+    assert all(row.disagreement is not None and row.link.metrics.images == 32 for row in judged)
+    other = package.fold(saved("second.pth", 2), num_heads=3)
+    with pytest.raises(Refused, match="judged of other weights"):
+        package.export("repaconv-out/second", form=loose.wrote[0])
+    assert other.shapes == folded.shapes
     for least, told in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
         with pytest.raises(UsageProblem, match=told):
             package.tune(ckpt, settings=SET, max_disagreement=least, inputs="images.npz", rewrites=THREE)
 
 
 @pytest.mark.parametrize("classes", [1, 5])
-def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_it(classes, tmp_path, monkeypatch):
+def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_it(classes, monkeypatch):
     """With one class the first one agrees whatever comes out, NaN too."""
     tiny = METHOD.example(dataclasses.replace(TINY, classes=classes), seed=3)
     torch.save({"state_dict": tiny, "args": {"img_size": 32}}, "tiny.pth")
     package.fold("tiny.pth")
-    package.export()
-    model, device = onnx.load("repaconv-out/tiny/model.onnx"), load_target("x86-64")
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
     calibrated, judged = [], []
-    sound, outputs = lowering.in_precision, lowering._outputs
+    sound, run = candidates.in_precision, judging.FixedBatch.run
 
     def nothing(graph, precision, pieces, **settings):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
@@ -321,23 +373,25 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
                 weight.CopyFrom(numpy_helper.from_array(np.nan * numpy_helper.to_array(weight), weight.name))
         return typed, kept
 
-    monkeypatch.setattr(lowering, "in_precision", nothing)
-    monkeypatch.setattr(
-        lowering, "_outputs", lambda m, pieces: (judged.extend(p["input"] for p in pieces), outputs(m, pieces))[1]
+    def seen(session, feeds):
+        judged.extend(feeds["input"])
+        return run(session, feeds)
+
+    class Seen(judging.FixedBatch):
+        run = seen
+
+    monkeypatch.setattr(candidates, "in_precision", nothing)
+    monkeypatch.setattr(judging, "FixedBatch", Seen)
+    device = load_target("x86-64").model_copy(update={"precisions": ("fp32", "int8")})
+    monkeypatch.setattr(tuning, "load_target", lambda _name: device)
+    done = package.tune(
+        "repaconv-out/tiny", max_disagreement=0.5, inputs="x.npz", rewrites=["bias-forward"], measurer=all_equal
     )
-    rows = lowering.lowered(
-        TuneOrder(max_disagreement=0.5, inputs="x.npz"),
-        subject_of(Run(Path("repaconv-out/tiny"))),
-        lambda *_: model,
-        ["int8"],
-        device,
-        measure=lambda *_: {},
-        scratch=tmp_path,
-        progress=lambda *_: None,
-    ).rows
-    assert rows[0].told == ("failed as a link" if classes == 1 else "allowed")
-    seen = {image.tobytes() for image in calibrated}, {image.tobytes() for image in np.concatenate(judged)}
-    assert (len(seen[0]), len(seen[1]), seen[0] & seen[1]) == (4, 4, set())
+    row = next(row for row in done.candidates if row.deployment.precision == "int8")
+    assert (row.told == "failed as a link") == (classes == 1)
+    assert (row.disagreement, row.link.verdict) == (0, "failed" if classes == 1 else "passed")
+    of = {image.tobytes() for image in calibrated}, {image.tobytes() for image in judged}
+    assert (len(of[0]), len(of[1]), of[0] & of[1]) == (4, 4, set())
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
@@ -402,3 +456,84 @@ def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp
 
 def test_the_page_of_forms_is_of_the_rewrites_that_there_are():
     assert PAGE.read_text() == page(), "run python tests/forms_page.py"
+
+
+def test_what_is_tuned_for_another_runtime_is_exported_and_measured_as_it_was(repaconv, tiny):
+    pytest.importorskip("openvino", reason="OpenVINO is absent")
+    package.fold(tiny)
+    done = package.tune(runtimes=["openvino"], rewrites=["bias-forward"], rounds=2)
+    assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
+    assert all(row.ratio or row.told.startswith(("left", "the baseline")) for row in done.candidates)
+    settings = ("CPU_DENORMALS_OPTIMIZATION=YES",)
+    other = {"target": "x86-64-openvino", "runtime": "openvino", "settings": settings}
+    way = done.baseline.model_copy(update=other)
+    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
+    assert repaconv("export", "--form", "tuned.json")[0] == 0
+    assert Path("repaconv-out/tiny/model.x86-64-openvino.form-tuned.onnx").is_file()
+    code, out, _ = repaconv("bench", "--form", "tuned.json", "--rounds", "2", "--format", "json")
+    measured = json.loads(out)["data"]
+    assert (code in (0, 5), measured["target"]) == (True, "x86-64-openvino")
+    assert measured["session"]["CPU_DENORMALS_OPTIMIZATION"] == "YES"
+    far = done.model_copy(update={"deployment": way.model_copy(update={"settings": ("CACHE_DIR=/tmp",)})})
+    write_artefact(Path("tuned.json"), far)
+    code, _, err = repaconv("bench", "--form", "tuned.json", "--rounds", "2")
+    assert (code, "not tuned by CACHE_DIR" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(repaconv, tiny):
+    """OpenVINO on our int8 graph, in bfloat16 besides where the processor multiplies it: found, then taken as it is."""
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is absent")
+    package.fold(tiny)
+    images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
+    np.savez("x.npz", input=images)
+    asked = {"rewrites": ["bias-forward"], "rounds": 2, "max_disagreement": 1.0, "inputs": "x.npz"}
+    done = package.tune(runtimes=["openvino"], **asked)
+    assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
+    assert all(row.ratio or row.told.startswith(("left", "the baseline")) for row in done.candidates)
+    multiplies = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    way = done.baseline.model_copy(
+        update={
+            "target": "x86-64-openvino",
+            "runtime": "openvino",
+            "precision": "int8",
+            "settings": ("INFERENCE_PRECISION_HINT=bf16",) if multiplies else (),
+        }
+    )
+    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
+    code, _, err = repaconv("export", "--form", "tuned.json")
+    assert (code, "--images" in err) == (2, True)
+    assert repaconv("export", "--form", "tuned.json", "--inputs", "x.npz")[0] == 0
+    name = "x86-64-openvino.form-tuned.int8"
+    assert Path(f"repaconv-out/tiny/model.{name}.onnx").is_file()
+    assert repaconv("build", "--form", "tuned.json")[0] == 0
+    built = json.loads(Path(f"repaconv-out/tiny/build/{name}.json").read_text())
+    assert built["options"]["INFERENCE_PRECISION_HINT"] == ("bf16" if multiplies else "f32")
+    code, out, _ = repaconv("bench", "--form", "tuned.json", "--rounds", "2", "--format", "json")
+    assert code in (0, 5)
+    measured = json.loads(out)["data"]
+    assert (measured["target"], measured["precision"]) == ("x86-64-openvino", "int8")
+    assert measured["session"]["INFERENCE_PRECISION_HINT"] == built["options"]["INFERENCE_PRECISION_HINT"]
+    blob = f"repaconv-out/tiny/build/{name}.blob"  # loads as it was built
+    assert package.verify(engine=blob).links[-1].verdict == "passed"
+    Path("recipe.toml").write_text(
+        'checkpoint = "tiny.pth"\nform = "tuned.json"\n[verify]\ninputs = "x.npz"\n[bench]\nrounds = 10\n'
+    )
+    checks = package.gate(["recipe.toml"]).recipes[0].checks
+    assert not [check for check in checks if check.verdict in ("failed", "error")]
+    assert any(check.stage == "bench" for check in checks)
+
+
+def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refused(repaconv, tiny, monkeypatch):
+    monkeypatch.setattr(tuning.Here, "__call__", equal_here)
+    package.fold(tiny)
+
+    def gone(_self):
+        raise EnvironmentProblem("OpenVINO is not installed.", hint="pip install it.", code="runtime.missing")
+
+    monkeypatch.setattr(OpenVino, "version", gone)
+    code, out, _ = repaconv("tune", "--rewrites", "bias-forward")
+    assert (code, "left out: openvino: OpenVINO is not installed." in out) == (0, True)
+    code, _, err = repaconv("tune", "--runtimes", "onnxruntime,fastest")
+    assert (code, "no runtime fastest" in err, "openvino" in err) == (2, True, True)
+    assert repaconv("tune", "--objective", "speed")[0] == 2

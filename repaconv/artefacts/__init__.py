@@ -72,6 +72,6 @@ from repaconv.artefacts.sweeping import SweepRow as SweepRow
 from repaconv.artefacts.tables import PaperTable as PaperTable
 from repaconv.artefacts.tables import TableRow as TableRow
 from repaconv.artefacts.tuning import Candidate as Candidate
-from repaconv.artefacts.tuning import LoweredCandidate as LoweredCandidate
+from repaconv.artefacts.tuning import Deployment as Deployment
 from repaconv.artefacts.tuning import TuneArtefact as TuneArtefact
 from repaconv.artefacts.verifying import VerifyArtefact as VerifyArtefact

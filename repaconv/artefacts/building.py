@@ -11,9 +11,9 @@ class BuildArtefact(Artefact):
     """An engine for a target.
 
     ``layer_types`` counts the types of what computes, ``MATRIX_MULTIPLY.HALF`` for one; ``note`` says what they were
-    read from. ``options`` are the runtime's, ``timing_cache`` is the hash of TensorRT's measurements after the build.
-    ``links`` compare the engine with its model where it runs on the machine that built it. ``variant`` is that of the
-    export, in the engine's precision.
+    read from. ``options`` are the runtime's, ``settings`` those among them of a deployment that `tune` found,
+    ``timing_cache`` is the hash of TensorRT's measurements after the build. ``links`` compare the engine with its model
+    where it runs on the machine that built it. ``variant`` is that of the export, in the engine's precision.
     """
 
     stage: str = "build"
@@ -24,6 +24,7 @@ class BuildArtefact(Artefact):
     precision: str
     layer_types: dict[str, int]
     options: dict[str, str] = Field(default={})
+    settings: tuple[str, ...] = ()
     timing_cache: str = ""
     note: str
     links: tuple[Link, ...] = ()

@@ -1,4 +1,4 @@
-"""What ``tune`` leaves: every candidate, and the one that was taken."""
+"""What ``tune`` leaves: every deployment that was considered, and the one that was taken."""
 
 from __future__ import annotations
 
@@ -8,62 +8,68 @@ from repaconv.artefacts.benching import Ratio
 from repaconv.artefacts.records import Artefact, ImageSize, Link, Record
 
 
-class Candidate(Record):
-    """A form that the tuner considered.
+class Deployment(Record):
+    """One way to run a network: what is fastest on a machine is all of it together.
 
-    ``expected`` is how many times as fast as the default form it should be, by the effects of its rewrites alone;
-    ``rounds`` and ``ratio`` (against the default form) are of its longest measurement, None if there was none; ``told``
-    says how far it came.
+    ``target`` is whose rules its graph follows, ``runtime`` that target's engine. ``rewrites`` are the form's,
+    ``precision`` is the graph's, or what such a runtime makes of a float32 one. ``settings`` are NAME=VALUE of the
+    runtime's own, beside its defaults. ``streams`` calls run at once, each of ``batch`` images on ``threads`` threads.
     """
 
+    target: str
+    runtime: str
     rewrites: tuple[str, ...]
+    precision: str = "fp32"
+    settings: tuple[str, ...] = ()
+    threads: int = 1
+    streams: int = 1
+    batch: int = 1
+
+
+class Candidate(Record):
+    """A deployment that was considered, and what came of it.
+
+    ``expected`` is how many times as fast as the baseline it should be, by the effects of its rewrites alone;
+    ``rounds`` and ``ratio`` (an image's time, against the baseline in the same rounds) are of its longest measurement,
+    None if there was none. Of a lossy one ``disagreement`` is the share of images whose first class is another than in
+    float32, ``link`` how it was judged. ``told`` says how far it came.
+    """
+
+    deployment: Deployment
     expected: float | None = None
     rounds: int = 0
     ratio: Ratio | None = None
-    told: str
-
-
-class LoweredCandidate(Record):
-    """The winner in a lower precision, which is lossy.
-
-    ``disagreement`` is the share of images whose first class is another than in float32, ``link`` how it was judged,
-    ``ratio`` against float32.
-    """
-
-    precision: str
-    images: int
     disagreement: float | None = None
     link: Link | None = None
-    ratio: Ratio | None = None
     told: str
 
 
 class TuneArtefact(Artefact):
-    """The fastest exact form of a network on a machine, and the evidence.
+    """The fastest deployment of a network on a machine, and the evidence.
 
-    ``rewrites`` are the winner's; ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints
-    of which it holds. ``precision`` is another than fp32 only where a loss was allowed, ``allowed_disagreement`` what
-    that was. ``default`` is the target's own form, against which every ratio is. ``complete`` says whether nothing was
-    left because ``budget_s`` was spent.
+    ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints of which it holds; a lossy one
+    holds for these weights alone, of which ``model_sha256`` is the hash, else empty. ``baseline`` is the target's own
+    form and runtime with their defaults, against which every ratio is. ``allowed_disagreement`` is None where only
+    exact deployments were allowed; ``images`` judged the others. ``left_out`` are runtimes that were not tried, and
+    why. ``complete`` says whether nothing was left because ``budget_s`` was spent.
     """
 
     stage: str = "tune"
     target: str
-    runtime: str
+    runtimes: dict[str, str]
+    objective: str = "latency"
     method: str
     shapes_sha256: str
+    model_sha256: str = ""
     image_size: ImageSize | None
-    batch: int
-    threads: int
     seed: int
-    default: tuple[str, ...]
-    rewrites: tuple[str, ...]
+    baseline: Deployment
+    deployment: Deployment
     ratio: Ratio | None
-    precision: str = "fp32"
     allowed_disagreement: float | None = None
     candidates: tuple[Candidate, ...]
-    lowered: tuple[LoweredCandidate, ...] = ()
     images: str = ""
+    left_out: tuple[str, ...] = ()
     seconds: float
     budget_s: float = 0.0
     complete: bool = True

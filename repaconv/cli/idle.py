@@ -30,6 +30,11 @@ def _no_checkpoint(given: Values) -> bool:
     return Path(given["checkpoint"]).suffix in NOT_CHECKPOINTS
 
 
+def _tuned(form: Any) -> bool:
+    """Whether it is a file of `tune`, which may bring a precision."""
+    return form is not None and Path(form).is_file()
+
+
 CLUSTER = ("tls_ca", "tls_cert", "tls_key", "wait_s")
 BASELINE = ("baseline", "max_regression", "update_baseline", "accept_inconclusive")
 PROTOCOL = ("against", "threads", "image_size", "rounds", "protocol", "profile", "seed", "out", "scheduler", *CLUSTER)
@@ -49,7 +54,7 @@ IDLE = (
     Idle(
         ("export",),
         ("inputs", "images"),
-        lambda given: given["precision"] == "fp32",
+        lambda given: given["precision"] == "fp32" and not _tuned(given["form"]),
         "float32 is not measured on images; give a lower --precision",
     ),
     Idle(
@@ -83,6 +88,12 @@ IDLE = (
         ("precision",),
         lambda given: given["model"] and Path(given["model"]).is_file(),
         "a file has its precision; it chooses among the models of a run",
+    ),
+    Idle(
+        ("bench",),
+        ("form",),
+        lambda given: given["estimate"] or given["host"] or given["scheduler"],
+        "it brings settings of runtimes that run here",
     ),
     Idle(
         ("tune",),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 """Every input by its name."""
-Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere"]
+Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere", "streams"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Least, usual and largest shape of an input."""
@@ -65,6 +65,8 @@ class SessionSpec:
         weights: The folder of the external weights of a graph that comes as bytes.
         lean: Whether memory goes back after every call, and the model is not kept to be profiled: it is called a few
             times, beside others, and not timed.
+        streams: Calls that run at once, each from a thread of the caller's and on ``threads`` of its own.
+        settings: NAME=VALUE of the runtime's own, of those that its engine is tuned by (`engines/settings.py`).
     """
 
     device: str | None = None
@@ -73,6 +75,8 @@ class SessionSpec:
     sizes: Mapping[str, int] = field(default_factory=dict)
     weights: Path | None = None
     lean: bool = False
+    streams: int = 1
+    settings: tuple[str, ...] = ()
 
 
 class Profiled(NamedTuple):
@@ -135,7 +139,8 @@ class Engine(Protocol):
         opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
         device: ``cpu`` or ``cuda``: what its sessions compute on.
         can: What its sessions do. One with ``networks`` opens a `Network` where others open graphs, one with
-            ``engines`` what it built; one with ``elsewhere`` builds where its device is not, and runs on that alone.
+            ``engines`` what it built; one with ``elsewhere`` builds where its device is not, and runs on that alone;
+            of one with ``streams`` a session runs several calls at once.
         takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
     """
 
@@ -182,6 +187,7 @@ class Order:
         islands: Nodes that are to compute in float32.
         here: Whether it is for a machine of this one's kind.
         threads: Of one inference, on processors.
+        settings: See `SessionSpec`.
         workspace: Bytes of scratch memory that a kernel may take; the runtime's own limit when None.
         timing_cache: What earlier builds measured of kernels, serialised; None lets the builder measure all.
         replay: Fail where the timing cache has no answer, so that the same engine comes out.
@@ -195,6 +201,7 @@ class Order:
     islands: tuple[str, ...] = ()
     here: bool = True
     threads: int = 1
+    settings: tuple[str, ...] = ()
     workspace: int | None = None
     timing_cache: bytes | None = None
     replay: bool = False

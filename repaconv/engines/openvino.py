@@ -10,6 +10,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,15 @@ from repaconv.engines.contract import (
     cannot,
     require_device,
 )
+from repaconv.engines.settings import own_settings
 from repaconv.errors import EnvironmentProblem, Refused, require_module
-from repaconv.onnxfile import require_inside
+from repaconv.onnxfile import read_graph, require_inside
 
 DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """What OpenVINO calls them; int8 is in the graph."""
+HINT = "INFERENCE_PRECISION_HINT"
+DENORMALS, REST = ("CPU_DENORMALS_OPTIMIZATION=YES",), (f"{HINT}=bf16",)
 TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
 DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
 DTYPES |= {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
@@ -47,12 +51,15 @@ class OpenVinoSession:
     def __init__(self, compiled: Any, options: Mapping[str, str]) -> None:
         """See `OpenVino.open`."""
         self._compiled, self.options = compiled, dict(options)
+        self._own = local()
         self.inputs = tuple(map(_port, compiled.inputs))
         self.outputs = tuple(map(_port, compiled.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """See `repaconv.engines.contract.Session`; copied out of the runtime's buffers."""
-        found = self._compiled(dict(feeds))
+        """See `repaconv.engines.contract.Session`; copied out of the runtime's buffers, which are each thread's own."""
+        if not hasattr(self._own, "request"):
+            self._own.request = self._compiled.create_infer_request()
+        found = self._own.request.infer(dict(feeds))
         return {output.name: np.array(found[place]) for place, output in enumerate(self.outputs)}
 
     def synchronise(self) -> None:
@@ -78,7 +85,7 @@ class OpenVino:
     suffix = ".blob"
     opens: tuple[str, ...] = (".blob",)
     device = "cpu"
-    can: frozenset[Ability] = frozenset({"run", "placement"})
+    can: frozenset[Ability] = frozenset({"run", "placement", "streams"})
     takes: tuple[str, ...] = ()
 
     def version(self) -> str:
@@ -86,14 +93,14 @@ class OpenVino:
         return str(self._package().__version__).partition("-")[0]
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> OpenVinoSession:
-        """Compile an ONNX model, from its file or its bytes, or load a compiled one (.blob); shapes are as they come.
+        """Compile an ONNX model, from its file or its bytes, or load one that was compiled (.blob).
 
         Raises:
             EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
             Refused: If OpenVINO does not take the model.
         """
         require_device("OpenVINO", spec, "cpu")
-        return OpenVinoSession(*self._compiled(deployable, spec.precision, spec.threads))
+        return OpenVinoSession(*self._compiled(deployable, spec))
 
     def build(self, order: Order) -> Built:
         """Compile for this processor.
@@ -102,7 +109,8 @@ class OpenVino:
             EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
             Refused: If OpenVINO does not take the model.
         """
-        compiled, options = self._compiled(order.model, order.precision, order.threads)
+        spec = SessionSpec(threads=order.threads, precision=order.precision, settings=order.settings)
+        compiled, options = self._compiled(order.model, spec)
         return Built(
             engine=bytes(compiled.export_model().getvalue()),
             types=_types(compiled.get_runtime_model()),
@@ -110,16 +118,21 @@ class OpenVino:
             options=options,
             proved="the types are those of the compiled model, which is what runs",
             runs_here=True,
-            may_stay=("MatMul.FLOAT",),
+            may_stay=(f"MatMul.{TYPES[options[HINT]]}",),
         )
 
     def _package(self) -> Any:
         return require_module("openvino", "OpenVINO", "pip install 'repaconv[openvino]'")
 
-    def _compiled(self, model: Deployable, precision: str, threads: int) -> tuple[Any, dict[str, str]]:
+    def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
+        """See `repaconv.engines.settings.Tunable`: denormals, and bfloat16 for what an int8 graph leaves in float."""
+        multiplies = "BF16" in self._package().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+        return (DENORMALS, *([REST] if precision == "int8" and multiplies else []))
+
+    def _compiled(self, model: Deployable, spec: SessionSpec) -> tuple[Any, dict[str, str]]:
         """A model compiled, or loaded if it is a compiled one; and the options that were set."""
         core = self._package().Core()
-        options = self._options(core, precision, threads)
+        options = self._options(core, spec)
         ready = model if isinstance(model, Path) and model.suffix == self.suffix else None
         if isinstance(model, Path) and ready is None:
             require_inside(model)
@@ -128,12 +141,13 @@ class OpenVino:
                 compiled = core.import_model(io.BytesIO(ready.read_bytes()), DEVICE, options)
             else:
                 source = io.BytesIO(model) if isinstance(model, bytes) else str(model)
-                compiled = core.compile_model(core.read_model(source), DEVICE, options)
+                compiled = core.compile_model(_sized(core.read_model(source), model, spec.sizes), DEVICE, options)
         except Exception as error:  # OpenVINO raises RuntimeError with the text of several
             raise _refused(model, error) from error
         return compiled, as_text(options)
 
-    def _options(self, core: Any, precision: str, threads: int) -> dict[str, Any]:
+    def _options(self, core: Any, spec: SessionSpec) -> dict[str, Any]:
+        precision, several = spec.precision, spec.streams > 1
         can = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
         if precision not in HINTS or (precision == "bf16" and "BF16" not in can):
             raise EnvironmentProblem(
@@ -142,12 +156,29 @@ class OpenVino:
                 code="build.precision",
             )
         return {
-            "INFERENCE_PRECISION_HINT": HINTS[precision],
-            "INFERENCE_NUM_THREADS": threads,
-            "NUM_STREAMS": 1,
-            "PERFORMANCE_HINT": "LATENCY",
+            HINT: HINTS[precision],
+            "INFERENCE_NUM_THREADS": spec.threads * spec.streams,
+            "NUM_STREAMS": spec.streams,
+            "PERFORMANCE_HINT": "THROUGHPUT" if several else "LATENCY",
             "ENABLE_CPU_PINNING": False,  # whoever measures has pinned already
+            **own_settings("OpenVINO", spec.settings, self.tries(precision)),
         }
+
+
+def _sized(read: Any, model: Deployable, sizes: Mapping[str, int]) -> Any:
+    """A model whose free dimensions have these sizes: it runs faster where they are known when it is compiled."""
+    if not sizes:
+        return read
+    import onnx
+
+    graph = onnx.load_from_string(model) if isinstance(model, bytes) else read_graph(model)
+    free = {entry.name: entry.type.tensor_type.shape.dim for entry in graph.graph.input}
+    shapes = {
+        place: [sizes.get(dim.dim_param, dim.dim_value or -1) for dim in free[place.get_any_name()]]
+        for place in read.inputs
+    }
+    read.reshape(shapes)
+    return read
 
 
 def _port(given: Any) -> Port:

@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from repaconv import still
@@ -22,12 +23,15 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
+from repaconv.engines.settings import own_settings, require_one_stream
 from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, first_line, require_module
 from repaconv.onnxfile import require_inside
 
 PROVIDER = "CPUExecutionProvider"
 # What computes, as ONNX Runtime calls it after fusing.
 COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
+LEVEL = "graph_optimization_level"
+TRIES = (("session.set_denormal_as_zero=1",), (f"{LEVEL}=extended",))
 # ONNX Runtime's types are C++'s.
 DTYPES = {"float": "float32", "double": "float64"}
 
@@ -45,7 +49,12 @@ class OrtSession:
         if spec.weights is not None:
             settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(spec.weights))
         source = model if isinstance(model, bytes) else str(model)
-        self._session = onnxruntime.InferenceSession(source, settings, providers=list(providers))
+        # on one thread a call runs in its caller's, so one session serves all; a pool of threads is each stream's own
+        count = spec.streams if spec.threads > 1 else 1
+        sessions = [onnxruntime.InferenceSession(source, settings, providers=list(providers)) for _ in range(count)]
+        self._session, self._free = sessions[0], SimpleQueue[Any]()
+        for stream in range(spec.streams):
+            self._free.put(sessions[stream % count])
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
@@ -56,12 +65,18 @@ class OrtSession:
             "intra_op_num_threads": str(spec.threads),
             "inter_op_num_threads": "1",
             "execution_provider": self._session.get_providers()[0],
+            **({"streams": str(spec.streams)} if spec.streams > 1 else {}),
+            **dict(word.split("=", 1) for word in spec.settings),
             **{f"free_dimension_override.{name}": str(size) for name, size in spec.sizes.items()},
         }
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """See `repaconv.engines.contract.Session`."""
-        return dict(zip(self._names, self._session.run(self._names, feeds, self._how), strict=True))
+        session = self._free.get()
+        try:
+            return dict(zip(self._names, session.run(self._names, feeds, self._how), strict=True))
+        finally:
+            self._free.put(session)
 
     def synchronise(self) -> None:
         """A processor has nothing left to do when `run` returns."""
@@ -91,13 +106,17 @@ class OnnxRuntime:
     name = "onnxruntime"
     suffix = ".onnx"
     opens: tuple[str, ...] = (".onnx", ".ort")
-    can: frozenset[Ability] = frozenset({"run", "profile", "placement"})
+    can: frozenset[Ability] = frozenset({"run", "profile", "placement", "streams"})
     takes: tuple[str, ...] = ()
     device = "cpu"
 
     def version(self) -> str:
         """See `repaconv.engines.contract.Engine`."""
         return str(require_module("onnxruntime", "ONNX Runtime", "pip install onnxruntime").__version__)
+
+    def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
+        """See `repaconv.engines.settings.Tunable`: denormals, and weights that are not laid out for this processor."""
+        return TRIES
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> OrtSession:
         """Load an .onnx file or its bytes.
@@ -108,6 +127,8 @@ class OnnxRuntime:
         """
         require_device("ONNX Runtime", spec, self.device)
         self.version()
+        if "streams" not in self.can:
+            require_one_stream(self.name, spec)
         providers = self.providers(spec.precision)
         if isinstance(deployable, Path):
             require_inside(deployable)
@@ -189,6 +210,13 @@ def settings_for(spec: SessionSpec) -> Any:
     settings.intra_op_num_threads = spec.threads
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4  # what it refuses it also raises
+    for name, value in own_settings("ONNX Runtime", spec.settings, TRIES).items():
+        if name == LEVEL:
+            settings.graph_optimization_level = getattr(
+                onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{value.upper()}"
+            )
+        else:
+            settings.add_session_config_entry(name, value)
     for name, size in spec.sizes.items():
         settings.add_free_dimension_override_by_name(name, size)
     return settings

@@ -128,6 +128,11 @@ class OnnxRuntimeCuda(OnnxRuntime):
 
     opens = ()
     can: frozenset[Ability] = frozenset({"run", "placement"})
+
+    def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
+        """None: those of ONNX Runtime are of processors."""
+        return ()
+
     device = "cuda"
 
     def __init__(self, name: str, first: str) -> None:

@@ -24,6 +24,7 @@ from repaconv.engines.contract import (
     nothing_to_build,
     require_device,
 )
+from repaconv.engines.settings import require_one_stream
 from repaconv.errors import EnvironmentProblem, Refused, require_module
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Torch:
             Refused: If it is a file.
         """
         device = require_device("torch", spec, self.device)
+        require_one_stream("torch", spec)
         if spec.precision not in self.precisions:
             raise EnvironmentProblem(
                 f"torch computes no {spec.precision} here.",

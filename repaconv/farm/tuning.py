@@ -11,7 +11,7 @@ from repaconv.farm.jobs import Job, Model, resolved
 from repaconv.files import sha256_of
 from repaconv.orders.stages import BenchOrder, ClusterOrder, TuneOrder
 from repaconv.progress import Progress, silent
-from repaconv.steps.journal import Measurer
+from repaconv.steps.rounds import Measurer
 
 
 def on_workers(cluster: ClusterOrder, order: TuneOrder, *, progress: Progress = silent) -> Measurer:

@@ -26,6 +26,10 @@ Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
 Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
 OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
 ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
+Objective = Annotated[str, Knob("latency of a call, or throughput: images a second of several calls at once.")]
+Deployed = Annotated[
+    str | Path | None, Knob("Of the run's ONNX models: default, or tune's file, which brings runtime and settings.")
+]
 Threads = Annotated[int | None, Knob("Of one inference; the target's if left out.", least=1)]
 Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]
 Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]
@@ -131,6 +135,7 @@ class BuildOrder(Order):
 
     target: Annotated[str, Knob("A target's name, or the path of a .toml.", usual="x86-64")]
     precision: OfTheRun = "fp32"
+    form: Deployed = None
     workspace_mib: Workspace = None
     timing_cache: Annotated[str | Path | None, Knob("TensorRT's; one a target and version if left out.")] = None
     replay: Annotated[bool, Knob("Fail where the timing cache has no answer: the same engine again.")] = False
@@ -143,6 +148,7 @@ class BenchOrder(Order):
 
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"
+    form: Deployed = None
     against: Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")] = None
     threads: Threads = None
     batch: ImagesACall = None
@@ -191,18 +197,27 @@ class TuneOrder(Order):
     """What `repaconv.tune` may be asked for."""
 
     target: Target = "x86-64"
+    runtimes: Annotated[
+        Sequence[str] | None,
+        Knob("Besides the target's own: names with commas, or auto: all here that run graphs.", text=NAMES),
+    ] = None
+    objective: Objective = "latency"
     settings: Settings = None
     batch: ImagesACall = None
-    threads: Threads = None
+    threads: Annotated[
+        int | None, Knob("Of one inference, the target's if left out; of throughput all, this process's.", least=1)
+    ] = None
     rounds: Annotated[int | None, Knob("Of the last measurement.", least=2)] = None
     budget_s: Annotated[
         float, Knob("Seconds after which only the last measurement begins.", option=("--budget",), least=0)
     ] = 600
     max_disagreement: Annotated[
         float | None,
-        Knob("Also try lower precision: lossy, on at most that share of images, e.g. 0.5%.", text=SHARE),
+        Knob(
+            "Also lower precision: lossy, another first class on at most that share of images, e.g. 0.5%.", text=SHARE
+        ),
     ] = None
-    inputs: Annotated[str | Path | None, Knob("Images (.npz) to judge lower precision by.")] = None
+    inputs: Annotated[str | Path | None, Knob("Images (.npz): some calibrate lower precision, others judge it.")] = None
     images: Images = None
     seed: Seed = 0
     rewrites: Annotated[Sequence[str] | None, Knob("Consider no others: names with commas.", text=NAMES)] = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
-from repaconv.engines.contract import Built, Engine, Order, SessionSpec, label, nothing_to_build
+from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_build
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import alone_in, payload_of
 from repaconv.orders.knobs import by_name
@@ -17,7 +17,9 @@ from repaconv.progress import Progress, silent
 from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import load_target, made_by, with_files
+from repaconv.steps.deploying import Given, given_form
 from repaconv.steps.elsewhere import ways, why_not_here
+from repaconv.steps.engines import version_for
 from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs
 from repaconv.steps.timings import Timings
@@ -82,20 +84,19 @@ class _Plan(NamedTuple):
     file: Path
     log: Path
     slot: Path
+    given: Given[BuildOrder]
 
 
 def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
     """Everything that may be refused before the runtime is asked."""
-    device = load_target(order.target)
-    engine: Engine = registry.load(registry.ENGINES, device.runtime)
-    if "networks" in engine.can:
-        raise nothing_to_build(engine.name)
-    _require_taken(engine, workspace=order.workspace_mib, timing_cache=order.timing_cache, replay=order.replay)
-    version = _version_for(device, engine)
+    device, engine, version = _runtime(order)
     taken, model = runs.run_and_model(Path(run) if run else None)
-    folded = runs.fold_of(taken)
+    given = given_form(order, folded := runs.fold_of(taken))
+    if given.way is not None:
+        order = given.order
+        device, engine, version = _runtime(order)
     typed = "fp32" if device.typed_by == "runtime" and order.precision == "bf16" else order.precision
-    exported, path, variant = export_for(taken, folded, order.target, typed, model=model)
+    exported, path, variant = export_for(taken, folded, order.target, typed, model=model, form=given.form)
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
     name = variant.model_copy(update={"precision": order.precision}).full
     file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))
@@ -116,7 +117,18 @@ def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
         file=file,
         log=log,
         slot=slot,
+        given=given,
     )
+
+
+def _runtime(order: BuildOrder) -> tuple[Target, Engine, str]:
+    """What builds for a target, and its version here."""
+    device = load_target(order.target)
+    engine: Engine = registry.load(registry.ENGINES, device.runtime)
+    if "networks" in engine.can:
+        raise nothing_to_build(engine.name)
+    _require_taken(engine, workspace=order.workspace_mib, timing_cache=order.timing_cache, replay=order.replay)
+    return device, engine, version_for(device, engine)
 
 
 def _require_taken(engine: Engine, **options: Any) -> None:
@@ -134,32 +146,6 @@ def _require_taken(engine: Engine, **options: Any) -> None:
         )
 
 
-def _version_for(device: Target, engine: Engine) -> str:
-    """The runtime's version here, if it is the one that the target has.
-
-    Raises:
-        EnvironmentProblem: If it is not here, or another.
-    """
-    try:
-        version = str(engine.version())
-    except EnvironmentProblem as problem:
-        if device.runtime != "tensorrt":
-            raise
-        raise EnvironmentProblem(
-            f"engines for {device.name} are built there, by its {device.runtime} {device.runtime_version}, not here.",
-            hint=f"Take the model there with all that it needs: repaconv bundle --target {device.name}.",
-            code="build.elsewhere",
-        ) from problem
-    wanted = device.runtime_version.split(".")[:2]
-    if wanted != [""] and version.split(".")[: len(wanted)] != wanted:
-        raise EnvironmentProblem(
-            f"{device.name} has {device.runtime} {device.runtime_version}, here is {version}: its engines do not load.",
-            hint="Build on the device, or for another target: `repaconv targets` lists them.",
-            code="build.version",
-        )
-    return version
-
-
 def _as_ordered(plan: _Plan, progress: Progress) -> Order:
     """What the runtime's builder is asked for."""
     import onnx
@@ -172,7 +158,8 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
         shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.run, plan.folded, device),
         islands=plan.exported.islands,
         here=device.architecture == platform.machine(),
-        threads=device.bench.threads,
+        threads=plan.given.threads(device),
+        settings=plan.given.settings,
         workspace=None if order.workspace_mib is None else order.workspace_mib * 2**20,
         timing_cache=plan.timings.content,
         replay=order.replay,
@@ -183,10 +170,7 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
 def _shapes(
     model: onnx.ModelProto, run: runs.Run, folded: FoldArtefact, device: Target
 ) -> dict[str, tuple[Any, Any, Any]]:
-    """Least, usual and largest shape of an input with free dimensions: a range of batches, images of the usual size.
-
-    An engine that takes images of any size is slower at each of them; another size is another export.
-    """
+    """Least, usual and largest shape of an input with free dimensions: a range of batches, images of the usual size."""
     found = {}
     size = dict(zip(("height", "width"), folded.image_size or (), strict=False))
     size |= subject_of(run).free_sizes(device.bench.batch) if not folded.image_size else {}
@@ -222,8 +206,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
     given = choose_inputs(subject, count=PROBES, size=size, pixels=folded.preprocessing is not None)
-    spec = SessionSpec(threads=plan.device.bench.threads, precision=precision)
-    after = FixedBatch(plan.engine.open(plan.file, spec), batch)
+    after = FixedBatch(plan.engine.open(plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
     batches = (piece.feeds(before.inputs) for piece in given.batches(AT_ONCE))
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
@@ -250,6 +233,7 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
         precision=plan.order.precision,
         layer_types=dict(built.types),
         options=dict(built.options),
+        settings=plan.given.settings,
         timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
         note=note + ("" if built.runs_here else ", and was not verified here") + _for_images(plan),
         links=links,
@@ -285,7 +269,7 @@ def what_works(target: str) -> list[registry.PluginRow]:
     export = f"works: opset {device.opset}, {', '.join(device.precisions)}"
     rows = [registry.PluginRow(device.name, "export", wanted, "", export)]
     try:
-        here, problem = f"works: {device.runtime} {_version_for(device, engine)}", ""
+        here, problem = f"works: {device.runtime} {version_for(device, engine)}", ""
     except EnvironmentProblem as error:
         here, problem = "", f"{error.message} {error.hint}"
     rows.append(registry.PluginRow(device.name, "build", wanted, problem, here))

@@ -10,13 +10,14 @@ from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import alone_in, payload_of, scratch_folder
-from repaconv.forms.choice import chosen
+from repaconv.forms.choice import NAMED, chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import ExportOrder
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.steps.deploying import export_given
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import written_for
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
@@ -103,6 +104,7 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     taken = runs.find_run(Path(run) if run else None)
     subject = subject_of(taken)
     folded = subject.folded
+    order = export_given(order, folded)
     overridden = runs.require_sound(taken, folded, unverified=order.unverified)
     device = load_target(order.target)
     require_computed(device, order.precision)
@@ -169,7 +171,7 @@ def _images(order: ExportOrder, subject: Subject, size: ImageSize | None, free_s
     """By which a lower precision is calibrated and judged."""
     if order.precision == "fp32":
         return None
-    count = 2 * CALIBRATION_IMAGES
+    count = 2 * CALIBRATION_IMAGES if order.form is None or order.form in NAMED else None  # as tune took them
     given = choose_inputs(
         subject,
         inputs=order.inputs,

@@ -107,7 +107,7 @@ class _Gate:
         self._try("verify", ("verify",), lambda: self._verify(recipe))
         if recipe.bench and all(exported):
             section, target = recipe.bench, recipe.bench.target or (recipe.export or ExportSection()).target
-            self._try("bench", ("bench",), lambda: self._bench(section, target))
+            self._try("bench", ("bench",), lambda: self._bench(section, target, self._form(recipe)))
 
     def _take_folder(self) -> None:
         """Two recipes that share a folder would judge, and leave, each other's work."""
@@ -183,7 +183,7 @@ class _Gate:
         section = self._placed(recipe.export)
         # ranges of fp16 and int8 are those of what is verified, unless given
         ranges = section if section.inputs or section.images else self._placed(recipe.verify)
-        form = recipe.form if recipe.form in NAMED else str(self._place(recipe.form))
+        form = self._form(recipe)
         order = ExportOrder.of(
             section,
             precision=precision,
@@ -212,8 +212,11 @@ class _Gate:
             self._note("verify", "claim", "not verified", told, ("verify",))
         return done
 
-    def _bench(self, section: BenchSection, target: str) -> Artefact:
-        section = self._placed(replace(section, target=target))
+    def _form(self, recipe: Recipe) -> str:
+        return recipe.form if recipe.form in NAMED else str(self._place(recipe.form))
+
+    def _bench(self, section: BenchSection, target: str, form: str) -> Artefact:
+        section = replace(self._placed(replace(section, target=target)), form=None if form in NAMED else form)
         done = bench_by(BenchOrder.of(section, baseline=None), self.folder, progress=self.progress)
         if done.agreement and not section.against:  # a model that was named may be another altogether
             self._link("bench", done.agreement)

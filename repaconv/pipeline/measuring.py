@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import runs
 from repaconv.artefacts import BenchArtefact, Link
+from repaconv.errors import UsageProblem
 from repaconv.files import payload_of, sha256_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder
@@ -17,6 +19,7 @@ from repaconv.steps.baselines import by_baseline, name_in, remember_measurement
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.comparing import agreement
 from repaconv.steps.contenders import contenders_of
+from repaconv.steps.deploying import Given, given_form
 from repaconv.steps.elsewhere import require_here
 from repaconv.steps.engines import lowers, require_own_precision
 from repaconv.steps.side_by_side import Found, Plan, side_by_side
@@ -69,9 +72,11 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
     from repaconv.measure.protocols import paper
 
     bounded("max_regression", order.max_regression, LARGEST_REGRESSION)
+    given = _given(order, model)
+    order = given.order
     device = device or load_target(order.target)
     named = paper(order.protocol)
-    threads = at_least_one("threads", order.threads, named.threads or device.bench.threads)
+    threads = at_least_one("threads", order.threads, named.threads or given.threads(device))
     rounds = at_least_one("rounds", order.rounds, named.rounds or device.bench.rounds)
     at_least_one("batch", order.batch, 1)
     run = _run_of(order, model, device)
@@ -87,6 +92,7 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
         precision="fp32" if lowering else order.precision,
         batch=order.batch,
         image_size=asked,
+        form=given.form,
     )
     lowered = known.variant.model_copy(update={"precision": order.precision}) if known.variant else None
     variant = lowered.full if lowered else ""
@@ -106,7 +112,27 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
         warmup_rounds=device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds,
         variant=variant,
         place=place,
+        settings=given.settings,
     )
+
+
+def _given(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
+    """With what a form brings along.
+
+    Raises:
+        UsageProblem: If a form is asked for of one file, or there is no run.
+    """
+    if order.form is None:
+        return Given(order)
+    if model is not None and Path(model).suffix in MODELS:
+        raise UsageProblem(
+            f"{model} is one file, which is written in its form already.",
+            hint="--form chooses among the ONNX models of a run.",
+            code="usage.idle",
+        )
+    given = given_form(order, runs.fold_of(runs.find_run(Path(model) if model else None)))
+    usual = given.way is None or order.batch or given.way.batch == load_target(given.order.target).bench.batch
+    return given if usual or not given.way else replace(given, order=replace(given.order, batch=given.way.batch))
 
 
 def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> runs.Run | None:

@@ -1,9 +1,9 @@
-"""tune: the fastest exact form of a network on a target, searched on the target itself."""
+"""tune: the fastest way to run a network on a target, searched on the target itself."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,15 +16,20 @@ from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline.folding import fold
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
-from repaconv.steps.answers import brought_by, judged_by, place_of, runtime_of
+from repaconv.steps.answers import brought_by, judged_by, place_of
+from repaconv.steps.arms import OBJECTIVES, THROUGHPUT, Called, Machine, machine_of, starts, threads_of
 from repaconv.steps.candidates import Candidates
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.forms import TUNED, remembered, shapes_sha256
-from repaconv.steps.journal import Journal, Measurer, measured_here
-from repaconv.steps.lowering import enough_images, lowered
+from repaconv.steps.inputs import Split
+from repaconv.steps.journal import Journal
+from repaconv.steps.judging import Judge, require_judges
+from repaconv.steps.rounds import Elsewhere, Here, Measurer, Sound
 from repaconv.subjects.subject import Subject, subject_of
 
 if TYPE_CHECKING:
+    from repaconv.artefacts import Deployment
+    from repaconv.forms.search import Arm
     from repaconv.targets import Target
 
 
@@ -36,14 +41,15 @@ def tune_by(
     where: str = "",
     progress: Progress = silent,
 ) -> TuneArtefact:
-    """Search the fastest exact form, and say what was measured on the way.
+    """Search the fastest deployment: runtime, form, precision and settings together; say what was measured on the way.
 
-    What is known of these shapes on this machine is taken from before, where nothing has changed that it depends on;
-    with lower precision that includes the weights and the images. A search that was broken off, or had less time than
-    now, goes on where it was.
+    It is exact unless a loss is allowed. What is known of these shapes on this machine is taken from before, where
+    nothing has changed that it depends on; where a loss is allowed that includes the weights and the images. A search
+    that was broken off, or had less time than now, goes on where it was.
 
     Args:
-        source: A checkpoint, which is folded if it was not yet, or a run's folder; the newest run when None.
+        source: A checkpoint or an ONNX graph, which is folded if it was not yet, or a run's folder; the newest run when
+            None.
         order: What is asked for.
         measurer: Measures elsewhere, as `repaconv.farm.tuning` does; here when None.
         where: What tells that place from others, such as the cluster's address. Without it nothing is known of a
@@ -51,25 +57,18 @@ def tune_by(
         progress: See `Progress`.
 
     Raises:
-        UsageProblem: If lower precision is wanted and there are no images to judge it by, or too few.
+        UsageProblem: If a loss is allowed and there are no images to judge it by, or too few; if there is no such
+            runtime.
         Refused: If the network is too large, its export is not sound, or the checkpoint's run is of another fold.
         EnvironmentProblem: If the target's runtime is not here.
     """
     plan = _plan(order, source, measurer, where, progress)
-    answer = plan.answer(plan.lossy or plan.known)
+    answer = plan.answer()
     if answer is not None:
-        answer = answer.model_copy(update={"note": "known from an earlier search"})
-        return _put(plan, answer, plan.lossy or plan.known)
+        return _put(plan, answer.model_copy(update={"note": "known from an earlier search"}), plan.known)
     with scratch_folder(".tune-", plan.run.folder) as scratch:
-        forms = Candidates.of(plan.subject, plan.device, plan.names, scratch, progress)
-        journal = Journal.begin(plan.known, order.budget_s, plan.rounds, _measuring(plan), forms, progress)
-        if plan.again:
-            journal.forget()
-        found = plan.answer(plan.known) or _searched(plan, forms, journal)
-        if plan.lossy is not None:
-            found = _lowered(plan, forms, journal, found, scratch, progress)
-    if found.complete:
-        journal.forget()
+        found = _searched(plan, scratch, progress)
+    write_artefact(plan.known, found)
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))
 
 
@@ -77,21 +76,22 @@ tune = by_name(tune_by, TuneOrder)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a network; ``known`` and ``lossy`` are where the answers are kept."""
+    """What an order comes to for a network; ``known`` is where the answer is kept, ``measured`` what was measured."""
 
     order: TuneOrder
     run: runs.Run
     subject: Subject
     overridden: tuple[str, ...]
     device: Target
-    batch: int
-    threads: int
+    machine: Machine
+    called: Called
     rounds: int
     names: list[str]
+    given: Split | None
     measurer: Measurer | None
     path: Path
     known: Path
-    lossy: Path | None
+    measured: Path
     again: bool
 
     @property
@@ -99,14 +99,9 @@ class _Plan(NamedTuple):
         """What `fold` wrote of it."""
         return self.subject.folded
 
-    @property
-    def shapes(self) -> str:
-        """What all checkpoints of these shapes share."""
-        return shapes_sha256(self.folded.shapes)
-
-    def answer(self, path: Path) -> TuneArtefact | None:
+    def answer(self) -> TuneArtefact | None:
         """What is known, unless it is of a search that was cut short and had less time than there is now."""
-        found = None if self.again else remembered(path)
+        found = None if self.again else remembered(self.known)
         enough = found is not None and (found.complete or self.order.budget_s <= found.budget_s)
         return found if enough else None
 
@@ -115,25 +110,23 @@ def _plan(
     order: TuneOrder, source: str | Path | None, measurer: Measurer | None, where: str, progress: Progress
 ) -> _Plan:
     """Everything that may be refused before the search; a checkpoint is folded on the way."""
-    if order.max_disagreement is not None and not (order.inputs or order.images):
-        raise UsageProblem(
-            "lower precision is judged on images that the network is meant for, and none were given.",
-            hint="Give --inputs FILE.npz or --images DIR.",
-            code="tune.images",
-        )
+    _require_known(order)
     run = _run_of(source, order.settings, progress)
     subject = subject_of(run)
     folded = subject.folded
-    _require_judges(order, subject)
+    given = require_judges(order, subject)
     overridden = runs.require_sound(run, folded, unverified=order.unverified)
     device = load_target(order.target)
+    machine = machine_of(order, device, here=measurer is None)
     names = sorted(registry.registered(registry.REWRITES) if order.rewrites is None else order.rewrites)
-    usual = device.bench
+    free = folded.batch == "dynamic"
+    batch = at_least_one("batch", order.batch, device.bench.batch if free else int(folded.batch))
+    called = Called(order.objective, threads_of(order, device), batch, free and order.batch is None)
+    rounds = at_least_one("rounds", order.rounds, device.bench.rounds)
     asked: dict[str, Any] = {
         "method": folded.called,
-        "batch": at_least_one("batch", order.batch, usual.batch if folded.batch == "dynamic" else folded.batch),
-        "threads": at_least_one("threads", order.threads, usual.threads),
-        "rounds": at_least_one("rounds", order.rounds, usual.rounds),
+        "called": called,
+        "rounds": rounds,
         "seed": order.seed,
         "elsewhere": None if measurer is None else where,
         "rewrites": brought_by(names),
@@ -141,38 +134,39 @@ def _plan(
     }
     path = Path(order.out) if order.out else run.folder / TUNED / f"{device.name}.json"
     require_ours(path, "tune")
-    lossy = None
-    if order.max_disagreement is not None:
-        lossy = place_of(folded, device, {**asked, **judged_by(order, subject), "loss": order.max_disagreement})
+    measured = place_of(folded, machine, asked)
+    lossy = {**asked, **judged_by(order, subject), "loss": order.max_disagreement} if given else asked
     return _Plan(
         order=order,
         run=run,
         subject=subject,
         overridden=overridden,
         device=device,
-        batch=asked["batch"],
-        threads=asked["threads"],
-        rounds=asked["rounds"],
+        machine=machine,
+        called=called,
+        rounds=rounds,
         names=names,
+        given=given,
         measurer=measurer,
         path=path,
-        known=place_of(folded, device, asked),
-        lossy=lossy,
+        known=place_of(folded, machine, lossy),
+        measured=measured.with_suffix(".journal"),
         again=order.again or (measurer is not None and not where),
     )
 
 
-def _require_judges(order: TuneOrder, subject: Subject) -> None:
-    """Refuse to judge a lower precision by what cannot tell."""
-    if order.max_disagreement is None:
-        return
-    if subject.outputs != ("logits",):
+def _require_known(order: TuneOrder) -> None:
+    """Refuse what there is not, and a loss that nothing judges."""
+    if order.objective not in OBJECTIVES:
         raise UsageProblem(
-            f"lower precision is judged by first classes, and this network gives {', '.join(subject.outputs)}.",
-            hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
-            code="tune.features",
+            f"there is no objective {order.objective!r}.", hint=f"Known: {', '.join(OBJECTIVES)}.", code="objective"
         )
-    enough_images(order, subject)
+    if order.max_disagreement is not None and not (order.inputs or order.images):
+        raise UsageProblem(
+            "lower precision is judged on images that the network is meant for, and none were given.",
+            hint="Give --inputs FILE.npz or --images DIR.",
+            code="tune.images",
+        )
 
 
 def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> runs.Run:
@@ -204,90 +198,81 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     )
 
 
-def _measuring(plan: _Plan) -> Measurer:
-    """What measures forms beside the default one."""
-    size, batch = plan.folded.image_size, plan.batch
+def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
+    """The fastest that is allowed, and all that was considered."""
+    from repaconv.forms.search import every, search
+
+    graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress)
+    here = plan.measurer is None
+    left: list[str] = []
+    arms = _arms(plan, graphs, left, here=here)
+    baseline = arms[0].start
+    measuring = _measuring(plan, graphs, baseline)
+    now = time.monotonic()
+    journal = Journal(plan.measured, now, now + plan.order.budget_s, baseline, plan.rounds, measuring, graphs, progress)
+    journal = journal.remembered()
+    if plan.again:
+        journal.forget()
+    judge = Judge(graphs, baseline, plan.order.max_disagreement or 0.0, here, progress)
+    if plan.order.exhaustive:
+        rows = every(arms, journal.measure, judge.allows, plan.rounds)
+    else:
+        rows = search(arms, graphs.macs, journal.measure, judge.allows, plan.rounds)
+    return _artefact(plan, [judge.said(row, journal.left) for row in rows], baseline, journal, left)
+
+
+def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Arm]:
+    """Every runtime in every precision; those that do not take the network are left, but for the target's own."""
+    found: list[Arm] = []
+    for start, tries in starts(plan.machine, plan.called, lossy=plan.given is not None, here=here):
+        try:
+            found.append(graphs.arm(start, tries))
+        except (Refused, UsageProblem) as problem:
+            if not found:
+                raise
+            left.append(f"{start.runtime}: {problem.message}")
+    return found
+
+
+def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | Elsewhere:
+    """What measures deployments beside the baseline."""
+    sound = Sound(graphs, baseline)
     if plan.measurer is not None:
-        return partial(plan.measurer, image_size=size)
-    return partial(
-        measured_here,
-        engine=registry.load(registry.ENGINES, plan.device.runtime),
-        threads=plan.threads,
-        dims={"batch": batch, "height": size[0], "width": size[1]} if size else plan.subject.free_sizes(batch),
-        call=plan.subject.drawn(batch, plan.order.seed, batch=batch).piece(0, batch),
-        seed=plan.order.seed,
-    )
+        return Elsewhere(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
+    together = plan.order.objective == THROUGHPUT
+    return Here(graphs, sound, baseline, plan.called.threads, plan.order.seed, together)
 
 
-def _searched(plan: _Plan, forms: Candidates, journal: Journal) -> TuneArtefact:
-    """The fastest exact form, which is then known."""
+def _artefact(
+    plan: _Plan, rows: list[Candidate], baseline: Deployment, journal: Journal, left: list[str]
+) -> TuneArtefact:
     from repaconv.measure.fingerprint import fingerprint
 
-    rows = _candidates(forms, journal, exhaustive=plan.order.exhaustive)
-    here = plan.measurer is None
-    found = TuneArtefact(
+    winner = rows[0].deployment
+    lossy = winner.precision != "fp32"
+    return TuneArtefact(
         made_by=made_by("torch", "onnx", "onnxruntime"),
         verdict="passed",
         target=plan.device.name,
-        runtime=runtime_of(plan.device, here=here),
+        runtimes=plan.machine.versions,
+        objective=plan.order.objective,
         method=plan.folded.called,
-        shapes_sha256=plan.shapes,
+        shapes_sha256=shapes_sha256(plan.folded.shapes),
+        model_sha256=plan.folded.payload.sha256 if lossy else "",
         image_size=plan.folded.image_size,
-        batch=plan.batch,
-        threads=plan.threads,
         seed=plan.order.seed,
-        default=forms.default,
-        rewrites=rows[0].rewrites,
+        baseline=baseline,
+        deployment=winner,
         ratio=rows[0].ratio,
+        allowed_disagreement=plan.order.max_disagreement,
         candidates=tuple(rows),
+        images=plan.given.told if plan.given else "",
+        left_out=(*plan.machine.left_out, *dict.fromkeys(left)),
         seconds=round(journal.seconds, 1),
         budget_s=plan.order.budget_s,
         complete=not journal.cut,
-        machine=fingerprint(()) if here else {"cpu": f"a worker of {plan.device.name}"},
+        machine=fingerprint(()) if plan.measurer is None else {"cpu": f"a worker of {plan.device.name}"},
     )
-    write_artefact(plan.known, found)
-    return found
-
-
-def _candidates(forms: Candidates, journal: Journal, *, exhaustive: bool) -> list[Candidate]:
-    from repaconv.forms.search import every, search
-
-    if exhaustive:
-        return every(forms.default, list(forms.rewrites), journal.measure, journal.rounds)
-    return search(
-        forms.default,
-        list(forms.rewrites),
-        work=forms.macs,
-        measure=journal.measure,
-        rounds=journal.rounds,
-    )
-
-
-def _lowered(
-    plan: _Plan, forms: Candidates, journal: Journal, exact: TuneArtefact, scratch: Path, progress: Progress
-) -> TuneArtefact:
-    """The same with the fastest precision that is allowed, which is then known too."""
-    device = plan.device
-    low = lowered(
-        plan.order,
-        plan.subject,
-        lambda precision, newest: forms.model(forms.fitting(device.kept(exact.rewrites, precision), newest)),
-        [name for name in device.precisions if name not in ("fp32", "tf32")],
-        device,
-        measure=lambda reference, others: journal.measurer(reference, others, plan.rounds),
-        scratch=scratch,
-        progress=progress,
-    )
-    changed = {
-        "precision": low.precision,
-        "allowed_disagreement": plan.order.max_disagreement,
-        "lowered": low.rows,
-        "images": low.images,
-    }
-    found = exact.model_copy(update=changed)
-    assert plan.lossy is not None
-    write_artefact(plan.lossy, found)
-    return found
 
 
 def _put(plan: _Plan, found: TuneArtefact, took: Path) -> TuneArtefact:

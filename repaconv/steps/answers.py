@@ -11,17 +11,17 @@ from repaconv.artefacts import FoldArtefact
 from repaconv.files import cache_folder, canonical_json, sha256_of, sha256_of_bytes
 from repaconv.orders.stages import TuneOrder
 from repaconv.proof.policy import POLICY
+from repaconv.steps.arms import Machine
 from repaconv.steps.common import made_by
 from repaconv.steps.forms import TUNED, shapes_sha256
 from repaconv.steps.inputs import choose_inputs
 
 if TYPE_CHECKING:
     from repaconv.subjects.subject import Subject
-    from repaconv.targets import Target
 
 
-def place_of(folded: FoldArtefact, device: Target, asked: Mapping[str, Any]) -> Path:
-    """Where the answer is kept: by shapes, machine, target, all that measures and writes graphs, and what was asked.
+def place_of(folded: FoldArtefact, machine: Machine, asked: Mapping[str, Any]) -> Path:
+    """Where the answer is kept: by shapes, machine, targets, all that measures and writes graphs, and what was asked.
 
     What was asked says of which cluster, too. The budget is in the answer: what is enough of one is the stage's to say.
     """
@@ -29,8 +29,8 @@ def place_of(folded: FoldArtefact, device: Target, asked: Mapping[str, Any]) -> 
 
     question = {
         "machine": machine_key(fingerprint(())),
-        "target": device.model_dump(mode="json"),
-        "runtime": runtime_of(device, here=asked["elsewhere"] is None),
+        "targets": [device.model_dump(mode="json") for device in machine.devices],
+        "runtimes": machine.versions,
         "made_by": made_by("torch", "onnx", "onnxscript", "onnxruntime"),
         **asked,
     }
@@ -60,9 +60,3 @@ def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
         "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
         "policy": POLICY,
     }
-
-
-def runtime_of(device: Target, *, here: bool) -> str:
-    """Name and version of what measures: this machine's, or the target's own."""
-    engine = registry.load(registry.ENGINES, device.runtime)
-    return f"{engine.name} {engine.version() if here else device.runtime_version}".strip()

@@ -1,105 +1,181 @@
-"""The forms of one network, each written once: what a search chooses among."""
+"""The deployments of one network, each graph written once: what a search chooses among."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from repaconv.artefacts import Deployment
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
 from repaconv.progress import Progress
+from repaconv.steps.common import load_target
+from repaconv.steps.engines import lowers, takes_networks
+from repaconv.steps.inputs import Split
+from repaconv.steps.precisions import in_precision
 from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.forms.search import Form
+    from repaconv.engines.contract import Network
+    from repaconv.forms.search import Arm
     from repaconv.graphs.contract import Rewrite
     from repaconv.proof.data import Batch
     from repaconv.targets import Target
 
 
 @dataclass
-class Candidates:
-    """The forms of one network as files, each made once; ``judging`` is what they are compared on."""
+class Graphs:
+    """The graph of a network for one target, and the rewrites that change it."""
 
     raw: onnx.ModelProto
     rewrites: dict[str, Rewrite]
-    default: Form
-    judging: Batch
-    folder: Path
-    made: dict[Form, Path] = field(default_factory=dict)
-    counted: dict[Form, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        subject: Subject,
-        device: Target,
-        names: Sequence[str],
-        scratch: Path,
-        progress: Progress,
-    ) -> Candidates:
-        """Export, and find out which of these rewrites change this graph.
+    def model(self, rewrites: Iterable[str]) -> onnx.ModelProto:
+        """It in a form, as far as rewrites are its own: they may be of another checkpoint."""
+        from repaconv.graphs.graph import rewritten
+
+        return rewritten(self.raw, [self.rewrites[name] for name in rewrites if name in self.rewrites])[0]
+
+
+@dataclass
+class Candidates:
+    """The deployments of one network.
+
+    Attributes:
+        subject: The network.
+        names: Of rewrites that are considered.
+        given: Images, of which some calibrate lower precisions; None where there are none.
+        scratch: Where graphs go.
+        progress: See `Progress`.
+    """
+
+    subject: Subject
+    names: Sequence[str]
+    given: Split | None
+    scratch: Path
+    progress: Progress
+    known: dict[str, Graphs] = field(default_factory=dict)
+    made: dict[tuple[Any, ...], Path] = field(default_factory=dict)
+    counted: dict[Path, int] = field(default_factory=dict)
+
+    def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
+        """A runtime in a precision, from its target's default form.
 
         Raises:
             Refused: If the export is not sound or its weights take more than 2 GiB.
+            UsageProblem: If the runtime takes networks, and this is a graph.
         """
+        from repaconv.exporters.precision import INT8_OPSET
+        from repaconv.forms.search import Arm
+
+        device = load_target(start.target)
+        if takes_networks(device):
+            self.subject.network(DEPLOY)
+            return Arm(start, (), tuple(tries))
+        graphs, precision = self._graphs(device), start.precision
+        newest = INT8_OPSET if precision == "int8" else device.newest_opset or device.opset
+        fit = tuple(name for name, rewrite in graphs.rewrites.items() if rewrite.opset <= newest)
+        fit = device.kept(fit, precision)
+        default = tuple(name for name in fit if name in device.form(self.subject.folded.called))
+        return Arm(start.model_copy(update={"rewrites": default}), fit, tuple(tries))
+
+    def _graphs(self, device: Target) -> Graphs:
+        """The network exported for a target, and which of the rewrites change that."""
         from repaconv.graphs.graph import rewritten
 
-        folded, known = subject.folded, chosen(names, device.newest_opset or device.opset).rewrites
         spec = GraphSpec(
-            size=folded.image_size,
+            size=self.subject.folded.image_size,
             opset=device.opset,
             newest=device.newest_opset,
             lacks=device.lacks,
-            free_size=folded.any_image_size,
+            free_size=self.subject.folded.any_image_size,
             simplifiers=(),
         )
-        graph = subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
-        if graph.data is not None or not graph.sound:
-            raise Refused(
-                "the weights take more than 2 GiB." if graph.data else "the exported graph does not compute the fold.",
-                hint="tune works on graphs of one file." if graph.data else "See `repaconv export --onnx`.",
-                code="tune.graph",
-            )
-        fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
-        progress("what applies", 0, 0)
-        rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
-        default = tuple(name for name in rewrites if name in device.form(folded.called))
-        return cls(graph.model, rewrites, default, judging_call(subject), scratch)
+        if str(spec) not in self.known:
+            graph = self.subject.graph(DEPLOY, spec, scratch=self.scratch, progress=self.progress)
+            if graph.data is not None or not graph.sound:
+                raise Refused(
+                    "the weights take more than 2 GiB."
+                    if graph.data
+                    else "the exported graph does not compute the fold.",
+                    hint="tune works on graphs of one file." if graph.data else "See `repaconv export --onnx`.",
+                    code="tune.graph",
+                )
+            self.progress("what applies", 0, 0)
+            known = chosen(self.names, device.newest_opset or device.opset).rewrites
+            fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
+            rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
+            self.known[str(spec)] = Graphs(graph.model, rewrites)
+        return self.known[str(spec)]
 
-    def model(self, form: Form) -> onnx.ModelProto:
-        """The graph in a form."""
-        from repaconv.graphs.graph import rewritten
-
-        return rewritten(self.raw, [self.rewrites[name] for name in form])[0]
-
-    def macs(self, form: Form) -> int:
-        """What it multiplies and adds for one image."""
+    def macs(self, deployment: Deployment) -> int:
+        """What its form multiplies and adds for one image; 1 where there is no graph to count in."""
         import onnx
 
         from repaconv.graphs.costs import macs_of
 
-        if form not in self.counted:
-            self.counted[form] = macs_of(onnx.load(self.path(form)))
-        return self.counted[form]
+        if takes_networks(load_target(deployment.target)):
+            return 1
+        path = self.exact(deployment)
+        if path not in self.counted:
+            self.counted[path] = macs_of(onnx.load(path))
+        return self.counted[path]
 
-    def fitting(self, form: Form, newest: int) -> Form:
-        """As much of a form as that opset can say, and as changes this graph: the form may be another checkpoint's."""
-        return tuple(name for name in form if name in self.rewrites and self.rewrites[name].opset <= newest)
+    def exact(self, deployment: Deployment) -> Path:
+        """Its form in float32 as a file; equal graphs are one file."""
+        device = load_target(deployment.target)
+        return self._file((device.name, deployment.rewrites), lambda: self._graphs(device).model(deployment.rewrites))
 
-    def path(self, form: Form) -> Path:
-        """The same as a file; equal graphs are one file."""
-        if form not in self.made:
-            content = self.model(form).SerializeToString(deterministic=True)
-            self.made[form] = self.folder / f"{sha256_of_bytes(content)}.onnx"
-            if not self.made[form].is_file():
-                write_bytes(self.made[form], content)
-        return self.made[form]
+    def same(self, deployment: Deployment) -> str:
+        """Equal for deployments whose forms come to equal graphs."""
+        return "" if takes_networks(load_target(deployment.target)) else self.exact(deployment).stem
+
+    def bytes(self, deployment: Deployment) -> int:
+        """Of its weights, about."""
+        if takes_networks(load_target(deployment.target)):
+            return self.subject.folded.payload.bytes
+        return self.exact(deployment).stat().st_size
+
+    def path(self, deployment: Deployment) -> Path:
+        """Its graph as a file, typed where its precision stands in the graph."""
+        import onnx
+
+        device, precision = load_target(deployment.target), deployment.precision
+        plain = self.exact(deployment)
+        if precision == "fp32" or lowers(device, precision):
+            return plain
+        symmetric = "zero-points" in device.forbids
+
+        def typed() -> onnx.ModelProto:
+            self.progress(f"to {precision}", 0, 0)
+            calls = self.given.calibrating() if self.given else []
+            return in_precision(onnx.load(plain), precision, calls, symmetric=symmetric)[0]
+
+        return self._file((plain, precision, symmetric), typed)
+
+    def deployable(self, deployment: Deployment) -> Path | Network:
+        """What its runtime opens."""
+        if takes_networks(load_target(deployment.target)):
+            return self.subject.network(DEPLOY)  # each its own: a session changes its type
+        return self.path(deployment)
+
+    def sizes(self, batch: int) -> dict[str, int]:
+        """Of a graph's free dimensions, by name."""
+        size = self.subject.folded.image_size
+        return {"batch": batch, "height": size[0], "width": size[1]} if size else self.subject.free_sizes(batch)
+
+    def _file(self, key: tuple[Any, ...], make: Callable[[], onnx.ModelProto]) -> Path:
+        if key not in self.made:
+            content = make().SerializeToString(deterministic=True)
+            self.made[key] = path = self.scratch / f"{sha256_of_bytes(content)}.onnx"
+            if not path.is_file():
+                write_bytes(path, content)
+        return self.made[key]
 
 
 def judging_call(subject: Subject) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,7 +46,14 @@ class Opened(NamedTuple):
 
 
 def opened(
-    model: Path | Network, device: Target, precision: str | None = None, *, threads: int, dims: Mapping[str, int]
+    model: Path | Network,
+    device: Target,
+    precision: str | None = None,
+    *,
+    threads: int,
+    dims: Mapping[str, int],
+    streams: int = 1,
+    settings: tuple[str, ...] = (),
 ) -> Opened:
     """Load a model: a graph or a network by the target's runtime, an engine by its own.
 
@@ -57,6 +65,8 @@ def opened(
         precision: That the target's runtime is to compute a float32 graph in; what the file says when None.
         threads: Of one inference.
         dims: Sizes of free dimensions, by name.
+        streams: Calls at once.
+        settings: Of the target's runtime, beside its defaults.
 
     Raises:
         EnvironmentProblem: If the runtime, or the device it needs, is not here.
@@ -65,13 +75,18 @@ def opened(
     from repaconv.engines.contract import SessionSpec
 
     engine = registry.load(registry.ENGINES, device.runtime)
-    spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims)
+    spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims, streams=streams, settings=settings)
     if not isinstance(model, Path):
         return Opened(engine.open(model, spec), f"{engine.name} {engine.version()}", spec.precision, False)
     built = built_as(model)
     says = built.precision if built else precision_of(model)
+    if settings and precision is None:  # of which there are others for other graphs
+        spec = replace(spec, precision=says)
     if built is not None or model.suffix != ".onnx" or "networks" in engine.can:
-        engine, session = engine_of(model, built), open_engine(model, built, threads=threads, sizes=dims)
+        engine, session = (
+            engine_of(model, built),
+            open_engine(model, built, threads=threads, sizes=dims, streams=streams),
+        )
     elif "engines" in engine.can:
         session = engine.open(
             engine.build(_ordered(model, device, says if precision is None else precision, spec)).engine, spec

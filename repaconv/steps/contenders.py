@@ -66,6 +66,7 @@ def contenders_of(
     precision: str = "fp32",
     batch: int | None = None,
     image_size: ImageSize | None = None,
+    form: str | None = None,
 ) -> Contenders:
     """What is measured beside what, and which failed proofs were overridden on the way there.
 
@@ -84,7 +85,7 @@ def contenders_of(
         return _networks(subject_of(run), other, device, unverified=unverified)
     subject = subject_of(run)
     folded = subject.folded
-    export = export_for(run, folded, target, precision, batch=batch, image_size=image_size)
+    export = export_for(run, folded, target, precision, batch=batch, image_size=image_size, form=form)
     exported = export.artefact
     overridden = runs.require_sound(run, folded, (exported, export.path), unverified=unverified)
     subjects = [Contender(DEPLOY, runs.graph_of(run, exported))]

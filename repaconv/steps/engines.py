@@ -82,7 +82,12 @@ def _opener(path: Path) -> str:
 
 
 def open_engine(
-    path: Path, built: BuildArtefact | None, *, threads: int, sizes: Mapping[str, int] = MappingProxyType({})
+    path: Path,
+    built: BuildArtefact | None,
+    *,
+    threads: int,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    streams: int = 1,
 ) -> Session:
     """An engine file ready to run, by the runtime that it is for, in the precision that it was built in.
 
@@ -92,5 +97,37 @@ def open_engine(
     """
     from repaconv.engines.contract import SessionSpec
 
-    spec = SessionSpec(threads=threads, precision=built.precision if built else "fp32", sizes=sizes)
+    spec = SessionSpec(
+        threads=threads,
+        precision=built.precision if built else "fp32",
+        sizes=sizes,
+        streams=streams,
+        settings=built.settings if built else (),
+    )
     return engine_of(path, built).open(path, spec)
+
+
+def version_for(device: Target, engine: Engine) -> str:
+    """The runtime's version here, if it is the one that the target has.
+
+    Raises:
+        EnvironmentProblem: If it is not here, or another.
+    """
+    try:
+        version = str(engine.version())
+    except EnvironmentProblem as problem:
+        if device.runtime != "tensorrt":
+            raise
+        raise EnvironmentProblem(
+            f"engines for {device.name} are built there, by its {device.runtime} {device.runtime_version}, not here.",
+            hint=f"Take the model there with all that it needs: repaconv bundle --target {device.name}.",
+            code="build.elsewhere",
+        ) from problem
+    wanted = device.runtime_version.split(".")[:2]
+    if wanted != [""] and version.split(".")[: len(wanted)] != wanted:
+        raise EnvironmentProblem(
+            f"{device.name} has {device.runtime} {device.runtime_version}, here is {version}: its engines do not load.",
+            hint="Build on the device, or for another target: `repaconv targets` lists them.",
+            code="build.version",
+        )
+    return version

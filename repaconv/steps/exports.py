@@ -61,11 +61,12 @@ def export_for(
     model: Path | None = None,
     batch: int | None = None,
     image_size: ImageSize | None = None,
+    form: str | None = None,
 ) -> Export:
     """The export that a stage takes: that of its target and its precision.
 
-    Of several it is the one that was asked for, where what is not said is usual: a free batch, the network's own size
-    of images, no preprocessing, the fold's form. If there is none such, the only one that fits. No third guess.
+    Of several it is that which was asked for, where what is not said is usual: a free batch, images of the network's
+    size, no preprocessing, the fold's form. If there is none such, the only one that fits. No third guess.
 
     Args:
         run: The run.
@@ -73,8 +74,8 @@ def export_for(
         target: Whose.
         precision: Of the graph.
         model: The ONNX file itself, which settles it.
-        batch: That it must take.
-        image_size: That it must take.
+        batch, image_size: That it must take.
+        form: What it was written in, by its name or that of its file.
 
     Raises:
         Refused: If an export of the run is of other weights.
@@ -86,11 +87,12 @@ def export_for(
     found = [each for each in found if each.artefact.target_sha256 == target_sha256(device)]
     if model is not None:
         found = [each for each in found if _file(run, each).resolve() == model.resolve()]
+    found = [each for each in found if form in (None, each.artefact.form)]
     if not found:
-        raise _none(run, every, target, device, precision, model)
+        raise _none(run, every, target, device, precision, model, form)
     if len(found) == 1:
         return found[0]
-    exact = [each for each in found if _asked(each) == (batch or folded.batch, size, False, folded.form)]
+    exact = [each for each in found if _asked(each) == (batch or folded.batch, size, False, form or folded.form)]
     fitting = [each for each in found if _takes(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
@@ -129,15 +131,24 @@ def _file(run: runs.Run, export: Export) -> Path:
 
 
 def _none(
-    run: runs.Run, every: list[Export], target: str | Target, device: Target, precision: str, model: Path | None
+    run: runs.Run,
+    every: list[Export],
+    target: str | Target,
+    device: Target,
+    precision: str,
+    model: Path | None,
+    form: str | None,
 ) -> UsageProblem:
     """Why there is nothing to take, and the command that would make it."""
     wanted = Variant(target=target if isinstance(target, str) else device.name, precision=precision)
     none = f"{run.folder} has no {precision} ONNX model for {device.name} yet"
     if model is not None:
         none = f"{model} is no {precision} ONNX model of {run.folder} for {device.name}"
+    elif form is not None:
+        none += f" in the form {form}"
     elif any((each.artefact.target, each.artefact.precision) == (device.name, precision) for each in every):
         none += " but for what the target said before"
     others = ", ".join(each.variant.full for each in every)
     told = f"; it has {others}" if others else ""
-    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {wanted.options}", code="run.no-model")
+    options = f"{wanted.options} --form {form}" if form else wanted.options
+    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {options}", code="run.no-model")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry
-from repaconv.artefacts import TuneArtefact
+from repaconv.artefacts import FoldArtefact, TuneArtefact
 from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
 from repaconv.forms.choice import DEFAULT, FASTEST, NAMED, OFFICIAL
@@ -49,12 +49,36 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
     if form == OFFICIAL:
         return Written(OFFICIAL, official)
     if form == FASTEST:
-        return Written(FASTEST, _known(shapes).rewrites)
-    path = Path(form)
+        return Written(FASTEST, _known(shapes).deployment.rewrites)
+    return Written(Path(form).name, _tuned(Path(form), shapes).deployment.rewrites)
+
+
+def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
+    """What `tune` found for a network, where that is the form that is asked for; None of other forms.
+
+    Raises:
+        UsageProblem: See `chosen_form`.
+        Refused: See `chosen_form`; or if what it loses was judged of other weights.
+    """
+    if form in (None, DEFAULT, OFFICIAL):
+        return None
+    shapes = shapes_sha256(folded.shapes)
+    tuned = _known(shapes) if form == FASTEST else _tuned(Path(str(form)), shapes)
+    if tuned.model_sha256 not in ("", folded.payload.sha256):
+        raise Refused(
+            f"{form} is lossy, and what it loses was judged of other weights.",
+            hint="Tune this one: repaconv tune CHECKPOINT --max-disagreement SHARE --images DIR.",
+            code="form.weights",
+        )
+    return tuned
+
+
+def _tuned(path: Path, shapes: str) -> TuneArtefact:
+    """What `tune` wrote, of a network of these shapes."""
     if not path.is_file():
         known = ", ".join(NAMED)
         raise UsageProblem(
-            f"there is no form and no file {form}.",
+            f"there is no form and no file {path}.",
             hint=f"Known: {known}, and what `repaconv tune` writes.",
             code="form.unknown",
         )
@@ -65,7 +89,7 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
             hint="Tune this one: repaconv tune CHECKPOINT.",
             code="form.shapes",
         )
-    return Written(path.name, tuned.rewrites)
+    return tuned
 
 
 def written_for(asked: str | None, subject: Subject) -> Written:
@@ -99,7 +123,7 @@ def _known(shapes: str) -> TuneArtefact:
 
     here = machine_key(fingerprint(()))
     every = [remembered(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
-    found = [tuned for tuned in every if tuned is not None and tuned.shapes_sha256 == shapes]
+    found = [tuned for tuned in every if tuned and tuned.shapes_sha256 == shapes and not tuned.model_sha256]
     found = [tuned for tuned in found if machine_key(tuned.machine) == here and _still_holds(tuned)]
     if not found:
         raise UsageProblem(
@@ -109,8 +133,9 @@ def _known(shapes: str) -> TuneArtefact:
         )
     searched = {id(tuned): sum(row.ratio is not None for row in tuned.candidates) for tuned in found}
 
-    def rank(tuned: TuneArtefact) -> tuple[float, ...]:
-        usual = (tuned.target != "x86-64", tuned.batch, tuned.threads)
+    def rank(tuned: TuneArtefact) -> tuple[Any, ...]:
+        how = tuned.baseline
+        usual = (tuned.target != "x86-64", tuned.objective, how.batch, how.threads)
         return (*usual, -searched[id(tuned)], not tuned.complete, -(tuned.ratio.median if tuned.ratio else 1))
 
     return min(found, key=rank)
@@ -118,9 +143,9 @@ def _known(shapes: str) -> TuneArtefact:
 
 def _still_holds(tuned: TuneArtefact) -> bool:
     """Whether it is of this repaconv and of the runtime that is here."""
-    name, _, version = tuned.runtime.partition(" ")
+    name = tuned.deployment.runtime
     try:
-        same = registry.load(registry.ENGINES, name).version() == version
+        same = registry.load(registry.ENGINES, name).version() == tuned.runtimes[name]
     except RepaconvError:
         return False
     return bool(same) and tuned.made_by["repaconv"] == made_by()["repaconv"]

@@ -1,27 +1,19 @@
-"""What a search measured, kept as it comes, and measuring itself: here, beside the default form."""
+"""What a search measured, kept as it comes: of the shapes, whatever the weights, so that another search has it too."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from repaconv.artefacts import Ratio
-from repaconv.files import canonical_json, write_text
+from repaconv.artefacts import Deployment, Ratio
+from repaconv.files import canonical_json, sha256_of_bytes, write_text
 from repaconv.progress import Progress
-from repaconv.proof.runners import load_onnx
 from repaconv.steps.candidates import Candidates
-
-if TYPE_CHECKING:
-    from repaconv.forms.search import Form
-    from repaconv.proof.data import Batch
-
-Measurer = Callable[..., Mapping[str, Ratio]]
-"""(reference, graphs by name, rounds, image_size=) to the graphs' ratios: what is above 1 is faster than it."""
+from repaconv.steps.rounds import Found
 
 HELD_BYTES = 4 * 1024**3
 PREPARED = 3
@@ -30,37 +22,41 @@ PREPARED = 3
 
 @dataclass
 class Journal:
-    """What was measured, kept as it comes, so that a search that is broken off can go on."""
+    """What was measured; a search that is broken off goes on there.
+
+    Attributes:
+        path: Where it is kept.
+        begun: When, by the monotonic clock.
+        deadline: After which only the last measurement begins.
+        baseline: Against which all is.
+        rounds: Of the last measurement.
+        measuring: Measures beside the baseline.
+        graphs: The deployments'.
+        progress: See `Progress`.
+        rows: Rounds and ratio of each.
+        left: Why others were not measured.
+        cut: Whether something was left because the time was over.
+    """
 
     path: Path
     begun: float
     deadline: float
+    baseline: Deployment
     rounds: int
-    measurer: Measurer
+    measuring: Callable[[Sequence[Deployment], int], Found]
     graphs: Candidates
     progress: Progress
-    rows: dict[str, Ratio] = field(default_factory=dict)
-    expected: Any = None
-    judged: dict[Path, bool] = field(default_factory=dict)
+    rows: dict[str, tuple[int, Ratio]] = field(default_factory=dict)
+    left: dict[Deployment, str] = field(default_factory=dict)
     cut: bool = False
-    """Whether something was left because the time was over."""
+    _first: dict[str, Deployment] = field(default_factory=dict)
 
-    @classmethod
-    def begin(
-        cls,
-        answer: Path,
-        budget_s: float,
-        rounds: int,
-        measurer: Measurer,
-        graphs: Candidates,
-        progress: Progress,
-    ) -> Journal:
-        """That of an answer, with what stands in it already."""
-        path, now = answer.with_suffix(".journal"), time.monotonic()
-        begun = cls(path, now, now + budget_s, rounds, measurer, graphs, progress)
-        with suppress(OSError, ValueError):  # none, or of another version
-            begun.rows = {key: Ratio.model_validate(row) for key, row in json.loads(path.read_text()).items()}
-        return begun
+    def remembered(self) -> Journal:
+        """It, with what stands in its file already; none, or of another version, is nothing."""
+        with suppress(OSError, ValueError, TypeError):
+            known = json.loads(self.path.read_text())
+            self.rows = {key: (int(rounds), Ratio.model_validate(row)) for key, (rounds, row) in known.items()}
+        return self
 
     @property
     def seconds(self) -> float:
@@ -72,80 +68,53 @@ class Journal:
         self.rows = {}
         self.path.unlink(missing_ok=True)
 
-    def measure(self, forms: Sequence[Form], rounds: int) -> dict[Form, Ratio]:
-        """Ratios against the default form; forms that the budget does not allow, or that are wrong, are left out."""
-        reference = self.graphs.path(self.graphs.default)
-        wanted = {form: self.graphs.path(form) for form in forms}
-        missing = {path.stem: path for path in wanted.values() if self._key(path, rounds) not in self.rows}
-        missing.pop(reference.stem, None)
-        missing = {stem: path for stem, path in missing.items() if self._same(path, reference)}
-        for group in _groups(missing):
+    def measure(self, deployments: Sequence[Deployment], rounds: int) -> dict[Deployment, Ratio]:
+        """Ratios against the baseline; what the budget does not allow, or is wrong, is left out.
+
+        What was measured in as many rounds or more is not measured again.
+        """
+        same = {each: self._same(each) for each in deployments}
+        missing = [each for each in dict.fromkeys(same.values()) if not self._known(each, rounds)]
+        for group in self._groups([each for each in missing if each not in (*self.left, self.baseline)]):
             if time.monotonic() > self.deadline and rounds < self.rounds:
                 self.cut = True
                 break
-            self.progress(f"tune: {rounds} rounds of {len(group)} forms", 0, 0)
-            for stem, ratio in self.measurer(reference, group, rounds).items():
-                self.rows[self._key(group[stem], rounds)] = ratio
-            write_text(self.path, canonical_json({key: row.model_dump(mode="json") for key, row in self.rows.items()}))
-        return {form: self.rows[key] for form, path in wanted.items() if (key := self._key(path, rounds)) in self.rows}
+            self.progress(f"tune: {rounds} rounds of {len(group)}", 0, 0)
+            for each, found in self.measuring(group, rounds).items():
+                if isinstance(found, str):
+                    self.left[each] = found
+                else:
+                    self.rows[_key(each)] = (rounds, found)
+            plain = {key: (count, row.model_dump(mode="json")) for key, (count, row) in self.rows.items()}
+            write_text(self.path, canonical_json(plain))
+        self.left |= {each: self.left[first] for each, first in same.items() if first in self.left}
+        return {each: self.rows[_key(first)][1] for each, first in same.items() if self._known(first, rounds)}
 
-    def _same(self, path: Path, reference: Path) -> bool:
-        """Whether a form computes what the default one does, on one call; a wrong one is not worth measuring."""
-        from repaconv.proof.outputs import Comparison
-        from repaconv.proof.policy import tolerance
-        from repaconv.proof.verdicts import verdict_of
+    def _known(self, deployment: Deployment, rounds: int) -> bool:
+        return self.rows.get(_key(deployment), (0, None))[0] >= rounds
 
-        if path not in self.judged:
-            call = self.graphs.judging
-            session = load_onnx(path)
-            if self.expected is None:
-                self.expected = load_onnx(reference).run(call.feeds(session.inputs))
-            found = Comparison("form", tolerance("form"))
-            found.add(session.run(call.feeds(session.inputs)), self.expected, whole=call.whole)
-            links = found.links("form", "default form")
-            self.judged[path] = verdict_of(links) == "passed"
-        return self.judged[path]
+    def _same(self, deployment: Deployment) -> Deployment:
+        """The first that was met which is all the same: rewrites may come to equal graphs."""
+        if not self._first:
+            self._first[self._told(self.baseline)] = self.baseline
+        return self._first.setdefault(self._told(deployment), deployment)
 
-    def _key(self, path: Path, rounds: int) -> str:
-        return f"{path.stem[:16]} {rounds}"
+    def _told(self, deployment: Deployment) -> str:
+        return canonical_json({**deployment.model_dump(mode="json"), "rewrites": self.graphs.same(deployment)})
 
-
-def _groups(paths: Mapping[str, Path]) -> list[dict[str, Path]]:
-    """As many at a time as memory holds."""
-    groups: list[dict[str, Path]] = []
-    held = HELD_BYTES
-    for stem, path in paths.items():
-        size = PREPARED * path.stat().st_size
-        if held + size > HELD_BYTES:
-            groups.append({})
-            held = size  # the reference's
-        groups[-1][stem] = path
-        held += size
-    return groups
+    def _groups(self, deployments: Sequence[Deployment]) -> list[list[Deployment]]:
+        """As many at a time as memory holds."""
+        groups: list[list[Deployment]] = []
+        held = HELD_BYTES
+        for each in deployments:
+            size = PREPARED * each.streams * self.graphs.bytes(each)
+            if held + size > HELD_BYTES:
+                groups.append([])
+                held = PREPARED * self.graphs.bytes(self.baseline)
+            groups[-1].append(each)
+            held += size
+        return groups
 
 
-def measured_here(
-    reference: Path,
-    others: Mapping[str, Path],
-    rounds: int,
-    *,
-    engine: Any,
-    threads: int,
-    dims: Mapping[str, int],
-    call: Batch,
-    seed: int,
-) -> dict[str, Ratio]:
-    """Everything beside the reference, interleaved, on cores of their own."""
-    from repaconv.engines.contract import OnCard, SessionSpec
-    from repaconv.measure.protocol import measure, pinned
-    from repaconv.measure.statistics import ratio
-    from repaconv.proof.runners import call_of
-
-    with pinned(threads) as cores:
-        paths = {"": reference, **others}
-        spec = SessionSpec(threads=threads, sizes=dims)
-        sessions = {name: engine.open(path, spec) for name, path in paths.items()}
-        calls = {name: call_of(session, call.feeds(session.inputs)) for name, session in sessions.items()}
-        clocked = {name for name, session in sessions.items() if isinstance(session, OnCard)}
-        samples = measure(calls, rounds=rounds, warmup_rounds=2, seed=seed, cores=cores, clocked=clocked).samples_ms
-    return {name: ratio("form", samples[name], "default form", samples[""], seed) for name in others}
+def _key(deployment: Deployment) -> str:
+    return sha256_of_bytes(canonical_json(deployment.model_dump(mode="json")).encode())[:16]

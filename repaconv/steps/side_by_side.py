@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     warmup_rounds: int
     variant: str
     place: Path | None
+    settings: tuple[str, ...] = ()
 
     @property
     def subjects(self) -> list[Contender]:
@@ -51,9 +52,16 @@ class Plan(NamedTuple):
         return self.known.subjects
 
     def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
-        """One of them, ready to run; of one file beside itself, one alone is lowered."""
-        lower = self.lowering if subject is self.subjects[0] else None
-        return opened(subject.network or subject.path, self.device, lower, threads=self.threads, dims=dims)
+        """One of them, ready to run; of one file beside itself, one alone is lowered and has settings."""
+        first = subject is self.subjects[0]
+        return opened(
+            subject.network or subject.path,
+            self.device,
+            self.lowering if first else None,
+            threads=self.threads,
+            dims=dims,
+            settings=self.settings if first else (),
+        )
 
     def dims(self, batch: int) -> dict[str, int]:
         """Sizes of free dimensions, by name."""

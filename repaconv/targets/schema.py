@@ -53,6 +53,7 @@ class Target(Record):
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
         source: Where this is from.
+        beside: Targets that are other runtimes on the same device, which `tune` tries.
         limits: What it can do at most: what `bench --estimate` goes by. A family of cards has none.
         variants: The same device with other systems: ``orin-nano@jp5.1``.
     """
@@ -74,6 +75,7 @@ class Target(Record):
     precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
     source: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     bench: BenchDefaults
     limits: Limits | None = None
     variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})

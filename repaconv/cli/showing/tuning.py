@@ -1,33 +1,59 @@
-"""The forms that were measured, and the winner."""
+"""The deployments that came far, and the winner."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.cli.render import out, plain, short, table
-from repaconv.cli.showing.parts import form
+from repaconv.cli.render import out, plain, short, table, whole
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import TuneArtefact
+    from repaconv.artefacts import Candidate, Deployment, TuneArtefact
+
+SHORT = 12
 
 
 def show(done: TuneArtefact) -> None:
-    """The forms that were measured, and the winner."""
-    rows = table("form", "times as fast as the default", "rounds", "")
-    for row in done.candidates:
-        if row.ratio is not None or row.rewrites == done.rewrites:
-            found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
-            rows.add_row(form(row.rewrites), found, str(row.rounds), row.told)
+    """The fastest of what was measured, what was judged, and the winner."""
+    rows = table("runtime", "precision", "form", "times as fast", "other classes", "")
+    for row in _shown(done):
+        found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
+        lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
+        how = row.deployment
+        rows.add_row(plain(how.runtime), how.precision, _how(how, done.baseline), found, lost, plain(row.told))
     out().print(rows)
-    for low in done.lowered:
-        gain = f", {low.ratio.median:.3f} times as fast as float32" if low.ratio else ""
-        other = "" if low.disagreement is None else f"{low.disagreement:.2%} of {low.images} images differ"
-        words = f" ({plain(low.link.note)})" if low.link else ""
-        out().print(f"[yellow]lossy[/]: {low.precision}: {other}{gain}: {low.told}{words}")
-    seconds = f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
+    for told in done.left_out:
+        out().print(f"[yellow]left out[/]: {plain(told)}")
+    best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
     seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget goes on"
-    out().print(f"the fastest form on {plain(done.target)}: [bold]{form(done.rewrites)}[/] ({seconds})")
-    if done.precision != "fp32":
-        out().print(f"and in {done.precision}: repaconv export --onnx --precision {done.precision}")
+    exact = "exact, float32" if best.precision == "fp32" else f"[yellow]lossy[/], {best.precision}"
+    gain = f", {done.ratio.median:.3f} times as fast as the default" if done.ratio else ""
+    out().print(
+        f"the fastest for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
+        f"{_how(best, done.baseline)}{gain} ({seconds})"
+    )
+    if done.images:
+        out().print(f"[dim]judged on {plain(done.images)}[/]")
     if done.wrote:
-        out().print(f"take it: repaconv export --target {plain(done.target)} --form {plain(short(done.wrote[0]))}")
+        file = plain(short(done.wrote[0]))
+        target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
+        out().print(f"take it: repaconv export --onnx{target} --form {file}; the same options of build and bench do")
+
+
+def _shown(done: TuneArtefact) -> list[Candidate]:
+    """The winner, then by their speed; all with -v, else the first of what was not only screened."""
+    winner, *others = done.candidates
+    others = [row for row in others if row.ratio or row.link or row.told.startswith("left")]
+    others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
+    if whole():
+        return [winner, *others]
+    return [winner, *[row for row in others if row.told != "alone"][:SHORT]]
+
+
+def _how(way: Deployment, baseline: Deployment) -> str:
+    """Its form, as far as it is another than the baseline's, what else is set, and how it is called."""
+    more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
+    less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
+    told = " ".join([*more, *less]) or "the default form"
+    streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
+    batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
+    return plain("; ".join(filter(None, [told, *way.settings, streams, batch])))

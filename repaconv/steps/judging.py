@@ -1,0 +1,154 @@
+"""What a lossy deployment loses, on images that neither calibrated nor are of the search: within what is allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.artefacts import Candidate, Deployment, Link
+from repaconv.errors import RepaconvError, UsageProblem, first_line
+from repaconv.orders.stages import TuneOrder
+from repaconv.progress import Progress
+from repaconv.proof.policy import bounded
+from repaconv.proof.runners import FixedBatch, load_onnx
+from repaconv.steps.candidates import Candidates
+from repaconv.steps.deploying import session_of
+from repaconv.steps.inputs import Split, choose_inputs
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Session
+    from repaconv.subjects.subject import Subject
+
+SMALLEST = 0.001
+"""The share of images below which a disagreement is not told from none."""
+
+
+class Loss(NamedTuple):
+    """The share of images with another first class, the link that judged them, and why it is out; empty if it is not.
+
+    None where it does not run.
+    """
+
+    disagreement: float | None
+    link: Link | None
+    told: str
+
+
+@dataclass
+class Judge:
+    """Holds lossy deployments to what is allowed.
+
+    Attributes:
+        graphs: The deployments', and the images: those that do not calibrate judge.
+        baseline: Whose float32 graph is right.
+        allowed: The share of images whose first class may be another than in float32.
+        here: Whether deployments run here, by their own runtime; else ONNX Runtime stands for it.
+        progress: See `Progress`.
+        seen: What was judged.
+    """
+
+    graphs: Candidates
+    baseline: Deployment
+    allowed: float
+    here: bool
+    progress: Progress
+    seen: dict[Deployment, Loss] = field(default_factory=dict)
+    _expected: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def allows(self, deployment: Deployment) -> bool:
+        """Whether it is exact, or loses no more than that."""
+        return deployment.precision == "fp32" or not self.loss(deployment).told
+
+    def loss(self, deployment: Deployment) -> Loss:
+        """Of a lossy one; however many calls it makes at once."""
+        alike = _alike(deployment)
+        if alike not in self.seen:
+            self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
+            try:
+                self.seen[alike] = self._judged(deployment, self._opened(deployment))
+            except RepaconvError as problem:
+                self.seen[alike] = Loss(None, None, f"left: {problem.message}")
+            except Exception as error:  # what a runtime raises where it runs what it took
+                self.seen[alike] = Loss(None, None, f"left: it does not run: {first_line(error)}")
+        return self.seen[alike]
+
+    def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
+        """A row of the search with what it loses, or why it was left."""
+        if row.deployment in left:
+            return row.model_copy(update={"told": left[row.deployment]})
+        loss = self.seen.get(_alike(row.deployment))
+        changed = loss._asdict() | {"told": loss.told or row.told} if loss else {}
+        return row.model_copy(update=changed)
+
+    def _opened(self, deployment: Deployment) -> Session:
+        import onnx
+
+        from repaconv.subjects.proved import runnable
+
+        if not self.here:
+            typed = onnx.load(self.graphs.path(deployment))
+            return load_onnx(runnable(typed, deployment.precision).SerializeToString())
+        sizes = self.graphs.sizes(deployment.batch)
+        return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
+
+    def _judged(self, deployment: Deployment, session: Session) -> Loss:
+        """By its outputs beside float32's; what does not pass as a link of its precision is out in any case."""
+        from repaconv.proof.parity import Meter
+        from repaconv.proof.policy import tolerance
+
+        given, subject = self.graphs.given, self.graphs.subject
+        assert given is not None
+        precision, whole = deployment.precision, given.whole
+        if not self._expected:
+            right = load_onnx(self.graphs.path(self.baseline))
+            self._expected += [right.run(_named(right, call)) for call in given.judges()]
+        runner = FixedBatch(session, None if whole else deployment.batch)
+        meter = Meter(tolerance(precision, decides=subject.decides), logits=True)
+        for call, right_outputs in zip(given.judges(), self._expected, strict=True):
+            got = runner.run(_named(session, call))
+            meter.add(*(next(iter(each.values())) for each in (got, right_outputs)))
+        link, found = meter.link(precision, "ONNX, float32", f"{deployment.runtime}, {precision}"), meter.metrics()
+        other = found.top1_flips / found.images
+        told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
+        return Loss(other, link, "disagrees with float32 more than allowed" if other > self.allowed else told)
+
+
+def _alike(deployment: Deployment) -> Deployment:
+    """What loses the same: however many calls it makes at once."""
+    return deployment.model_copy(update={"threads": 1, "streams": 1})
+
+
+def _named(session: Session, call: Mapping[str, Any]) -> dict[str, Any]:
+    from repaconv.proof.runners import named
+
+    return named([port.name for port in session.inputs], call)
+
+
+def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
+    """The images for lower precision; None where none is allowed.
+
+    Raises:
+        UsageProblem: If the network gives no classes, or the images that judge are so few that one of them is more than
+            what is allowed.
+    """
+    if order.max_disagreement is None:
+        return None
+    if subject.outputs != ("logits",):
+        raise UsageProblem(
+            f"lower precision is judged by first classes, and this network gives {', '.join(subject.outputs)}.",
+            hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
+            code="tune.features",
+        )
+    given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images))
+    allowed = bounded("max_disagreement", order.max_disagreement, 1)
+    wanted = ceil(1 / max(allowed, SMALLEST))
+    if len(given.judging) < wanted:
+        raise UsageProblem(
+            f"{given.told}: they cannot tell whether no more than {allowed:.2%} get another first class.",
+            hint=f"Give {wanted + len(given.fitting)} images or more, or allow more with --max-disagreement.",
+            code="tune.too-few",
+        )
+    return given

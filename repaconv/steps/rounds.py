@@ -1,0 +1,147 @@
+"""Deployments measured beside the baseline, in the same rounds: on this machine, or by whoever measures elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.artefacts import Deployment, ImageSize, Ratio
+from repaconv.engines.contract import OnCard
+from repaconv.errors import Refused, RepaconvError, first_line
+from repaconv.proof.runners import FixedBatch, call_of, load_onnx
+from repaconv.steps.candidates import Candidates, judging_call
+from repaconv.steps.deploying import session_of
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Session
+
+Measurer = Callable[..., Mapping[str, Ratio]]
+"""(reference, graphs by name, rounds, image_size=) to the graphs' ratios: what is above 1 is faster than it."""
+Found = Mapping[Deployment, Ratio | str]
+"""What was measured of each deployment, or why it was not."""
+
+
+@dataclass
+class Sound:
+    """Whether exact deployments compute what the baseline does, on one call; a wrong one is not worth measuring."""
+
+    graphs: Candidates
+    baseline: Deployment
+    expected: Any = None
+
+    def of(self, deployment: Deployment, session: Session, batch: int | None) -> bool:
+        """Whether it does, by a session that takes so many images at once; what is lossy is judged otherwise."""
+        from repaconv.proof.outputs import Comparison
+        from repaconv.proof.policy import tolerance
+        from repaconv.proof.verdicts import verdict_of
+
+        if deployment.precision != "fp32":
+            return True
+        call = judging_call(self.graphs.subject)
+        if self.expected is None:
+            right = load_onnx(self.graphs.path(self.baseline))
+            self.expected = right.run(call.feeds(right.inputs))
+        found = Comparison("form", tolerance("form"))
+        got = FixedBatch(session, None if call.whole else batch).run(call.feeds(session.inputs))
+        found.add(dict(zip(self.expected, got.values(), strict=True)), self.expected, whole=call.whole)
+        return verdict_of(found.links("form", "default form")) == "passed"
+
+
+class Ready(NamedTuple):
+    """What a round calls: of how many images, and whether it returns its own milliseconds."""
+
+    call: Callable[[], Any]
+    images: int
+    clocked: bool
+
+
+@dataclass
+class Here:
+    """Measures on this machine, on cores of its own.
+
+    Attributes:
+        graphs: The deployments'.
+        sound: Which of them are.
+        baseline: Runs in every round.
+        cores: As many are used.
+        seed: Of images, order and bootstrap.
+        together: Whether several calls are made at once; the time is an image's either way.
+    """
+
+    graphs: Candidates
+    sound: Sound
+    baseline: Deployment
+    cores: int
+    seed: int
+    together: bool
+
+    def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
+        """Rounds of these beside the baseline."""
+        from repaconv.measure.protocol import measure, pinned
+        from repaconv.measure.statistics import ratio
+
+        left: dict[Deployment, str] = {}
+        with pinned(self.cores) as cores, ExitStack() as stack:
+            ready = {self.baseline: self._open(self.baseline, stack)}
+            for each in deployments:
+                try:
+                    ready[each] = self._open(each, stack)
+                except RepaconvError as problem:
+                    left[each] = f"left: {problem.message}"
+                except Exception as error:  # what a runtime raises where it runs what it took
+                    left[each] = f"left: it does not run: {first_line(error)}"
+            calls = {str(place): each.call for place, each in enumerate(ready.values())}
+            clocked = {str(place) for place, each in enumerate(ready.values()) if each.clocked}
+            found = measure(calls, rounds=rounds, warmup_rounds=2, seed=self.seed, cores=cores, clocked=clocked)
+        times = [found.samples_ms[str(place)] / each.images for place, each in enumerate(ready.values())]
+        ratios = [ratio("deployment", own, "baseline", times[0], self.seed) for own in times[1:]]
+        return {**left, **dict(zip(list(ready)[1:], ratios, strict=True))}
+
+    def _open(self, deployment: Deployment, stack: ExitStack) -> Ready:
+        """Ready to be measured.
+
+        Raises:
+            Refused: If it does not compute what the baseline does; and see `session_of`.
+        """
+        from repaconv.measure.streams import Burst
+
+        session = session_of(deployment, self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch))
+        if not self.sound.of(deployment, session, deployment.batch):
+            raise Refused("it does not compute what the baseline does.", hint="Leave it.", code="tune.wrong")
+        drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
+        feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
+        session.run(feeds)
+        call = call_of(session, feeds)
+        if not self.together:
+            return Ready(call, deployment.batch, isinstance(session, OnCard))
+        burst = Burst(call, deployment.streams)
+        stack.callback(burst.close)
+        return Ready(burst, deployment.batch * burst.calls, False)
+
+
+@dataclass
+class Elsewhere:
+    """Has graphs measured on machines of the target, each by that target's own runtime."""
+
+    graphs: Candidates
+    sound: Sound
+    baseline: Deployment
+    measurer: Measurer
+    image_size: ImageSize | None
+
+    def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
+        """Rounds of these beside the baseline; what is exact is looked at here first."""
+        paths = {each: self.graphs.path(each) for each in deployments}
+        right = {each: self.sound.of(each, load_onnx(path), None) for each, path in paths.items() if _exact(each)}
+        names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if right.get(each, True)}
+        others = {name: paths[each] for name, each in names.items()}
+        reference = self.graphs.path(self.baseline)
+        found = self.measurer(reference, others, rounds, image_size=self.image_size) if others else {}
+        wrong = {each: "left: it does not compute what the baseline does." for each, fine in right.items() if not fine}
+        return {**wrong, **{names[name]: ratio for name, ratio in found.items()}}
+
+
+def _exact(deployment: Deployment) -> bool:
+    return deployment.precision == "fp32"

@@ -6,9 +6,13 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from errno import ENAMETOOLONG
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +26,10 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 PART = ".repaconv-part"
 """How ends the name of a file while it is written."""
+SCRATCH = (".export-", ".tune-")
+"""How begin the folders that stages work in."""
+_HELD: ContextVar[frozenset[tuple[int, int]]] = ContextVar("held", default=frozenset())
+"""The folders that this command keeps others out of."""
 
 
 def canonical_json(value: Record | dict[str, Any]) -> str:
@@ -51,6 +59,21 @@ def from_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def require_nameable(path: Path) -> None:
+    """Refuse what no file can be called, whether there is one or not.
+
+    Raises:
+        Refused: ``file.name``.
+    """
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno == ENAMETOOLONG:
+            raise Refused(
+                f"no file can be called {path}.", hint="Check the path, and how it was typed.", code="file.name"
+            ) from error
 
 
 def sha256_of(path: Path) -> str:
@@ -85,13 +108,14 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
         EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
         Refused: If a file that was read for it was cut meanwhile.
     """
-    temporary: Path | None = None
+    temporary, handle = None, None
     created = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(path)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
-        os.close(handle)
         temporary = Path(name)
+        _locked(handle)
         writer(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -106,6 +130,8 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
             code="write.failed",
         ) from error
     finally:
+        if handle is not None:
+            os.close(handle)
         if temporary is not None:
             temporary.unlink(missing_ok=True)
             with suppress(OSError):  # not empty: somebody else is there already
@@ -114,14 +140,20 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path | None) -> Iterator[None]:
     """Keep other commands from writing a run's folder; the kernel lets go of it with the process, and no file is left.
+
+    What a command that was killed there left half-written goes. A stage may hold a folder that its caller holds.
+
+    Args:
+        folder: None where nothing is written.
 
     Raises:
         EnvironmentProblem: If another command writes there, or the folder cannot be made.
     """
-    import fcntl
-
+    if folder is None or _which(folder) in _HELD.get():
+        yield
+        return
     created = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,20 +165,63 @@ def alone_in(folder: Path) -> Iterator[None]:
             code="write.failed",
         ) from error
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _locked(held):
             raise EnvironmentProblem(
                 f"another command writes in {folder} now.",
                 hint="Wait for it, or give another folder with -o.",
                 code="run.busy",
-            ) from error
-        yield
+            )
+        before = _HELD.set(_HELD.get() | {_which(folder)})
+        try:
+            _sweep(folder)
+            yield
+        finally:
+            _HELD.reset(before)
     finally:
         os.close(held)
         with suppress(OSError):  # not empty: something was written
             for each in created:
                 each.rmdir()
+
+
+def _which(folder: Path) -> tuple[int, int]:
+    """Which folder it is, whatever it is called."""
+    try:
+        known = folder.stat()
+    except OSError:
+        return 0, 0
+    return known.st_dev, known.st_ino
+
+
+def _locked(handle: int) -> bool:
+    """Keep others from a file or folder until it is closed; False if another has it."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, as some of the network are
+        return True
+    return True
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what commands that were killed while they wrote this file left beside it; one that is writing holds it."""
+    for left in path.parent.glob(f".{escape(path.name)}.*{PART}"):
+        with suppress(OSError), left.open("rb") as file:
+            if _locked(file.fileno()):
+                left.unlink()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what commands that were killed left in a folder that nobody else writes in."""
+    for path in [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]:
+        with suppress(OSError):  # a folder that may only be read
+            if path.name.endswith(PART) and path.is_file():
+                path.unlink()
+            elif path.name.startswith(SCRATCH) and path.is_dir() and path.parent == folder:
+                shutil.rmtree(path)
 
 
 @contextmanager

@@ -69,6 +69,7 @@ NOT_HERE = {
 class Recipe(Record):
     """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder.
 
+    ``sha256`` pins the checkpoint: another file is refused.
     ``arch`` is what builds a network of no known method, as ``fold --arch`` has it; a ``FILE.py:FUNCTION`` is run.
     ``force`` takes settings that contradict the checkpoint; the gate then says so.
     """
@@ -78,6 +79,7 @@ class Recipe(Record):
     method: str = "auto"
     force: bool = False
     weights: str | None = None
+    sha256: str | None = None
     out: str | None = None
     form: str = "default"
     set: dict[str, str | int | float | bool | list[int]] = Field(default={})

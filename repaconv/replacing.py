@@ -17,6 +17,7 @@ from repaconv.artefacts import Artefact, Payload
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import (
     PART,
+    SCRATCH,
     payload_of,
     sha256_of,
     sha256_of_bytes,
@@ -30,8 +31,6 @@ AnyArtefact = TypeVar("AnyArtefact", bound=Artefact)
 
 SEAL = "\n<!-- repaconv; sha256 of what stands above: {} -->\n"
 """The last line of a page, which has no artefact beside it."""
-SCRATCH = (".export-", ".tune-")
-"""How begin the folders that stages work in."""
 NOTE = ".repaconv-note"
 
 

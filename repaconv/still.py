@@ -47,7 +47,7 @@ def stamp_of(path: Path) -> Stamp:
     """Which bytes a file has, as far as its folder tells."""
     try:
         known = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # no file can be called that
         return 0, 0
     return known.st_size, known.st_mtime_ns
 

@@ -93,6 +93,14 @@ def test_what_the_recipe_asks_for_and_is_not_there_is_an_environment_problem(tmp
     assert report.recipes[0].checks[-1].code == "runtime.missing"
 
 
+def test_a_checkpoint_that_is_not_the_one_that_the_recipe_pins_is_refused(tmp_path):
+    path = recipe(tmp_path)
+    path.write_text(f'sha256 = "{"0" * 64}"\n{path.read_text()}')
+    report = rc.gate([path])
+    assert report.exit_code == 4
+    assert report.recipes[0].checks[0].code == "file.sha256"
+
+
 def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypatch):
     """A verdict without a failed link, an exception that nobody foresaw, and folders that are somebody else's."""
     usual = (Path(rc.__file__).parent / "targets" / "x86-64.toml").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import fcntl
 import os
 import resource
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from threading import Thread
 
 import numpy as np
 import onnx
@@ -21,7 +24,7 @@ import repaconv as rc
 from repaconv import runs
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.ort import OrtSession
-from repaconv.errors import Refused
+from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.files import alone_in, write_text
 
 
@@ -215,3 +218,66 @@ def test_a_graph_that_is_written_to_while_it_is_read_is_refused(tmp_path, monkey
         rc.fold(path, out=tmp_path / "run")
     assert refused.value.code == "file.changed"
     assert not (tmp_path / "run").exists()
+
+
+WRITING = {
+    "verify": partial(rc.verify, count=1),
+    "report": rc.report,
+    "bench": partial(rc.bench, target="x86-64", rounds=2),
+    "collect": lambda run: rc.collect(run / "none.tar.gz", run),
+    "bundle": partial(rc.bundle, target="orin-nano"),
+    "tune": partial(rc.tune, target="x86-64", rounds=2),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_stage_waits_for_nobody_who_writes_in_its_run_but_says_so(tmp_path, name):
+    stage, prepare = kills.BY_STEPS["fold"]
+    prepare(tmp_path)
+    stage(tmp_path)
+    before = inside(tmp_path)
+    with alone_in(tmp_path / "run"):
+        assert kills.told_by(lambda at: _elsewhere(WRITING[name], at / "run"), tmp_path).startswith("run.busy: ")
+    assert inside(tmp_path) == before
+
+
+def _elsewhere(stage, run):
+    """As another command would run it, which holds nothing."""
+    contextvars.Context().run(stage, run)
+
+
+def test_a_stage_may_hold_the_folder_that_its_caller_holds(tmp_path):
+    with alone_in(tmp_path), alone_in(tmp_path / "." / ""):
+        pass
+    with alone_in(tmp_path):
+        held = Thread(target=partial(contextvars.Context().run, _taken, tmp_path))
+        held.start()
+        held.join()
+
+
+def _taken(folder):
+    with pytest.raises(EnvironmentProblem, match="another command writes"), alone_in(folder):
+        raise AssertionError
+
+
+def test_what_a_killed_command_left_half_written_goes_with_the_next_one(tmp_path):
+    stage, prepare = kills.BY_STEPS["fold"]
+    prepare(tmp_path)
+    stage(tmp_path)
+    run = tmp_path / "run"
+    (run / "build").mkdir()
+    left = [run / ".verify.json.abc.repaconv-part", run / "build" / ".x86-64.onnx.abc.repaconv-part"]
+    for path in left:
+        path.write_text("half")
+    (run / ".export-abc").mkdir()
+    (run / ".export-abc" / "model.onnx").write_text("half")
+    (run / "mine.repaconv-parts").write_text("somebody's own")
+    out = tmp_path / "there" / "[r].json"
+    out.parent.mkdir()
+    (out.parent / ".[r].json.abc.repaconv-part").write_text("half")
+    with (out.parent / ".[r].json.abd.repaconv-part").open("w") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        rc.report(run, format="json", paper=False, out=out)
+    assert sorted(path.name for path in out.parent.iterdir()) == [".[r].json.abd.repaconv-part", "[r].json"]
+    assert not any(path.exists() for path in (*left, run / ".export-abc"))
+    assert (run / "mine.repaconv-parts").read_text() == "somebody's own"

@@ -6,14 +6,16 @@ import json
 
 import pytest
 import torch
-from torture import checkpoints, graphs, others, page, pickles
+from torture import checkpoints, containers, graphs, others, page, pickles
 from torture.arena import outcomes
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
 
 import repaconv as rc
 from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import Refused
+from repaconv.errors import Refused, RepaconvError
+from repaconv.files import sha256_of
+from repaconv.pipeline.file_inspection import inspect_file
 from repaconv.proof.data import npz_inputs
 from repaconv.runs import Run, fold_of
 from repaconv.subjects.architectures import of_folder
@@ -175,3 +177,30 @@ def test_tensors_that_no_net_has_under_a_methods_names_are_refused(tmp_path):
     )
     with pytest.raises(Refused):
         rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
+
+
+@pytest.mark.parametrize("told", ["memory itself", "a file without an end", "a name too long", "a name with a zero"])
+def test_what_cannot_be_read_or_never_ends_is_refused_before_it_is_hashed(tmp_path, told):
+    path = dict(containers.places(b""))[told](tmp_path)
+    with pytest.raises(Refused):
+        rc.fold(path, out=tmp_path / "run")
+    with pytest.raises(Refused):
+        rc.inspect(path)
+
+
+def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
+    told = net("riformer")
+    torch.save(told.whole, tmp_path / "c.pth")
+    (tmp_path / "c.onnx").write_bytes(graphs.convolution().SerializeToString())
+    for path in (tmp_path / "c.pth", tmp_path / "c.onnx"):
+        own = sha256_of(path)
+        for wanted, code in (("0" * 64, "file.sha256"), ("abc", "usage.sha256")):
+            for refused in (inspect_file if path.suffix == ".onnx" else rc.inspect, rc.fold):
+                with pytest.raises(RepaconvError) as caught:
+                    refused(path, sha256=wanted)
+                assert caught.value.code == code
+        folded = rc.fold(
+            path, out=tmp_path / path.suffix, settings=told.settings if "pth" in path.name else None, sha256=own
+        )
+        assert folded.origin.sha256 == own
+        assert f"--sha256 {own}" in " ".join(folded.asked)

@@ -15,6 +15,7 @@ from repaconv.checkpoint.legacy import open_sequential, open_tar, starts_with_ma
 from repaconv.checkpoint.mapped import Contents, broken
 from repaconv.checkpoint.zipped import open_zip
 from repaconv.errors import Refused, RepaconvError, said_by
+from repaconv.files import require_nameable
 
 
 def open_container(path: Path) -> Contents:
@@ -25,6 +26,7 @@ def open_container(path: Path) -> Contents:
             ``.truncated``, ``.corrupt``, ``.unsafe-global``.
     """
     still.watch()
+    require_nameable(path)
     try:
         return _by_its_head(path)
     except RepaconvError:
@@ -51,7 +53,9 @@ def _by_its_head(path: Path) -> Contents:
         ) from None
     except OSError as error:
         raise Refused(
-            f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.", code="checkpoint.missing"
+            f"{path} cannot be read: {error.strerror}.",
+            hint="Check its permissions.",
+            code="checkpoint.missing",
         ) from error
     if not head:
         raise Refused(

@@ -53,7 +53,7 @@ def inspect(
         if out:
             require_ours(out, "inspect")
         other = checkpoint.suffix in NOT_CHECKPOINTS
-        seen: Record = inspect_file(checkpoint) if other else stage(checkpoint, **vars(order))
+        seen: Record = inspect_file(checkpoint, order.sha256) if other else stage(checkpoint, **vars(order))
         if out:
             write_artefact(out, seen)
         return seen

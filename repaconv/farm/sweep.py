@@ -16,7 +16,7 @@ from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.farm.cluster import Landed, connected, landed_of, run_jobs
 from repaconv.farm.jobs import Job, Model, resolved, run_job
 from repaconv.farm.matrix import Cell, Entry, Matrix, cells_of, loadable, read_matrix
-from repaconv.files import canonical_json, read_artefact, sha256_of, sha256_of_bytes, stage_of, write_artefact
+from repaconv.files import alone_in, canonical_json, read_artefact, sha256_of, sha256_of_bytes, stage_of, write_artefact
 from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, ClusterOrder
@@ -61,7 +61,13 @@ def sweep_by(
         UsageProblem: If the matrix is not one, or a file is there already that is somebody else's.
     """
     path = Path(matrix)
-    state = _Sweep(read_matrix(path), path.parent, Path(out) if out else runs.OUT / f"sweep-{path.stem}", cluster)
+    folder = Path(out) if out else runs.OUT / f"sweep-{path.stem}"
+    with alone_in(folder):
+        return _swept(_Sweep(read_matrix(path), path.parent, folder, cluster), path, progress)
+
+
+def _swept(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
+    cluster = state.cluster
     state.require_ours()
     for number, (entry, cell) in enumerate(state.cells):
         progress(f"prepare {cell.model} for {cell.target}, {cell.precision}", number, len(state.cells))

@@ -23,6 +23,7 @@ Settings = Annotated[
     Knob("What the file does not tell.", option=("--set",), metavar="NAME=VALUE", text=SETTINGS),
 ]
 Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
+Sha256 = Annotated[str | None, Knob("The file's SHA-256: another file is refused.", metavar="HEX")]
 Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
 OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
 ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
@@ -46,6 +47,7 @@ class InspectOrder(Order):
 
     weights: Weights = None
     settings: Settings = None
+    sha256: Sha256 = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class FoldOrder(Order):
     ] = None
     settings: Settings = None
     weights: Weights = None
+    sha256: Sha256 = None
     out: Annotated[
         str | Path | None,
         Knob(

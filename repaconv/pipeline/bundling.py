@@ -11,6 +11,7 @@ from repaconv import runs
 from repaconv.artefacts import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
 from repaconv.errors import UsageProblem
 from repaconv.files import (
+    alone_in,
     canonical_json,
     payload_of,
     sha256_of,
@@ -53,12 +54,14 @@ def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Pr
         UsageProblem: If the target is no board with TensorRT, there is no model for it, or a file is there already that
             is somebody else's.
     """
-    plan = _plan(order, run)
-    calls = _recorded(plan, progress)
-    content = _content(plan, calls)
-    write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
-    artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
-    put(plan.slot, artefact)
+    taken, model = runs.run_and_model(Path(run) if run else None)
+    with alone_in(taken.folder):
+        plan = _plan(order, taken, model)
+        calls = _recorded(plan, progress)
+        content = _content(plan, calls)
+        write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
+        artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
+        put(plan.slot, artefact)
     return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
 
 
@@ -86,10 +89,9 @@ class _Plan(NamedTuple):
     slot: Path
 
 
-def _plan(order: BundleOrder, run: str | Path | None) -> _Plan:
+def _plan(order: BundleOrder, taken: runs.Run, model: Path | None) -> _Plan:
     """Everything that may be refused, before anything is written."""
     device = _board(order.target)
-    taken, model = runs.run_and_model(Path(run) if run else None)
     subject = subject_of(taken, order.checkpoint)
     folded = subject.folded
     precision = order.precision or _only(taken, folded, device)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import is_zipfile
 
 from repaconv import registry, runs
 from repaconv.artefacts import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
@@ -19,6 +20,7 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put
 from repaconv.steps.certifying import blocks, certified
 from repaconv.steps.common import contradictions, made_by, with_files
+from repaconv.steps.pinning import require_pinned
 from repaconv.steps.weights import write_weights
 from repaconv.still import stamp_of
 from repaconv.subjects.origin import choose_method, understood
@@ -51,7 +53,7 @@ def fold_file_by(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    found = found or read_hashed(Path(checkpoint), order.weights)
+    found = found or read_hashed(Path(checkpoint), order.weights, order.sha256)
     plan = _plan(order, found, order.force if overrule is None else overrule)
     with alone_in(plan.run.folder):
         done = _folded(plan, progress)
@@ -102,10 +104,10 @@ def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
     return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
 
 
-def read_hashed(checkpoint: Path, weights: str | None) -> Checkpoint:
-    """The file, hashed while torch is imported, which takes seconds."""
+def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None) -> Checkpoint:
+    """The file, hashed while torch is imported, which takes seconds, and held to the hash that it is to have."""
     sha256 = stamp = None
-    if checkpoint.is_file():
+    if _worth_hashing(checkpoint):
         stamp = stamp_of(checkpoint)
         importing = Thread(target=_import_torch)
         importing.start()
@@ -113,9 +115,20 @@ def read_hashed(checkpoint: Path, weights: str | None) -> Checkpoint:
         importing.join()  # what is half imported is no module yet
     from repaconv.checkpoint import read_checkpoint
 
-    found = read_checkpoint(checkpoint, weights, sha256)
+    found = read_checkpoint(checkpoint, weights, require_pinned(checkpoint, pinned, sha256))
     found.require_unchanged(stamp)
     return found
+
+
+def _worth_hashing(checkpoint: Path) -> bool:
+    """Whether it is a file that can be read, and no archive that has lost its end, whatever its length."""
+    try:
+        if not checkpoint.is_file():
+            return False
+        with checkpoint.open("rb") as file:
+            return file.read(2) != b"PK" or is_zipfile(file)
+    except OSError:  # reading it says what is wrong
+        return False
 
 
 def _import_torch() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import runs
 from repaconv.artefacts import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.errors import Refused
-from repaconv.files import from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
+from repaconv.files import alone_in, from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.chain import REFERENCE
@@ -48,8 +48,10 @@ def collect(
         Refused: If the result is damaged, of another bundle, or not what trtexec writes.
     """
     progress("collect", 0, 0)
-    artefact, slot = judged(Path(result), run, out)
-    put(slot, artefact)
+    taken = runs.find_run(Path(run) if run else None)
+    with alone_in(taken.folder):
+        artefact, slot = judged(Path(result), taken.folder, out)
+        put(slot, artefact)
     return with_files(artefact, [*map(Path, artefact.took)], [slot])
 
 

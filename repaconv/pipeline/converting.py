@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import ConvertArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import payload_of, read_artefact, stage_of
+from repaconv.files import alone_in, payload_of, read_artefact, stage_of
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import FoldOrder
@@ -47,11 +47,12 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
         GateFailed: If the budget allows nothing.
     """
     plan = _plan(order, Path(checkpoint))
-    artefact = _merged(plan) if order.method == "pyra" else _convolved(plan, progress)
-    source = plan.run.folder / runs.CONVERTED if artefact.payload else Path(checkpoint)
-    folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
-    weights = {} if artefact.payload else {"weights": order.weights}
-    done = fold_file_by(FoldOrder(**{**vars(folded), **weights}), source, progress=progress)
+    with alone_in(plan.run.folder):
+        artefact = _merged(plan) if order.method == "pyra" else _convolved(plan, progress)
+        source = plan.run.folder / runs.CONVERTED if artefact.payload else Path(checkpoint)
+        folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
+        weights = {} if artefact.payload else {"weights": order.weights}
+        done = fold_file_by(FoldOrder(**{**vars(folded), **weights}), source, progress=progress)
     made = [plan.run.folder / payload.path for payload in (artefact.payload, *artefact.beside) if payload]
     return with_files(artefact, [Path(checkpoint)], [plan.run.convert_json, *made, *map(Path, done.wrote)])
 

@@ -9,6 +9,7 @@ from repaconv.artefacts import Fact, FileInspection
 from repaconv.errors import Refused
 from repaconv.files import sha256_of
 from repaconv.steps.engines import built_as
+from repaconv.steps.pinning import require_pinned
 
 # How serialised engines begin. TensorRT's own has no more in it that its makers have said; TensorRT-RTX's next bytes
 # are as its 1.7 writes them.
@@ -17,16 +18,17 @@ BUILT = ("runtime", "target", "precision", "verdict")
 NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
 
 
-def inspect_file(file: str | Path) -> FileInspection:
+def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     """Say what an ONNX graph or an engine holds, by its bytes: nothing of it is loaded or run.
 
     Raises:
-        Refused: If there is no such file, or an .onnx file is none.
+        Refused: If there is no such file, an .onnx file is none, or its hash is another than the one that is asked for.
     """
     path = Path(file)
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Give a file.", code="inspect.missing")
     size, digest = path.stat().st_size, sha256_of(path)
+    require_pinned(path, sha256, digest)
     if path.suffix == ".onnx":
         facts, problems = _graph(path)
         return FileInspection(

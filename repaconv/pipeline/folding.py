@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from repaconv.artefacts import GraphFold, Known, MethodFold, NetworkFold
 from repaconv.errors import Refused, UsageProblem
+from repaconv.files import require_nameable
 from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
 from repaconv.orders.stages import FoldOrder
@@ -34,6 +35,7 @@ def fold(
     method: str = "auto",
     settings: Mapping[str, str] | None = None,
     weights: str | None = None,
+    sha256: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
     overrule: bool | None = None,
@@ -69,6 +71,8 @@ def fold(
         raise UsageProblem(
             "example is an input of a live module, and this is a file.", hint="Leave it out.", code="usage.live"
         )
+    if isinstance(checkpoint, (str, Path)):
+        require_nameable(Path(checkpoint))
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)) and (known.get("arch") or Path(checkpoint).is_dir()):
@@ -91,7 +95,7 @@ def _fold_checkpoint(
     path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
 ) -> MethodFold | NetworkFold:
     """Fold weights by their method, or by the published network that they are of."""
-    read = read_hashed(path, arguments.get("weights"))
+    read = read_hashed(path, arguments.get("weights"), arguments.get("sha256"))
     own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is its paper's
     try:
         return fold_file(path, method=method, settings=settings, found=read, **own)

@@ -165,6 +165,7 @@ class _Gate:
                 arch=str(self._place(recipe.arch)) if recipe.arch and own else recipe.arch,
                 settings=recipe.settings,
                 weights=recipe.weights,
+                sha256=recipe.sha256,
                 out=self.folder,
                 overrule=recipe.force,
                 progress=self.progress,

@@ -11,6 +11,7 @@ from repaconv.artefacts import BlockCost, Inspection
 from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused
 from repaconv.steps.common import contradictions
+from repaconv.steps.pinning import require_pinned
 from repaconv.subjects.origin import choose_method, understood
 from repaconv.subjects.recognising import known_networks
 
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    checkpoint: str | Path, *, weights: str | None = None, settings: Mapping[str, str] | None = None
+    checkpoint: str | Path,
+    *,
+    weights: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    sha256: str | None = None,
 ) -> Inspection:
     """Say what a checkpoint holds, without running anything in it.
 
     Raises:
-        Refused: If the file is unsafe, broken or holds no weights.
+        Refused: If the file is unsafe, broken, holds no weights, or has another hash than the one that is asked for.
     """
     from repaconv.checkpoint import read_checkpoint
 
-    found = read_checkpoint(checkpoint, weights)
+    found = read_checkpoint(checkpoint, weights, require_pinned(Path(checkpoint), sha256))
     seen = _seen(found, settings or {})
     found.require_unchanged()
     return seen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repaconv import runs
 from repaconv.artefacts import BenchArtefact, Link
 from repaconv.errors import UsageProblem
-from repaconv.files import payload_of, sha256_of
+from repaconv.files import alone_in, payload_of, sha256_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder
 from repaconv.progress import Progress, silent
@@ -55,13 +55,14 @@ def bench_by(
     """
     from repaconv.measure.protocol import pinned
 
-    plan = _plan(order, model, device, progress)
-    with pinned(plan.threads) as cores:
-        found = side_by_side(plan, cores, progress)
-    artefact, wrote = _by_baseline(plan, _artefact(plan, found))
-    if plan.run:
-        remember_measurement(plan.run.history(plan.variant), artefact)
-    return _put(plan, artefact, wrote)
+    with alone_in(None if _bare(model) else runs.find_run(Path(model) if model else None).folder):
+        plan = _plan(order, model, device, progress)
+        with pinned(plan.threads) as cores:
+            found = side_by_side(plan, cores, progress)
+        artefact, wrote = _by_baseline(plan, _artefact(plan, found))
+        if plan.run:
+            remember_measurement(plan.run.history(plan.variant), artefact)
+        return _put(plan, artefact, wrote)
 
 
 bench = by_name(bench_by, BenchOrder)
@@ -142,13 +143,17 @@ def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> runs
         EnvironmentProblem: If the target is not this machine; an engine's own runtime says so itself.
         UsageProblem: If there is no run, or a precision is asked for of one file.
     """
-    bare = model is not None and Path(model).suffix in MODELS
-    run = None if bare else runs.find_run(Path(model) if model else None)
-    if model is not None and bare:
+    run = None if _bare(model) else runs.find_run(Path(model) if model else None)
+    if model is not None and _bare(model):
         require_own_precision(model, order.precision)
     if run or Path(model or "").suffix == ".onnx":
         require_here(device, order, model, run)
     return run
+
+
+def _bare(model: str | Path | None) -> bool:
+    """Whether it is one file, not a run."""
+    return model is not None and Path(model).suffix in MODELS
 
 
 def _artefact(plan: Plan, found: Found) -> BenchArtefact:

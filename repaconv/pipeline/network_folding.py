@@ -21,6 +21,7 @@ from repaconv.steps.common import made_by, with_files
 from repaconv.steps.inputs import PREPROCESSING
 from repaconv.steps.paying import worthwhile
 from repaconv.steps.taken_back import Kept
+from repaconv.steps.pinning import require_pinned
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
@@ -153,7 +154,7 @@ def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
     from repaconv.checkpoint import read_checkpoint
 
     arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(order.arch or ""), {}), path)
-    found = found or read_checkpoint(weights, order.weights)
+    found = found or read_checkpoint(weights, order.weights, require_pinned(weights, order.sha256))
     _require_holdable(found)
     network = built(arch, found.tensors, found.names)
     size, preprocessing, facts = _images(arch, network, path if path.is_dir() else None, order.settings or {})

@@ -20,6 +20,7 @@ from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
 from repaconv.steps.paying import worthwhile
 from repaconv.steps.taken_back import Kept
+from repaconv.steps.pinning import require_pinned
 from repaconv.still import require_unchanged, stamp_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
@@ -89,6 +90,7 @@ class _Plan(NamedTuple):
 def _plan(order: FoldOrder, source: Path) -> _Plan:
     """Everything that may be refused before the graph is folded."""
     stamp = stamp_of(source)
+    require_pinned(source, order.sha256)
     model, out = loaded(source), Path(order.out) if order.out else None
     copied = out if out is not None and out.suffix == ".onnx" else None
     sha256, payload = sha256_of(source), f"{source.stem}{runs.FOLDED}"

@@ -25,7 +25,7 @@ from repaconv.artefacts import (
     VerifyArtefact,
 )
 from repaconv.errors import Refused, RepaconvError, UsageProblem
-from repaconv.files import read_artefact, sha256_of, stage_of
+from repaconv.files import alone_in, read_artefact, sha256_of, stage_of
 from repaconv.pipeline.tables import table
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_page
@@ -65,14 +65,15 @@ def report(
 
     require_format(format)
     taken = runs.find_run(Path(run) if run else None)
-    found = gathered(taken, _paper(taken, progress) if paper else None)
     target = Path(out) if out else taken.folder / f"report{SUFFIXES[format]}"
-    if format == "json":
-        require_ours(target, "report")
-        put(target, found)
-    else:
-        html = format == "html"
-        write_page(target, page.html(found, _pictures(taken, found)) if html else page.markdown(found))
+    with alone_in(taken.folder):
+        found = gathered(taken, _paper(taken, progress) if paper else None)
+        if format == "json":
+            require_ours(target, "report")
+            put(target, found)
+        else:
+            html = format == "html"
+            write_page(target, page.html(found, _pictures(taken, found)) if html else page.markdown(found))
     return with_files(found, [taken.fold_json], [target])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, FoldArtefact, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import scratch_folder, sha256_of, write_artefact
+from repaconv.files import alone_in, scratch_folder, sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import TuneOrder
 from repaconv.pipeline.folding import fold
@@ -66,7 +66,7 @@ def tune_by(
     answer = plan.answer()
     if answer is not None:
         return _put(plan, answer.model_copy(update={"note": "known from an earlier search"}), plan.known)
-    with scratch_folder(".tune-", plan.run.folder) as scratch:
+    with alone_in(plan.run.folder), scratch_folder(".tune-", plan.run.folder) as scratch:
         found = _searched(plan, scratch, progress)
     write_artefact(plan.known, found)
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))

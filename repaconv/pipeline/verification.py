@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import BuildArtefact, Link, Metrics, VerifyArtefact
 from repaconv.errors import UsageProblem
-from repaconv.files import payload_of
+from repaconv.files import alone_in, payload_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import VerifyOrder
 from repaconv.progress import Progress, silent
@@ -40,12 +40,14 @@ def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Pr
     Returns:
         The artefact; its verdict is failed if any link's is, and not verified where none passed.
     """
-    plan = _plan(order, run)
-    scale = _measured(plan, progress)
-    links = _links(plan)
-    curves = _drawn(plan, links)
-    artefact = _artefact(plan, links, curves, scale)
-    put(plan.path, artefact)
+    taken = runs.find_run(Path(run) if run else None)
+    with alone_in(taken.folder):
+        plan = _plan(order, taken)
+        scale = _measured(plan, progress)
+        links = _links(plan)
+        curves = _drawn(plan, links)
+        artefact = _artefact(plan, links, curves, scale)
+        put(plan.path, artefact)
     took = [
         plan.source,
         plan.run.payload_of_fold(plan.subject.folded),
@@ -72,11 +74,10 @@ class _Plan(NamedTuple):
     path: Path
 
 
-def _plan(order: VerifyOrder, run: str | Path | None) -> _Plan:
+def _plan(order: VerifyOrder, taken: runs.Run) -> _Plan:
     """Everything that may be refused before anything is run."""
     from repaconv.proof.policy import require_links
 
-    taken = runs.find_run(Path(run) if run else None)
     path = Path(order.out) if order.out else taken.verify_json
     require_ours(path, "verify")
     asked = {*(order.rtol or {}), *(order.atol or {})}

@@ -156,13 +156,13 @@ def _renamed(how: Callable[[str], Any]) -> Change:
 
 
 def _swapped(weights: dict[str, Any], key: str, rng: random.Random) -> None:
-    other = rng.choice(sorted(map(str, weights)))
+    other = rng.choice(sorted(name for name in weights if isinstance(name, str)))
     weights[key], weights[other] = weights[other], weights[key]
 
 
 def _aliased(weights: dict[str, Any], key: str, rng: random.Random) -> None:
-    same = [name for name in sorted(map(str, weights)) if weights[name].shape == weights[key].shape]
-    weights[key] = weights[rng.choice(same)]
+    kept = {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    weights[key] = kept[rng.choice([name for name in sorted(kept) if kept[name].shape == weights[key].shape])]
 
 
 def _holed(value: float) -> Change:

@@ -28,7 +28,7 @@ PART = ".repaconv-part"
 """How ends the name of a file while it is written."""
 SCRATCH = (".export-", ".tune-")
 """How begin the folders that stages work in."""
-_HELD: ContextVar[frozenset[tuple[int, int]]] = ContextVar("held", default=frozenset())
+_HELD: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 """The folders that this command keeps others out of."""
 
 
@@ -151,7 +151,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     Raises:
         EnvironmentProblem: If another command writes there, or the folder cannot be made.
     """
-    if folder is None or _which(folder) in _HELD.get():
+    if folder is None or folder.resolve() in _HELD.get():
         yield
         return
     created = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -171,7 +171,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
                 hint="Wait for it, or give another folder with -o.",
                 code="run.busy",
             )
-        before = _HELD.set(_HELD.get() | {_which(folder)})
+        before = _HELD.set(_HELD.get() | {folder.resolve()})
         try:
             _sweep(folder)
             yield
@@ -182,15 +182,6 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         with suppress(OSError):  # not empty: something was written
             for each in created:
                 each.rmdir()
-
-
-def _which(folder: Path) -> tuple[int, int]:
-    """Which folder it is, whatever it is called."""
-    try:
-        known = folder.stat()
-    except OSError:
-        return 0, 0
-    return known.st_dev, known.st_ino
 
 
 def _locked(handle: int) -> bool:

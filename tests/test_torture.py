@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from torture import checkpoints, containers, graphs, others, page, pickles
-from torture.arena import outcomes
+from torture import checkpoints, containers, crafted, graphs, others, page, pickles
+from torture.arena import Case, outcomes
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
 
 import repaconv as rc
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused, RepaconvError
-from repaconv.files import sha256_of
+from repaconv.farm.jobs import Job, Model, resolved, run_job
+from repaconv.files import sha256_of, sha256_of_bytes
+from repaconv.orders.stages import BenchOrder
+from repaconv.pipeline.collecting import judged
 from repaconv.pipeline.file_inspection import inspect_file
 from repaconv.proof.data import npz_inputs
 from repaconv.runs import Run, fold_of
@@ -204,3 +210,67 @@ def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
         )
         assert folded.origin.sha256 == own
         assert f"--sha256 {own}" in " ".join(folded.asked)
+
+
+def test_a_picture_is_no_program_whatever_it_is_called(tmp_path):
+    """Pillow hands PostScript to Ghostscript."""
+    content = dict(crafted.images())["PostScript"]
+    read = partial(others.told, read=others.images)
+    assert not faults([Case("images", "PostScript", partial(crafted.put, "i.png", content), read)], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ("a zip of texts", "inputs.unreadable"),
+        ("images of NaN", "inputs.not-finite"),
+        ("an output of infinity", "inputs.not-finite"),
+    ],
+)
+def test_arrays_that_say_nothing_are_refused(tmp_path, told, code):
+    (tmp_path / "a.npz").write_bytes(next(content for name, content in crafted.arrays() if name == told))
+    with pytest.raises(Refused) as caught:
+        npz_inputs(tmp_path / "a.npz", 3, 5)
+    assert caught.value.code == code
+
+
+def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("repaconv.pipeline.collecting.LARGEST", 1 << 20)
+    (tmp_path / "r.tar.gz").write_bytes(gzip.compress(bytes(1 << 21)))
+    with pytest.raises(Refused, match="unpacks to more than 1 MiB"):
+        judged(tmp_path / "r.tar.gz", None, None)
+    monkeypatch.setattr("repaconv.proof.data.UNPACKED", 1 << 20)
+    np.savez_compressed(tmp_path / "a.npz", input=np.zeros((1, 3, 512, 512), np.float32))
+    with pytest.raises(Refused, match="claims to unpack to"):
+        npz_inputs(tmp_path / "a.npz", 3, 5)
+
+
+@pytest.mark.parametrize("change", ["bool", "negative", "float64", "beyond"])
+def test_pairs_of_tokens_without_a_row_are_refused(tmp_path, change):
+    told = net("repavit-swin")
+    key = next(key for key in told.weights if key.endswith("relative_position_index"))
+    index = told.weights[key]
+    changed = {"bool": index.bool(), "float64": index.double(), "negative": -index, "beyond": index + 9}
+    weights = {**told.weights, key: changed[change]}
+    torch.save({**told.whole, "state_dict": weights}, tmp_path / "c.pth")
+    with pytest.raises(Refused) as caught:
+        rc.fold(tmp_path / "c.pth", out=tmp_path / "run", settings=told.settings)
+    assert caught.value.code in ("checkpoint.dtype", "checkpoint.index")
+
+
+def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("repaconv.farm.jobs.bench_by", lambda order, *_, **__: asked.append(order) or 1 / 0)
+    content = graphs.tokens().SerializeToString()
+    sha256 = sha256_of_bytes(content)
+    job = Job.of(resolved("x86-64"), (Model(name="m", sha256=sha256),), BenchOrder(batch=1)).model_dump(mode="json")
+    elsewhere = [{"name": "m", "sha256": "../x"}]
+    for wrong in ({**job, "models": []}, {**job, "target": {}}, {**job, "models": elsewhere}, {}):
+        with pytest.raises(Refused) as caught:
+            run_job(wrong, {sha256: content})
+        assert caught.value.code == "farm.job"
+    with pytest.raises(Refused, match="its hash is another"):
+        run_job(job, {})
+    with pytest.raises(ZeroDivisionError):
+        run_job({**job, "order": {**job["order"], "out": "/etc/x", "baseline": "/etc/y"}}, {sha256: content})
+    assert (asked[0].out, asked[0].baseline) == (None, None)

@@ -12,6 +12,8 @@ from repaconv.errors import Refused
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What weights are trained in; narrower floats are quantised, and mean nothing without the scales beside them."""
 
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
 
 def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
     """Refuse weights that no training leaves behind on purpose.
@@ -63,6 +65,8 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
             )
         if wanted.is_floating_point() and not found.is_floating_point():
             raise _dtype(names.get(name, name), found, "not floating point numbers")
+        if wanted.dtype == torch.int64 and found.dtype not in WHOLE and not name.endswith("num_batches_tracked"):
+            raise _dtype(names.get(name, name), found, "not whole numbers")
 
 
 def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from repaconv.artefacts import BenchArtefact, Record
-from repaconv.errors import Refused
+from repaconv.errors import Refused, first_line
 from repaconv.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.orders.stages import BenchOrder
 from repaconv.pipeline.measuring import bench_by
@@ -25,7 +24,7 @@ class Model(Record):
     """A model under a name, by the hash of its file."""
 
     name: str
-    sha256: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Job(Record):
@@ -40,7 +39,7 @@ class Job(Record):
 
     id: str
     target: dict[str, Any]
-    models: tuple[Model, ...]
+    models: tuple[Model, ...] = Field(min_length=1, max_length=2)
     order: BenchOrder
 
     @classmethod
@@ -63,13 +62,27 @@ def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, 
         The artefact as JSON has it.
 
     Raises:
-        Refused: If a model is not what its hash says.
+        Refused: If it is no job that is known here, or a model is not what its hash says.
     """
-    wanted = Job.model_validate(job)
+    wanted, device = _understood(job)
     paths = [_kept(model, contents) for model in wanted.models]
-    order = replace(wanted.order, against=paths[1] if len(paths) > 1 else None)
-    done = bench_by(order, paths[0], device=Target.model_validate(wanted.target))
+    how = {name: getattr(wanted.order, name) for name in MEASURED}  # where results go is no desk's to say
+    done = bench_by(
+        BenchOrder(target=device.name, against=paths[1] if len(paths) > 1 else None, **how), paths[0], device=device
+    )
     return named(done, wanted.models).model_dump(mode="json")
+
+
+def _understood(job: Mapping[str, Any]) -> tuple[Job, Target]:
+    try:
+        wanted = Job.model_validate(job)
+        return wanted, Target.model_validate(wanted.target)
+    except ValidationError as error:
+        raise Refused(
+            f"this is no job that is known here: {first_line(error)}.",
+            hint="Install the same version of repaconv on both machines.",
+            code="farm.job",
+        ) from error
 
 
 def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
@@ -135,7 +148,7 @@ def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
 def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
     path = cache_folder("models") / f"{model.sha256}.onnx"
     if not path.is_file() or sha256_of(path) != model.sha256:
-        content = contents[model.sha256]
+        content = contents.get(model.sha256, b"")
         if sha256_of_bytes(content) != model.sha256:
             raise Refused(
                 f"the model {model.name} that was sent is not the one that was asked for: its hash is another.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import tarfile
+import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import runs
 from repaconv.artefacts import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
-from repaconv.errors import Refused
+from repaconv.errors import Refused, first_line
 from repaconv.files import alone_in, from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# A result holds texts; what is larger than this is not one.
-LARGEST_FILE = 256 * 2**20
+LARGEST = 256 * 2**20
+"""Bytes of a result unpacked, which holds texts."""
 
 
 def collect(
@@ -144,16 +146,20 @@ def _read_result(path: Path) -> dict[str, bytes]:
         raise Refused(f"there is no file {path}.", hint="Give the board's result.tar.gz.", code="collect.missing")
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r:gz") as tar:
+        with gzip.open(path) as packed:
+            content = packed.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise _damaged(f"it unpacks to more than {LARGEST >> 20} MiB")
+        with tarfile.open(fileobj=BytesIO(content), mode="r:") as tar:
             for member in tar:
                 plain = member.isreg() and Path(member.name).name == member.name and not member.name.startswith(".")
-                if not plain or member.size > LARGEST_FILE or member.name in found:
+                if not plain or member.name in found:
                     raise _damaged(f"it holds {member.name!r}, which no result does")
                 file = tar.extractfile(member)
                 assert file is not None
                 found[member.name] = file.read()
-    except (tarfile.TarError, OSError, EOFError, gzip.BadGzipFile) as error:
-        raise _damaged(str(error)) from error
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+        raise _damaged(first_line(error)) from error
     return found
 
 

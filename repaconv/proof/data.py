@@ -27,6 +27,8 @@ IMAGES = "input"
 """Under which images are given: a network of one input takes them whatever it calls that."""
 FLOATS = ("float16", "float32", "float64")
 RANDOM_IMAGES = 4
+UNPACKED = 1 << 30
+"""Bytes that an .npz may unpack to beyond four times the file: images of one colour are few bytes."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,13 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            claimed = sum(entry.file_size for entry in archive.zip.infolist())
+            if claimed > 4 * path.stat().st_size + UNPACKED:
+                raise ValueError(f"it claims to unpack to {claimed:,} bytes")
+            found = {name: archive[name] for name in archive.files}
+            if others := [name for name, value in found.items() if not isinstance(value, np.ndarray)]:
+                raise ValueError(f"{others[0]!r} is no array")
+            return found
     except Exception as error:  # numpy, zipfile and zlib raise whatever they meet; TypeError: a lone .npy
         raise Refused(
             f"{path} is not a readable .npz: {said_by(error)}.",
@@ -209,6 +217,13 @@ def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None
         f"{path}: {name} holds {arrays[name].dtype}, not normalised images.",
         "Give them as the network takes them, in floats: less the mean, over std.",
     )
+    for each in {name, *RECORDED} & arrays.keys():
+        if arrays[each].dtype.kind == "f" and not np.isfinite(arrays[each]).all():
+            raise Refused(
+                f"{path}: {each} holds NaN or infinity, by which nothing can be judged.",
+                hint="Look how it was made, and write it again.",
+                code="inputs.not-finite",
+            )
     return name
 
 

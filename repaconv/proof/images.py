@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Preprocessing
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused, RepaconvError, UsageProblem, said_by
 
 if TYPE_CHECKING:
     from PIL import Image
 
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
+"""What a file may be, whatever it is called: to some formats Pillow runs another program."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
@@ -47,7 +49,7 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             if image.mode[0] in "IF":  # Pillow would clip them, not scale them
                 raise Refused(
                     f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
@@ -55,9 +57,13 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
                     code="images.depth",
                 )
             pixels = np.asarray(_cropped(image.convert("RGB" if channels == 3 else "L"), wanted, size))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except RepaconvError:
+        raise
+    except Exception as error:  # Pillow raises whatever its decoders meet
         raise Refused(
-            f"{path} is not a readable image: {error}.", hint="Take it out of the folder.", code="images.unreadable"
+            f"{path} is not a readable image: {said_by(error)}.",
+            hint="Take it out of the folder.",
+            code="images.unreadable",
         ) from error
     return pixels.reshape(*size, channels)
 

@@ -109,6 +109,7 @@ def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, arg
         eps=knobs.take("norm_eps", small, 1e-5),
     )
     _require_windows(frame, windows, size, masked)
+    _require_indices(tensors, tables)
     told = {"depths": depths, "widths": frame.widths, "heads": frame.heads, "window": window, "patch": patch}
     knobs.facts += [
         Fact(name=name, value=list(v) if isinstance(v, tuple | list) else v, source="shapes")
@@ -124,6 +125,19 @@ def _masked(tensors: Mapping[str, Tensor], patch: int, windows: Sequence[int]) -
             if mask.ndim == 3 and stage < len(windows):
                 return windows[stage] * math.isqrt(len(mask)) * patch * (1 << stage)
     return None
+
+
+def _require_indices(tensors: Mapping[str, Tensor], tables: Sequence[Tensor]) -> None:
+    """Refuse pairs of tokens whose row of the table of biases is not there."""
+    for name, index in tensors.items():
+        match = re.match(r"layers\.(\d+)\.blocks\.\d+\.attn\.relative_position_index$", name)
+        rows = len(tables[int(match[1])]) if match and int(match[1]) < len(tables) and index.numel() else 0
+        if rows and not 0 <= int(index.min()) <= int(index.max()) < rows:
+            raise Refused(
+                f"{name} counts from {int(index.min())} to {int(index.max())} in a table of {rows} rows.",
+                hint="The file is damaged, or was changed after training.",
+                code="checkpoint.index",
+            )
 
 
 def _require_windows(frame: SwinConfig, windows: Sequence[int], size: ImageSize, masked: int | None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from torture import checkpoints, graphs, kills, others, warm
+from torture import checkpoints, crafted, graphs, kills, others, warm
 from torture.arena import Case, outcomes
 from torture.page import PAGE, RESULT, collated, written
 
@@ -28,12 +28,14 @@ def batches() -> dict[str, Callable[[], Iterable[Case]]]:
         "hostile": checkpoints.hostile,
         "strange": checkpoints.strange,
         "graphs": graphs.hostile,
+        "crafted": crafted.hostile,
     }
     found |= {f"damaged-{n:03}": partial(checkpoints.damaged, AT_ONCE, n) for n in range(100)}
     found |= {f"weights-{n:03}": partial(checkpoints.other_weights, AT_ONCE, n) for n in range(10)}
-    found |= {f"graphs-{n:03}": partial(graphs.damaged, AT_ONCE, n) for n in range(18)}
+    found |= {f"graphs-{n:03}": partial(graphs.damaged, AT_ONCE, n) for n in range(20)}
     found |= {f"texts-{n:03}": partial(others.texts, AT_ONCE, n) for n in range(16)}
     found |= {f"runs-{n:03}": partial(others.runs_damaged, AT_ONCE, n) for n in range(4)}
+    found |= {f"messages-{n:03}": partial(crafted.messages, AT_ONCE, n) for n in range(2)}
     found |= {f"kills-{n:03}": partial(kills.killed, AT_ONCE, n) for n in range(3)}
     return found
 

@@ -10,12 +10,14 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import repaconv
@@ -24,7 +26,7 @@ from repaconv.errors import Refused, RepaconvError
 from repaconv.files import stage_of
 from torture import graphs, others
 from torture.arena import Case
-from torture.nets import net
+from torture.nets import HEADS, net, plain
 
 Stage = Callable[[Path], object]
 
@@ -47,6 +49,16 @@ def _build(at: Path) -> object:
 
 def _verify(at: Path) -> object:
     return repaconv.verify(at / "run", count=1)
+
+
+def _convert(at: Path) -> object:
+    return repaconv.convert(at / "v.pth", inputs=at / "x.npz", blocks="1", settings=HEADS, out=at / "run")
+
+
+def _plain(at: Path) -> None:
+    torch.save(plain(), at / "v.pth")
+    images = np.random.default_rng(1).standard_normal((80, 3, 8, 8), dtype=np.float32)
+    np.savez(at / "x.npz", input=images, labels=np.arange(80) % 5)
 
 
 def _bare(at: Path) -> None:
@@ -99,15 +111,16 @@ STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
     "fold of a graph": (_fold_graph, _bare, 0.4, 4),
     "build": (_build, _without("run/build/x86-64.json", "run/build/x86-64.onnx"), 0.3, 4),
     "build, again": (_build, _with_a_run, 0.3, 2),
-    "verify": (_verify, _without("run/verify.json"), 0.7, 2),
+    "verify": (_verify, _without("run/verify.json"), 0.7, 3),
+    "convert": (_convert, _plain, 0.6, 4),
+    "export": (_export, _without("run/export.json", "run/model.onnx"), 6.0, 1),
 }
-"""By name: the stage, what is there before, seconds that it takes, and how often it is drawn."""
+"""By name: the stage, what is there before, seconds that it takes on a quiet machine, and how often it is drawn."""
 
 
 STEPS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")
 BY_STEPS: dict[str, tuple[Stage, Callable[[Path], None]]] = {
     **{name: (stage, prepare) for name, (stage, prepare, _, _) in STAGES.items()},
-    "export": (_export, _without("run/export.json", "run/model.onnx")),
     "export, of another fold": (_fold_and_export, _with_an_export_elsewhere),
 }
 """Stages that are killed before each of their steps."""
@@ -173,8 +186,19 @@ def killed(count: int, seed: int) -> Iterator[Case]:
     for number in range(count):
         name = rng.choice(names)
         stage, prepare, seconds, _ = STAGES[name]
-        read = partial(_killed, stage=stage, after=rng.random() * seconds)
+        read = partial(_killed, stage=stage, after=rng.random() * seconds * _load())
         yield Case(f"kills: {name}", f"{seed}.{number}", partial(_prepared, prepare), read, alone=True)
+
+
+@cache
+def _load() -> float:
+    """How much longer than on a quiet machine things take now."""
+    stage, prepare, seconds, _ = STAGES["fold"]
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare(Path(scratch))
+        began = time.monotonic()
+        told_by(stage, Path(scratch))
+    return max((time.monotonic() - began) / seconds, 1.0)
 
 
 def _prepared(prepare: Callable[[Path], None], folder: Path) -> Path:

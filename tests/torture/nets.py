@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from math import sqrt
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from repaconv import registry
@@ -46,3 +48,20 @@ def net(name: str) -> Net:
     """One of `METHODS`."""
     method, arch, beside, settings = METHODS[name]
     return Net(name, dict(registry.load(registry.METHODS, method).example(arch, 1)), beside, settings)
+
+
+def plain(width: int = 12, depth: int = 2) -> dict[str, Tensor]:
+    """A plain vision transformer of three heads, on 4 x 4 patches of 2 pixels, as `convert` takes it."""
+    torch.manual_seed(0)
+
+    def linear(name: str, out: int, taken: int) -> dict[str, Tensor]:
+        return {f"{name}.weight": torch.randn(out, taken) / sqrt(taken), f"{name}.bias": torch.zeros(out)}
+
+    found = {"pos_embed": torch.randn(1, 17, width), "patch_embed.proj.weight": torch.randn(width, 3, 2, 2)}
+    found |= {"cls_token": torch.randn(1, 1, width)}
+    for index in range(depth):
+        block = linear("attn.qkv", 3 * width, width) | linear("attn.proj", width, width)
+        block |= linear("mlp.fc1", 20, width) | linear("mlp.fc2", width, 20)
+        block |= {f"norm{n}.{what}": torch.ones(width) for n in (1, 2) for what in ("weight", "bias")}
+        found |= {f"blocks.{index}.{name}": tensor for name, tensor in block.items()}
+    return found | {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)} | linear("head", 5, width)

@@ -155,7 +155,7 @@ def _verified(path: Path) -> str:
 # --- texts, arrays, images ----------------------------------------------------------------------------------
 
 
-def _told(path: Path, read: Callable[[Path], object]) -> str:
+def told(path: Path, read: Callable[[Path], object]) -> str:
     read(path)
     return "sound"
 
@@ -182,7 +182,7 @@ def _picture(kind: str) -> bytes:
     return out.getvalue()
 
 
-def _images(path: Path) -> None:
+def images(path: Path) -> None:
     wanted = Preprocessing(mean=(0.0,) * 3, std=(1.0,) * 3, image_size=(32, 32), source="x")
     given = image_inputs(path.parent, wanted, size=(32, 32), channels=3, classes=5)
     given.piece(0, given.shape[0])
@@ -246,10 +246,10 @@ KINDS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], object]]] = {
     "baselines": ("b.json", _baselines, partial(read_artefact, kind=Baselines)),
     "Hugging Face folders": ("config.json", CONFIG.encode, _folder),
     "arrays": ("a.npz", _npz, _arrays),
-    "images, png": ("i.png", partial(_picture, "png"), _images),
-    "images, jpeg": ("i.jpg", partial(_picture, "jpeg"), _images),
-    "images, tiff": ("i.tiff", partial(_picture, "tiff"), _images),
-    "images, webp": ("i.webp", partial(_picture, "webp"), _images),
+    "images, png": ("i.png", partial(_picture, "png"), images),
+    "images, jpeg": ("i.jpg", partial(_picture, "jpeg"), images),
+    "images, tiff": ("i.tiff", partial(_picture, "tiff"), images),
+    "images, webp": ("i.webp", partial(_picture, "webp"), images),
     "boards' results": ("r.tar.gz", _result, _collected),
 }
 
@@ -262,12 +262,12 @@ def texts(count: int, seed: int) -> Iterator[Case]:
         kind = rng.choice(sorted(KINDS))
         name, content, read = KINDS[kind]
         make = partial(_written, name, content(), rng.randrange(1 << 60))
-        yield Case(kind, f"{seed}.{number} {name}", make, partial(_told, read=read))
+        yield Case(kind, f"{seed}.{number} {name}", make, partial(told, read=read))
     logs = _logs()
     for number in range(count // 10):
         name = rng.choice(sorted(logs))
         make = partial(_written, Path(name).name, logs[name], rng.randrange(1 << 60))
-        yield Case("trtexec", f"{seed}.{number} {name}", make, partial(_told, read=_logged))
+        yield Case("trtexec", f"{seed}.{number} {name}", make, partial(told, read=_logged))
 
 
 def _written(name: str, content: bytes, seed: int, folder: Path) -> Path:

@@ -20,8 +20,8 @@ from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.inputs import PREPROCESSING
 from repaconv.steps.paying import worthwhile
-from repaconv.steps.taken_back import Kept
 from repaconv.steps.pinning import require_pinned
+from repaconv.steps.taken_back import Kept
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved

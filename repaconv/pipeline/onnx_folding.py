@@ -19,8 +19,8 @@ from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.forms import Written, chosen_form
 from repaconv.steps.paying import worthwhile
-from repaconv.steps.taken_back import Kept
 from repaconv.steps.pinning import require_pinned
+from repaconv.steps.taken_back import Kept
 from repaconv.still import require_unchanged, stamp_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved

@@ -20,6 +20,7 @@ from pathlib import Path
 from select import select
 from typing import NamedTuple
 
+from repaconv import still
 from repaconv.errors import RepaconvError
 
 SECONDS = 20
@@ -118,6 +119,7 @@ def _child(cases: Sequence[Case], folder: Path, writing: int, limits: bool) -> N
         if listening[0] and event in FORBIDDEN and not _of_ours(event, arguments, folder):
             heard.append(f"{event} {str(arguments)[:100]}")
 
+    still.watch()  # it asks for the C library, once
     sys.addaudithook(hear)
     try:
         for number, case in enumerate(cases):

@@ -1,8 +1,8 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
 ``inspect``, ``fold``, ``score``, ``convert``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``,
-``gate``, ``report``, ``table`` and ``tune`` are the commands of the same names; they take the same arguments and return
-the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is
+``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they take the same arguments
+and return the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is
 ``bench --estimate``, ``compare_runs`` is ``report`` of several.
 """
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import inspect as inspect
     from repaconv.pipeline import inspect_file as inspect_file
     from repaconv.pipeline import report as report
+    from repaconv.pipeline import run as run
     from repaconv.pipeline import score as score
     from repaconv.pipeline import table as table
     from repaconv.pipeline import tune as tune
@@ -43,6 +44,7 @@ __all__ = [
     "inspect",
     "inspect_file",
     "report",
+    "run",
     "score",
     "table",
     "tune",

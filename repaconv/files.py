@@ -78,8 +78,9 @@ def require_nameable(path: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Hex digest of a file, read in pieces: large ones, since other threads hold the interpreter between them."""
-    digest, buffer = hashlib.sha256(), bytearray(1 << 24)
+    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
+        buffer = bytearray(min(1 << 24, os.fstat(file.fileno()).st_size or 1))
         while read := file.readinto(buffer):
             digest.update(memoryview(buffer)[:read])
     return digest.hexdigest()

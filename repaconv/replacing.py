@@ -146,6 +146,12 @@ def remove(slot: Path, names_on: Path) -> tuple[Payload, ...]:
     return stays
 
 
+def remove_written(files: Mapping[Path, str]) -> None:
+    """Remove files that are still what was written: those whose hash is the one given."""
+    for file in (file for file, sha256 in files.items() if file.is_file() and sha256_of(file) == sha256):
+        file.unlink()
+
+
 def write_page(path: Path, text: str) -> None:
     """Write a page with a seal at its end, by which it is known again.
 

@@ -163,7 +163,7 @@ def test_a_target_of_the_users_own_extends_a_family(tiny):
     assert (done.limits.device, done.limits.bandwidth_gb_s) == ("mine", 20)
     assert done.asked == ("--estimate", "--target", "./mine.toml")
     Path("mine.toml").write_text(text.replace("launch_us", "lunch_us"))
-    with pytest.raises(UsageProblem, match=r"mine\.toml:2: limits\.l"):
+    with pytest.raises(UsageProblem, match=r"mine\.toml:2:\d+: limits\.l"):
         load_target("./mine.toml")
 
 

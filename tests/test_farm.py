@@ -257,7 +257,7 @@ def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repa
     with pytest.raises(UsageProblem, match=r"m\.toml.*models"):
         read_matrix(Path("m.toml"))
     Path("m.toml").write_text('precisions = ["fp64"]\n[[models]]\ncheckpoint = "tiny.pth"\n')
-    with pytest.raises(UsageProblem, match=r"m\.toml:1: precisions"):
+    with pytest.raises(UsageProblem, match=r"m\.toml:1:1: precisions"):
         read_matrix(Path("m.toml"))
     for line in ("batches = [0]", "batches = []", "targets = []", "threads = 0", "rounds = 1", "seed = -1"):
         Path("m.toml").write_text(f'{line}\n[[models]]\ncheckpoint = "tiny.pth"\n')

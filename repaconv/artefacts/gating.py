@@ -10,7 +10,8 @@ from repaconv.artefacts.records import SCHEMA_VERSION, Record
 class Check(Record):
     """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
 
-    ``line`` is that of the recipe which asked for it, ``module`` where it fails, if that is known.
+    ``line`` and ``column`` are those of the recipe which asked for it, or of ``file``, which it extends; ``module`` is
+    where it fails, if that is known.
     """
 
     stage: str
@@ -18,6 +19,8 @@ class Check(Record):
     verdict: Literal["passed", "failed", "not verified", "inconclusive", "error"]
     message: str
     line: int
+    column: int = 1
+    file: str = ""
     module: str = ""
     code: str = ""
     hint: str = ""

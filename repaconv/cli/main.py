@@ -14,7 +14,7 @@ import typer
 from repaconv.cli import stages  # the order of `--help`
 
 # isort: split
-from repaconv.cli import converting
+from repaconv.cli import converting, running
 
 # isort: split
 from repaconv.cli import overview
@@ -27,7 +27,7 @@ from repaconv.cli.options import app
 from repaconv.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
 from repaconv.still import require_none_cut
 
-COMMANDS = (stages, converting, overview, tuning, fleet, house)
+COMMANDS = (stages, converting, running, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
 
 

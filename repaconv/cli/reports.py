@@ -42,7 +42,7 @@ def junit(report: GateReport) -> str:
                 found.set("message", sentence(check))
             if tag in ("failure", "error"):
                 found.set("type", check.code or check.name)
-            found.text = f"{recipe.recipe}:{check.line}: {sentence(check)}"
+            found.text = f"{check.file or recipe.recipe}:{check.line}: {sentence(check)}"
     root.attrib |= {name: str(count) for name, count in totals.items()}
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -60,7 +60,7 @@ def github(report: GateReport) -> str:
         for check in recipe.checks:
             kind = {"failed": "error", "error": "error", "passed": "notice"}.get(check.verdict, "warning")
             title = f"{check.name}: {check.verdict}"
-            place = f"file={_property(recipe.recipe)},line={check.line},title={_property(title)}"
+            place = f"file={_property(check.file or recipe.recipe)},line={check.line},title={_property(title)}"
             lines.append(f"::{kind} {place}::{_data(sentence(check))}")
     return "\n".join(lines) + "\n"
 

@@ -22,10 +22,10 @@ from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, ClusterOrder
 from repaconv.pipeline import export, fold
 from repaconv.progress import Progress, silent
+from repaconv.recipe import own_file
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import load_target, made_by, with_files
 from repaconv.steps.exports import export_for
-from repaconv.steps.named import own_file
 
 
 class Done(Record):

@@ -255,10 +255,22 @@ class BundleOrder(Order):
     ] = None
 
 
+Again = Annotated[bool, Knob("Run every step, also those that stand: of which nothing has changed.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder(Order):
+    """What `repaconv.run` may be asked for; all else stands in its recipe."""
+
+    dry_run: Annotated[bool, Knob("Say what would run, and why.", option=("--dry-run",))] = False
+    again: Again = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateOrder(Order):
     """What `repaconv.gate` may be asked for; all else stands in its recipes."""
 
+    again: Again = False
     update_baseline: Annotated[bool, Knob("Write the latencies as the new baseline instead of judging them.")] = False
     accept_inconclusive: AcceptInconclusive = False
 

@@ -16,6 +16,7 @@ from repaconv.pipeline.gating import gate as gate
 from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
 from repaconv.pipeline.reporting import report as report
+from repaconv.pipeline.running import run as run
 from repaconv.pipeline.scoring import score as score
 from repaconv.pipeline.tables import table as table
 from repaconv.pipeline.tuning import tune as tune

@@ -5,47 +5,77 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from repaconv.errors import RepaconvError
-from repaconv.recipe import Recipe, Wrong
+from repaconv import registry
+from repaconv.errors import RepaconvError, nearest
+from repaconv.exporters.simplify import TOOLS
+from repaconv.proof.policy import LINKS
+from repaconv.recipe import Recipe, Wrong, own_file
 from repaconv.steps.common import load_target
-from repaconv.toml import Lines, line_of
+from repaconv.toml import Lines, place_of
 
-READ = (("verify", ("inputs", "images", "classes")), ("export", ("inputs", "images")), ("bench", ("against",)))
+READ = {
+    "convert": ("inputs", "images", "classes"),
+    "verify": ("inputs", "images", "classes", "engine"),
+    "export": ("inputs", "images"),
+    "bench": ("against",),
+}
 """Keys of files and folders that are read, by section."""
 
 
 def missing(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
-    """What is not there, by line."""
-    return [*_targets(recipe, path, lines), *_files(recipe, path, lines)]
+    """What is not there, each with its place."""
+    found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
+    return [Wrong(place_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
-def _targets(recipe: Recipe, path: Path, lines: Lines) -> Iterator[Wrong]:
-    for section in ("export", "bench"):
+class _Lacking(NamedTuple):
+    keys: tuple[str, ...]
+    told: str
+    hint: str
+    code: str
+
+
+def _targets(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
+    for section in ("export", "build", "bench"):
         name = getattr(getattr(recipe, section), "target", "")
         try:
             load_target(str(path.parent / name) if name.endswith(".toml") else name) if name else None
         except RepaconvError as problem:
-            line = line_of(lines, (section, "target"))
-            yield Wrong(line, f"{path}:{line}: {section}.target: {problem.message}", problem.hint, problem.code)
+            told = f"{section}.target: {problem.message}"
+            yield _Lacking((section, "target"), told, problem.hint, problem.code)
 
 
-def _files(recipe: Recipe, path: Path, lines: Lines) -> Iterator[Wrong]:
+def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
     """The checkpoint says itself that it is gone: its refusal is that of the input."""
     named: list[tuple[tuple[str, ...], Any]] = [(("arch",), own_file(recipe.arch or ""))]
-    named += [((section, key), getattr(getattr(recipe, section), key, None)) for section, keys in READ for key in keys]
+    named += [
+        ((section, key), getattr(getattr(recipe, section), key, None)) for section, keys in READ.items() for key in keys
+    ]
     for keys, name in named:
         if name and not (path.parent / name).exists():
-            line = line_of(lines, keys)
-            told = f"{path}:{line}: {'.'.join(keys)}: there is no {path.parent / name}."
-            yield Wrong(line, told, "Paths are relative to the recipe's folder.", "recipe.missing")
+            told = f"{'.'.join(keys)}: there is no {path.parent / name}."
+            beside = (path.parent / name).parent
+            near = nearest(Path(name).name, [each.name for each in beside.iterdir()] if beside.is_dir() else [])
+            yield _Lacking(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
 
 
-def own_file(arch: str) -> str:
-    """The Python file of ``FILE.py:FUNCTION``; empty for a library's architecture."""
-    file = arch.partition(":")[0]
-    return file if file.endswith(".py") else ""
+def _names(recipe: Recipe) -> Iterator[_Lacking]:
+    """Names of which there are a few."""
+    verify, simplifiers = recipe.verify, ("auto", *TOOLS)
+    methods = ("auto", *registry.registered(registry.METHODS))
+    exported = [(("export", "simplifier"), recipe.export.simplifier, simplifiers)] if recipe.export else []
+    for keys, name, known in (
+        (("method",), recipe.method, methods),
+        *((("verify", "require"), name, LINKS) for name in verify.require),
+        *((("verify", "rtol", name), name, LINKS) for name in verify.rtol or ()),
+        *((("verify", "atol", name), name, LINKS) for name in verify.atol or ()),
+        *exported,
+    ):
+        if name not in known:
+            told = f"{'.'.join(keys)}: there is no {name!r}."
+            yield _Lacking(keys, told, f"{nearest(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
 
 
 def key_of(problem: RepaconvError, lines: Lines) -> tuple[str, ...]:

@@ -1,0 +1,32 @@
+"""What ``run`` leaves: what became of each step of a recipe, and what was found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from repaconv.artefacts.gating import Check
+from repaconv.artefacts.records import SCHEMA_VERSION, Record
+
+
+class StepDone(Record):
+    """A step of the plan: whether it ran or stands, and why it ran."""
+
+    name: str
+    did: Literal["ran", "stands", "stopped", "left out", "would run", "removed", "would be removed"]
+    why: str = ""
+
+
+class RecipeRun(Record):
+    """A recipe's way; the result of ``run``. ``page`` is the report, empty where there is none."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "run"
+    recipe: str
+    run: str
+    exit_code: int
+    steps: tuple[StepDone, ...] = ()
+    checks: tuple[Check, ...] = ()
+    page: str = ""
+    reference: dict[str, str] = Field(default={})

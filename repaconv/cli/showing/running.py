@@ -1,0 +1,32 @@
+"""A recipe's steps, and what was found on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.render import coloured, out, plain, rows, short, table, whole
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import RecipeRun
+
+
+def show(done: RecipeRun) -> None:
+    """Each step with why it ran, all checks that did not pass, and where the page is; -v shows every check."""
+    from repaconv.cli.reports import sentence
+
+    if done.steps:
+        rows(("step", "", "why"), [(each.name, each.did, each.why) for each in done.steps])
+    shown = [check for check in done.checks if whole() or check.verdict not in ("passed", "not verified")]
+    found = table("stage", "check", "verdict", "")
+    for check in shown:
+        found.add_row(check.stage, check.name, coloured(check.verdict), plain(sentence(check)))
+    if shown:
+        out().print(found)
+    for name, value in done.reference.items():
+        out().print(f"[dim]{name}:[/] {plain(value)}")
+    if done.checks:
+        passed = sum(check.verdict == "passed" for check in done.checks)
+        verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
+        out().print(f"{coloured(verdict)}: {passed} of {len(done.checks)} checks passed")
+    if done.page:
+        out().print(f"{plain(short(done.page))}")

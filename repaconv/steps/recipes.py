@@ -1,0 +1,161 @@
+"""A recipe where it lies: its orders as the stages take them, and what each of its steps is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv import registry, runs
+from repaconv.errors import RepaconvError
+from repaconv.forms.choice import DEFAULT, NAMED
+from repaconv.measure.fingerprint import fingerprint, machine_key, version_of
+from repaconv.onnxfile import is_graph
+from repaconv.orders.converting import ConvertOrder
+from repaconv.orders.knobs import AnyOrder, Order, knobs
+from repaconv.orders.stages import BenchOrder, BuildOrder, ExportOrder
+from repaconv.plans.digests import Digests
+from repaconv.recipe import BenchSection, BuildSection, ExportSection, Recipe, own_file
+from repaconv.steps.common import load_target
+from repaconv.toml import Lines
+
+PACKAGES = {
+    "fold": ("torch", "numpy", "safetensors", "onnx", "onnx-ir", "onnxruntime"),
+    "convert": ("torch", "numpy", "safetensors", "pillow"),
+    "export": ("torch", "numpy", "pillow", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "onnxsim", "onnxslim"),
+    "verify": ("torch", "numpy", "pillow", "onnx", "onnxruntime", "onnxruntime-gpu"),
+    "report": (),
+}
+"""Whose versions bear on what a stage leaves, besides our own."""
+LIBRARIES = ("timm", "torchvision", "transformers")
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "tensorrt-rtx", "torch", "numpy")
+
+
+class Placed(NamedTuple):
+    """A recipe, where it lies, and the line of each of its keys."""
+
+    recipe: Recipe
+    path: Path
+    lines: Lines
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.place(self.recipe.out or str(runs.OUT / self.path.stem))
+
+    @property
+    def target(self) -> str:
+        """Of what is exported, as it stands in the recipe."""
+        return (self.recipe.export or ExportSection()).target
+
+    @property
+    def tuned(self) -> str | None:
+        """Tune's file, which says how a graph is run; none of the forms that have a name."""
+        return None if self.recipe.form in NAMED else self.recipe.form
+
+    def place(self, name: str) -> Path:
+        """A path of the recipe's as it is seen from here."""
+        return self.path.parent / name
+
+    def placed(self, order: AnyOrder) -> AnyOrder:
+        """An order whose paths, and whose target's and form's if they are some, are seen from here."""
+        given = {each.name: getattr(order, each.name) for each in knobs(type(order))}
+        paths = {each.name for each in knobs(type(order)) if each.is_path and given[each.name] is not None} - {"form"}
+        paths |= {"target"} if str(given.get("target", "")).endswith(".toml") else set()
+        paths |= {"form"} if given.get("form") not in (None, *NAMED) else set()
+        return replace(order, **{name: str(self.place(given[name])) for name in paths})
+
+    # --- its orders, as paths stand in it ---------------------------------------------------------------
+
+    def converted(self) -> ConvertOrder:
+        """What convert is asked for."""
+        recipe = self.recipe
+        return replace(recipe.convert or ConvertOrder(), settings=recipe.settings or None, weights=recipe.weights)
+
+    def exported(self, precision: str) -> ExportOrder:
+        """What export is asked for; ranges of a lower precision are those of what is verified, unless given."""
+        section, verified = self.recipe.export or ExportSection(), self.recipe.verify
+        ranges = section if section.inputs or section.images else verified
+        form = None if self.recipe.form == DEFAULT else self.recipe.form
+        return ExportOrder.of(section, precision=precision, form=form, inputs=ranges.inputs, images=ranges.images)
+
+    def built(self) -> BuildOrder:
+        """What build is asked for."""
+        section = self.recipe.build or BuildSection()
+        return BuildOrder.of(section, target=section.target or self.target, form=self.tuned)
+
+    def measured(self) -> BenchOrder:
+        """What bench is asked for: without a baseline, which judges what was measured and is none of it."""
+        section = self.recipe.bench or BenchSection()
+        return BenchOrder.of(section, baseline=None, target=section.target or self.target, form=self.tuned)
+
+    # --- what steps are made of -------------------------------------------------------------------------
+
+    def sources(self) -> dict[str, Path]:
+        """What is folded, and the user's own code that builds it."""
+        recipe, own = self.recipe, own_file(self.recipe.arch or "")
+        found = {recipe.checkpoint: self.place(recipe.checkpoint)}
+        return {**found, **({each.name: each for each in _code_beside(self.place(own))} if own else {})}
+
+    def files(self, order: Order) -> dict[str, Path]:
+        """The files and folders that an order names."""
+        names = {each.name for each in knobs(type(order)) if each.is_path} - {"form", "out", "timing_cache"}
+        named = [str(getattr(order, name)) for name in names if getattr(order, name) is not None]
+        named += [name for name in (str(getattr(order, "target", "")),) if name.endswith(".toml")]
+        named += [name for name in (getattr(order, "form", None),) if name not in (None, *NAMED)]
+        return {name: self.place(name) for name in sorted(named)}
+
+    def versions(self, stage: str, digests: Digests) -> dict[str, str]:
+        """Of what bears on the result of a stage, and the machine where it is measured."""
+        libraries = LIBRARIES if self.recipe.method == "auto" and not self.recipe.convert else ()
+        names = PACKAGES.get(stage, RUNTIMES)
+        found = {name: version for name in (*names, *(libraries if names else ())) if (version := version_of(name))}
+        measured = stage in ("build", "bench") or (stage == "fold" and self._is_network())
+        return found | own_versions(digests) | ({"machine": _machine(self.target)} if measured else {})
+
+    def _is_network(self) -> bool:
+        """Whether a fold is measured, and what is slower taken back."""
+        source = self.place(self.recipe.checkpoint)
+        return bool(self.recipe.arch) or source.is_dir() or is_graph(source)
+
+
+def own_versions(digests: Digests) -> dict[str, str]:
+    """Our own code, and that of whoever registered something with us."""
+    points = [point for group in registry.GROUPS for point in registry.registered(group).values()]
+    found = {}
+    for room in sorted({point.module.partition(".")[0] for point in points} | {"repaconv"}):
+        spec = find_spec(room)
+        origin = Path(spec.origin) if spec and spec.origin else None
+        place = origin.parent if origin and origin.name == "__init__.py" else origin
+        found[room] = digests.of(place)[:16] if place else ""
+    return found
+
+
+def _machine(target: str) -> str:
+    """What must be the same for a measurement to be the same."""
+    try:
+        card = registry.load(registry.ENGINES, load_target(target).runtime).device != "cpu"
+    except RepaconvError:  # the stage says so itself
+        card = False
+    return machine_key(fingerprint((), card=card))
+
+
+def _code_beside(file: Path) -> Iterator[Path]:
+    """A file of Python and what it may import from where it lies: files beside it, packages beside it."""
+    yield file
+    for each in sorted(file.parent.iterdir()) if file.parent.is_dir() else ():
+        if (each.suffix == ".py" and each != file) or (each / "__init__.py").is_file():
+            yield each
+
+
+def asked(order: Order, section: str) -> dict[str, Any]:
+    """An order as a step is asked for it; what says where a result goes, or what it is held against, is none of it."""
+    return {f"{section}.{each.name}": getattr(order, each.name) for each in knobs(type(order)) if each.knob.recorded}
+
+
+def foreign(run: runs.Run, mine: Iterable[Path]) -> dict[str, Path]:
+    """Artefacts of a run that no step of a plan left."""
+    ours = {file.resolve() for file in mine}
+    return {path.name: path for path in run.later_stages() if path.resolve() not in ours}

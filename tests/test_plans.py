@@ -1,0 +1,290 @@
+"""Plans: nothing runs again without need, everything with need, and what stands is what a fresh walk would leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from conftest import save_tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repaconv.artefacts import RecipeRun
+from repaconv.files import canonical_json, sha256_of_bytes
+from repaconv.pipeline import gate, run, running
+from repaconv.plans import digests
+from repaconv.plans.digests import GONE, Digests
+from repaconv.plans.journal import Journal
+from repaconv.plans.step import Step
+from repaconv.plans.walk import Made, dry, walk
+
+# a -> b, c -> d, and e beside them; each reads a file of its own
+AFTER = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ()}
+VALUES = st.integers(0, 2)
+EDITS = st.one_of(
+    st.tuples(st.just("asked"), st.sampled_from("abcde"), VALUES),
+    st.tuples(st.just("file"), st.sampled_from("abcde"), VALUES),
+    st.tuples(st.just("version"), st.sampled_from(["torch", "onnx"]), VALUES),
+    st.tuples(st.just("touch the result"), st.sampled_from("abcde"), VALUES),
+    st.tuples(st.just("lose the result"), st.sampled_from("abcde"), VALUES),
+    st.tuples(st.just("drop"), st.sampled_from("de"), VALUES),
+    st.tuples(st.just("take again"), st.sampled_from("de"), VALUES),
+    st.tuples(st.just("break off"), st.sampled_from("abcde"), VALUES),
+    st.tuples(st.just("fail"), st.sampled_from("abcde"), VALUES),
+)
+USES = {"a": ("torch",), "b": ("torch",), "c": ("onnx",), "d": (), "e": ("onnx",)}
+
+
+class World:
+    """Steps of which each writes what it was made of, rounded: so some edits change nothing further down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self.asked, self.versions = dict.fromkeys("abcde", 0), {"torch": 0, "onnx": 0}
+        self.dropped: set[str] = set()
+        for name in "abcde":
+            (folder / name).write_text("0")
+
+    def steps(self) -> list[Step]:
+        names = [name for name in AFTER if name not in self.dropped]
+        return [
+            Step(
+                name,
+                {"n": self.asked[name]},
+                lambda name=name: {f"{name}'s file": self.folder / name},
+                {package: str(self.versions[package]) for package in USES[name]},
+                after=AFTER[name],
+                needs=AFTER[name],
+            )
+            for name in names
+        ]
+
+    def true(self, name: str) -> str:
+        """What a step leaves, from scratch. The last of its own numbers counts by half."""
+        own = [self.asked[name], int((self.folder / name).read_text()) // 2]
+        own += [self.versions[package] for package in USES[name]]
+        return sha256_of_bytes(canonical_json({"own": own, "of": [self.true(n) for n in AFTER[name]]}).encode())
+
+    def ingredients(self, name: str) -> tuple:
+        own = [self.asked[name], (self.folder / name).read_text(), *(self.versions[p] for p in USES[name])]
+        return (*own, *(self.true(n) for n in AFTER[name]))
+
+    def walk(self, stop: str = "", fail: str = "") -> list[str]:
+        """The steps that ran."""
+        ran: list[str] = []
+
+        def do(turn) -> Made:
+            name = turn.step.name
+            if not turn.why:
+                return Made([], True)
+            if name == stop:
+                raise KeyboardInterrupt
+            ran.append(name)
+            if name == fail:
+                return None
+            left = [(self.out / n).read_text() for n in AFTER[name]]
+            own = [self.asked[name], int((self.folder / name).read_text()) // 2]
+            own += [self.versions[package] for package in USES[name]]
+            text = sha256_of_bytes(canonical_json({"own": own, "of": left}).encode())
+            self.out.mkdir(exist_ok=True)
+            (self.out / name).write_text(text)
+            return Made([self.out / name], True)
+
+        steps, journal = self.steps(), Journal(self.out, "r.toml")
+        would = {each.name for each in dry(steps, journal) if each.did == "would run"}
+        with contextlib.suppress(KeyboardInterrupt):
+            walk(steps, journal, do)
+        assert set(ran) <= would  # what is foretold may turn out to stand, what is not foretold never runs
+        return ran
+
+
+@settings(max_examples=30)
+@given(st.lists(EDITS, min_size=1, max_size=8))
+def test_nothing_runs_without_need_and_everything_with_need(edits):
+    # a power cut is not what this is about
+    with tempfile.TemporaryDirectory() as name, patch("os.fsync", lambda _: None):
+        world = World(Path(name))
+        made: dict[str, tuple] = {}
+        for kind, at, value in [("", "", 0), *edits]:
+            stop = fail = ""
+            if kind == "asked":
+                world.asked[at] = value
+            elif kind == "file":
+                (world.folder / at).write_text(str(value))
+            elif kind == "version":
+                world.versions[at] = value
+            elif kind == "touch the result" and (world.out / at).exists():
+                (world.out / at).write_text("touched")
+            elif kind == "lose the result":
+                (world.out / at).unlink(missing_ok=True)
+            elif kind == "drop":
+                world.dropped |= {at}
+            elif kind == "take again":
+                world.dropped -= {at}
+            elif kind in ("break off", "fail"):
+                world.asked[at] = value
+                stop, fail = (at, "") if kind == "break off" else ("", at)
+            planned = [n for n in AFTER if n not in world.dropped]
+            there = {n: (world.out / n).read_text() if (world.out / n).exists() else "" for n in planned}
+            need = {n for n in planned if made.get(n) != world.ingredients(n) or there[n] != world.true(n)}
+            ran = world.walk(stop, fail)
+            assert set(ran) <= need
+            for n in world.dropped:  # and what is asked for no longer is gone
+                assert not (world.out / n).exists() or (world.out / n).read_text() == "touched"
+                made.pop(n, None)
+            if not stop and not fail:
+                assert set(ran) == need
+                assert {n: (world.out / n).read_text() for n in planned} == {n: world.true(n) for n in planned}
+            made |= {n: world.ingredients(n) for n in ran if n != fail}
+
+
+def test_digests_are_of_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "SETTLED_NS", -(10**18))  # as if all had been written long ago
+    folder = tmp_path / "f"
+    (folder / "inside" / "__pycache__").mkdir(parents=True)
+    (folder / "inside" / "a").write_text("1")
+    known = Digests({})
+    first = known.of(folder)
+    (folder / "inside" / "__pycache__" / "x.pyc").write_text("compiled")
+    assert Digests(dict(known.seen)).of(folder) == first
+    for change in (
+        lambda: (folder / "inside" / "a").write_text("2"),
+        lambda: (folder / "inside" / "a").rename(folder / "inside" / "b"),
+        lambda: (folder / "inside").rename(folder / "inner"),
+        lambda: (folder / "c").write_text(""),
+    ):
+        change()
+        now = Digests(dict(known.seen)).of(folder)
+        assert now not in (first, GONE)
+        first, known = now, Digests(dict(known.seen))
+    assert Digests({}).of(tmp_path / "none") == GONE
+
+
+def test_what_was_just_written_is_read_again(tmp_path):
+    """Two writings within a tick of the clock leave the same stamp."""
+    path = tmp_path / "a"
+    path.write_text("1")
+    known = Digests({})
+    known.of(path)
+    assert known.seen == {}
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    save_tiny(tmp_path)
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'checkpoint = "tiny.pth"\n[export]\nbatch = 1\nsimplify = false\n[report]\npaper = false\n[verify]\ncount = 2\n'
+    )
+    return path
+
+
+def did(done: RecipeRun) -> dict[str, str]:
+    assert done.exit_code == 0, done.checks
+    return {each.name: each.did for each in done.steps}
+
+
+def test_a_recipe_stands_until_something_of_it_changes(recipe, monkeypatch):
+    ran = dict.fromkeys(("fold", "export fp32", "verify", "report"), "ran")
+    stands = dict.fromkeys(ran, "stands")
+    assert set(did(run(recipe, dry_run=True)).values()) == {"would run"}
+    assert not Path("repaconv-out").exists()
+    assert did(run(recipe)) == ran
+    page = Path(run(recipe).page)
+    assert page.is_file()
+    assert did(run(recipe)) == stands
+    assert gate([recipe]).exit_code == 0
+    assert did(run(recipe)) == stands  # the gate is the same walk
+    text = recipe.read_text()
+    recipe.write_text(f"# a word\n\n{text}")
+    assert did(run(recipe)) == stands
+    recipe.write_text(text.replace("count = 2", "count = 3"))
+    assert did(run(recipe, dry_run=True)) == stands | {"verify": "would run", "report": "would run"}
+    assert did(run(recipe)) == stands | {"verify": "ran", "report": "ran"}
+    page.unlink()
+    assert did(run(recipe)) == stands | {"report": "ran"}
+    # another version of what only export uses; the same graph comes of it, and so verify stands
+    right = running.Placed.versions
+    monkeypatch.setattr(
+        running.Placed, "versions", lambda *a: right(*a) | ({"onnxscript": "9"} if a[1] == "export" else {})
+    )
+    assert did(run(recipe)) == stands | {"export fp32": "ran"}
+    journal = json.loads(Path(recipe.parent, "repaconv-out/r/plan.json").read_text())
+    assert journal["owner"] == "../../r.toml"
+    assert journal["steps"]["export fp32"]["made_of"]["onnxscript's version"] == "9"
+
+
+@pytest.mark.slow
+def test_what_a_recipe_no_longer_asks_for_goes_and_another_checkpoint_takes_its_place(recipe):
+    folder = recipe.parent / "repaconv-out" / "r"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("[export]", '[export]\nprecisions = ["fp32", "bf16"]\ntarget = "rtx-40"'))
+    assert did(run(recipe))["export bf16"] == "ran"
+    assert (folder / "model.rtx-40.bf16.b1.onnx").is_file()
+    recipe.write_text(text.replace("[export]", '[export]\ntarget = "rtx-40"'))
+    found = did(run(recipe))
+    assert (found["export bf16"], found["export fp32"], found["verify"]) == ("removed", "stands", "ran")
+    assert not list(folder.glob("*bf16*"))
+    shutil.copy("tiny.pth", "other.pth")
+    recipe.write_text(recipe.read_text().replace("tiny.pth", "other.pth"))
+    assert did(run(recipe))["fold"] == "ran"
+
+
+def test_what_is_broken_off_goes_on_where_it_was(recipe, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "verify_by", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe)
+    found = did(run(recipe))
+    assert (found["fold"], found["export fp32"], found["verify"]) == ("stands", "stands", "ran")
+
+
+def test_what_failed_runs_again_and_what_needs_what_was_stopped_is_left_out(recipe):
+    text = recipe.read_text()
+    recipe.write_text(f"{text}rtol = {{ stored = 1e-30 }}\n")
+    assert run(recipe).exit_code == 1
+    done = run(recipe)
+    assert [(each.did, each.why) for each in done.steps if each.name == "verify"] == [
+        ("ran", "it did not pass the last time")
+    ]
+    recipe.write_text(
+        f"{text}[bench]\nrounds = 10\n".replace("[export]", '[export]\ntarget = "orin-nano"\nprecisions = ["tf32"]')
+    )
+    assert run(recipe).exit_code == 2
+    recipe.write_text(text.replace('"tiny.pth"', '"none.pth"'))
+    done = run(recipe)
+    assert done.exit_code == 4
+    assert [each.did for each in done.steps] == ["stopped", *["left out"] * 3]
+
+
+def test_a_second_run_imports_no_torch(recipe):
+    run(recipe)
+    code = (
+        "import sys; from repaconv.cli.main import main\n"
+        f"try: main(['run', {str(recipe)!r}])\n"
+        "except SystemExit as left: code = left.code\n"
+        "print(code, sorted({'torch', 'onnx', 'onnxruntime', 'onnx_ir', 'PIL'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert "4 of 4: report stands" in done.stderr
+
+
+def test_the_command_says_what_it_does_and_why(recipe, repaconv):
+    code, out, _ = repaconv("run", recipe, "--dry-run")
+    assert code == 0
+    assert "it has not run yet" in out
+    recipe.write_text("checkpoint = 3\n")
+    code, out, _ = repaconv("run", recipe, "--format", "json")
+    found = json.loads(out)
+    assert (code, found["data"]["checks"][0]["line"]) == (2, 1)

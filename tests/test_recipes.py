@@ -1,0 +1,107 @@
+"""Recipes: what is wrong in one is told by line and column with a remedy, what it extends, and those that come along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from repaconv.errors import UsageProblem
+from repaconv.pipeline import run
+from repaconv.recipe import RecipeProblem, read_recipe, schema
+
+# the text, with ^ before what is wrong; what the remedy says
+BROKEN = [
+    ('checkpoint = "c"\n^metod = "auto"\n', "Did you mean method?"),
+    ('checkpoint = "c"\n[^verfiy]\ncount = 3\n', "Did you mean verify?"),
+    ('checkpoint = "c"\n[verify]\n  ^image = "val"\n', "Did you mean images?"),
+    ('checkpoint = "c"\n^num_heads = 3\n', "Known here: checkpoint"),
+    ('checkpoint = "c"\n^precisions = ["fp32"]\n', "It is a key of [export]"),
+    ('^checkpoint = 3\n', "See docs/how-to/recipes.md."),
+    ('checkpoint = "c"\n[verify]\n^count = 0\n', "How many random images"),
+    ('checkpoint = "c"\n[verify]\n^seed = "one"\n', "Of the random images."),
+    ('checkpoint = "c"\n[verify]\nrtol = { stored = 1e-6, ^onnnx = 1e-5 }\n', "Did you mean onnx?"),
+    ('checkpoint = "c"\n[verify]\nrtol = { ^onnx = "small" }\n', "A link's tolerance"),
+    ('checkpoint = "c"\n[verify]\n^require = ["recordet"]\n', "Did you mean recorded?"),
+    ('checkpoint = "c"\n[export]\n^precisions = ["fp32", "fp61"]\n', "Did you mean fp16?"),
+    ('checkpoint = "c"\n[export]\n^target = "x86_64"\n', "Did you mean x86-64?"),
+    ('checkpoint = "c"\n[export]\n^simplifier = "onnxsimm"\n', "Did you mean onnxsim?"),
+    ('checkpoint = "c"\n[bench]\n^rounds = 3\n', "interleaved rounds"),
+    ('checkpoint = "c"\n[bench]\n^max_regression = 0.05\n', "Leave it out."),
+    ('checkpoint = "c"\n^method = "repavitt"\n', "Did you mean repavit?"),
+    ('checkpoint = "c"\n[report]\n^format = "htm"\n', "Did you mean html?"),
+    ('checkpoint = "c"\n[set]\n^num_heads = { a = 1 }\n', "See docs/how-to/recipes.md."),
+    ('checkpoint = "c"\n[verify]\n^inputs = "dijits.npz"\n', "Did you mean digits.npz?"),
+    ('^extends = "bass.toml"\n', "Did you mean base.toml?"),
+    ('checkpoint = "c"\n[verify\n^count = 3\n', "Mend that line: [verify"),
+    ('checkpoint = "c"\n[verify]\ncount = ^\n', "Mend that line: count ="),
+    ('checkpoint = "c"\ncheckpoint = "d"^\n', 'Mend that line: checkpoint = "d"'),
+    ('checkpoint = "c"\n[^reference]\nmodel = "m"\n', "Write it, e.g. source"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "remedy"), BROKEN)
+def test_what_is_wrong_is_told_with_its_line_its_column_and_a_remedy(text, remedy, tmp_path):
+    before, _, after = text.partition("^")
+    path = tmp_path / "r.toml"
+    path.write_text(before + after)
+    (tmp_path / "digits.npz").write_bytes(b"")
+    (tmp_path / "base.toml").write_text('checkpoint = "c"\n')
+    done = run(path)
+    assert (done.exit_code, done.steps, len(done.checks)) == (2, (), 1)
+    (check,) = done.checks
+    place = before.count("\n") + 1, len(before.rpartition("\n")[2]) + 1
+    if "not TOML" in check.message:  # where the parser gave up: at, or just behind
+        assert (check.line, check.line * 100 + check.column >= place[0] * 100 - 99) in (
+            (place[0], True),
+            (place[0] - 1, True),
+        )
+    else:
+        assert (check.line, check.column) == place
+    assert check.message.startswith(f"{path}:{check.line}:{check.column}: ")
+    assert remedy in check.hint
+    assert not (tmp_path / "repaconv-out").exists()
+
+
+def test_all_faults_are_told_at_once(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'chekpoint = "c"\n[verify]\ncount = 0\nimage = "v"\n[export]\nprecisions = ["fp61"]\n[bench]\nround = 3\n'
+    )
+    assert [check.line for check in run(path).checks] == [1, 1, 3, 4, 6, 8]
+    path.write_text('checkpoint = "c"\nmethod = "m"\n[verify]\nimages = "v"\nrequire = ["r"]\n[export]\ntarget = "t"\n')
+    assert [check.line for check in run(path).checks] == [2, 4, 5, 7]
+
+
+def test_a_recipe_says_what_is_other_than_in_the_one_it_extends(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "root.toml").write_text("[bench]\nrounds = 20\n[export]\nsimplify = false\n[set]\na = 1\nb = 2\n")
+    (tmp_path / "base.toml").write_text(
+        'extends = "root.toml"\ncheckpoint = "w/c.pth"\n[verify]\ninputs = "w/x.npz"\n[export]\ntarget = "mine.toml"\n'
+    )
+    path = tmp_path / "own" / "r.toml"
+    path.write_text('extends = "../base.toml"\nbench = false\n[set]\nb = 3\n[verify]\nrequire = ["recorded"]\n')
+    found, lines = read_recipe(path)
+    assert (found.checkpoint, found.verify.inputs, found.export.target) == ("../w/c.pth", "../w/x.npz", "../mine.toml")
+    assert (found.bench, found.export.simplify, found.set) == (None, False, {"a": 1, "b": 3})
+    assert lines["verify", "require"].file == str(path)
+    assert lines["verify", "inputs"][:2] == (4, 1)
+    (tmp_path / "base.toml").write_text('extends = "root.toml"\ncheckpoint = "c.pth"\n[verify]\ncuont = 3\n')
+    check = run(path).checks[0]
+    assert (Path(check.file).resolve(), check.line) == ((tmp_path / "base.toml").resolve(), 4)  # where it stands
+    (tmp_path / "root.toml").write_text('extends = "own/r.toml"\n')
+    with pytest.raises(RecipeProblem, match="extends this recipe itself"):
+        read_recipe(path)
+
+
+def test_the_schema_knows_what_toml_can_say():
+    found = schema()["properties"]
+    assert {"const": False} in found["bench"]["anyOf"]
+    assert "extends" in found
+    assert json.dumps(schema())
+
+
+def test_a_recipe_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageProblem, match="cannot be read"):
+        read_recipe(tmp_path / "none.toml")

@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture train clean
-.PHONY: bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
+.PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs
 
 demo: .venv/installed
@@ -17,6 +17,10 @@ test: .venv/installed-dev lint
 
 test-slow: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m slow
+
+# The recipes that come along, as far as their weights can be made here; what stands is not run again.
+recipes: .venv/installed
+	$(BIN)/python benchmarks/recipes.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

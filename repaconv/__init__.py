@@ -1,9 +1,9 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
 ``inspect``, ``fold``, ``score``, ``convert``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``,
-``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they take the same arguments
-and return the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is
-``bench --estimate``, ``compare_runs`` is ``report`` of several.
+``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they take the same
+arguments and return the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and engines,
+``estimate`` is ``bench --estimate``, ``compare_runs`` is ``report`` of several.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import collect as collect
     from repaconv.pipeline import compare_runs as compare_runs
     from repaconv.pipeline import convert as convert
+    from repaconv.pipeline import deploy as deploy
     from repaconv.pipeline import estimate as estimate
     from repaconv.pipeline import export as export
     from repaconv.pipeline import fold as fold
@@ -37,6 +38,7 @@ __all__ = [
     "collect",
     "compare_runs",
     "convert",
+    "deploy",
     "estimate",
     "export",
     "fold",

@@ -1,4 +1,4 @@
-"""Whole ways: a recipe's."""
+"""Whole ways: a recipe's, and that to a target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from repaconv.cli.options import Format, FormatOption, Quiet, app
+from repaconv.cli.options import FoldArgument, Format, FormatOption, Quiet, app
+from repaconv.orders.deploying import DeployOrder
 from repaconv.orders.stages import RunOrder
 
 if TYPE_CHECKING:
@@ -31,6 +32,25 @@ def run(
     with render.progress(quiet=quiet or format is Format.json) as progress:
         done = run_by(order, recipe, progress=progress)
     leave("run", format, done)
+
+
+@app.command(epilog="Example: repaconv deploy ckpt.pth --target x86-64 --precision int8 --images val/")
+def deploy(
+    checkpoint: FoldArgument,
+    order: DeployOrder = DeployOrder(target="x86-64"),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Take a checkpoint to all that a target needs of it: fold, export, verify, build or bundle, bench, report.
+
+    One folder and one verdict; what nothing has changed of stands, as with `run`.
+    """
+    from repaconv.cli import render
+    from repaconv.pipeline.deploying import deploy_by
+
+    with render.progress(quiet=quiet or format is Format.json) as progress:
+        done = deploy_by(order, checkpoint, progress=progress)
+    leave("deploy", format, done)
 
 
 def leave(command: str, format: Format, done: RecipeRun) -> None:

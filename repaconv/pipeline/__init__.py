@@ -8,6 +8,7 @@ from repaconv.pipeline.bundling import bundle as bundle
 from repaconv.pipeline.collecting import collect as collect
 from repaconv.pipeline.comparing_runs import compare_runs as compare_runs
 from repaconv.pipeline.converting import convert as convert
+from repaconv.pipeline.deploying import deploy as deploy
 from repaconv.pipeline.estimating import estimate as estimate
 from repaconv.pipeline.exporting import export as export
 from repaconv.pipeline.file_inspection import inspect_file as inspect_file

@@ -14,6 +14,7 @@ from repaconv.artefacts import (
     Artefact,
     BenchArtefact,
     BuildArtefact,
+    BundleArtefact,
     ConvertArtefact,
     ExportArtefact,
     RecipeRun,
@@ -25,6 +26,7 @@ from repaconv.files import read_artefact, stage_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import GateOrder, RunOrder
 from repaconv.pipeline.building import build_by
+from repaconv.pipeline.bundling import bundle_by
 from repaconv.pipeline.converting import convert_by
 from repaconv.pipeline.exporting import export_by
 from repaconv.pipeline.folding import fold
@@ -238,6 +240,7 @@ WORK: dict[str, Work] = {
     "export": lambda each, placed, _, progress: export_by(placed.placed(each.order), placed.folder, progress=progress),
     "verify": lambda each, placed, _, progress: verify_by(placed.placed(each.order), placed.folder, progress=progress),
     "build": lambda each, placed, _, progress: build_by(placed.placed(each.order), placed.folder, progress=progress),
+    "bundle": lambda each, placed, _, progress: bundle_by(placed.placed(each.order), placed.folder, progress=progress),
     "bench": lambda each, placed, _, progress: bench_by(placed.placed(each.order), placed.folder, progress=progress),
     "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.order), progress=progress),
 }
@@ -247,6 +250,7 @@ KINDS: dict[str, type[Artefact]] = {
     "export": ExportArtefact,
     "verify": VerifyArtefact,
     "build": BuildArtefact,
+    "bundle": BundleArtefact,
     "bench": BenchArtefact,
 }
 """What a step that stands left; a fold's kind stands in its file."""

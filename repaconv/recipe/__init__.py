@@ -21,6 +21,7 @@ max_regression = 0.05
 
 from repaconv.recipe.keys import BenchSection as BenchSection
 from repaconv.recipe.keys import BuildSection as BuildSection
+from repaconv.recipe.keys import BundleSection as BundleSection
 from repaconv.recipe.keys import ExportSection as ExportSection
 from repaconv.recipe.keys import Recipe as Recipe
 from repaconv.recipe.keys import ReportSection as ReportSection

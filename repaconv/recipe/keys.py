@@ -10,7 +10,7 @@ from pydantic import Field
 from repaconv.artefacts import Record
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import Knob, Order, knobs
-from repaconv.orders.stages import BenchOrder, BuildOrder, ExportOrder, Target, VerifyOrder
+from repaconv.orders.stages import BenchOrder, BuildOrder, BundleOrder, ExportOrder, Target, VerifyOrder
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
@@ -45,6 +45,13 @@ class BuildSection(BuildOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BundleSection(BundleOrder):
+    """What is packed for a board; ``target`` is that of the export, images are those of verify, where left out."""
+
+    target: Target = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportSection(Order):
     """The page on which it all ends."""
 
@@ -57,6 +64,7 @@ SECTIONS: dict[str, type[Order]] = {
     "verify": VerifyOrder,
     "export": ExportSection,
     "build": BuildSection,
+    "bundle": BundleSection,
     "bench": BenchSection,
     "report": ReportSection,
 }
@@ -64,6 +72,7 @@ SECTIONS: dict[str, type[Order]] = {
 NOT_HERE: dict[str, tuple[str, ...]] = {
     "convert": ("settings", "weights", "out", "force"),
     "build": ("form", "unverified"),
+    "bundle": ("checkpoint", "unverified", "out"),
     "report": (),
     "verify": ("checkpoint", "drift", "out"),
     "export": ("precision", "form", "unverified"),
@@ -72,7 +81,7 @@ NOT_HERE: dict[str, tuple[str, ...]] = {
 """What a section's order may be asked for elsewhere, and no recipe says."""
 
 
-OPTIONAL = ("reference", "convert", "export", "build", "bench", "report")
+OPTIONAL = ("reference", "convert", "export", "build", "bundle", "bench", "report")
 """Sections that a recipe may go without; one that is ``false`` is left out though the recipe below has it."""
 
 
@@ -113,6 +122,7 @@ class Recipe(Record):
     verify: VerifyOrder = VerifyOrder()
     export: ExportSection | None = ExportSection()
     build: BuildSection | None = None
+    bundle: BundleSection | None = None
     bench: BenchSection | None = None
     report: ReportSection | None = ReportSection()
 

@@ -9,6 +9,7 @@ from repaconv.artefacts import (
     Artefact,
     BenchArtefact,
     BuildArtefact,
+    BundleArtefact,
     Check,
     ConvertArtefact,
     ExportArtefact,
@@ -111,6 +112,11 @@ class Judge:
         self.note("build", "precision", done.verdict, f"{done.runtime}: {done.note}", ("build",))
         for link in done.links:
             self.link("build", link)
+
+    def bundle(self, done: BundleArtefact) -> None:
+        """What goes to the board; what becomes of it there is told by collect."""
+        told = f"{done.payload.path}: {done.images} images with what must come of them; to be run on the board"
+        self.note("bundle", "bundle", "passed", told, ("bundle",))
 
     def bench(self, done: BenchArtefact, section: BenchSection) -> None:
         """The latency, by its baseline if there is one, and whether both compute the same."""

@@ -19,6 +19,7 @@ READ = {
     "convert": ("inputs", "images", "classes"),
     "verify": ("inputs", "images", "classes", "engine"),
     "export": ("inputs", "images"),
+    "bundle": ("inputs", "images"),
     "bench": ("against",),
 }
 """Keys of files and folders that are read, by section."""
@@ -38,7 +39,7 @@ class _Lacking(NamedTuple):
 
 
 def _targets(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
-    for section in ("export", "build", "bench"):
+    for section in ("export", "build", "bundle", "bench"):
         name = getattr(getattr(recipe, section), "target", "")
         try:
             load_target(str(path.parent / name) if name.endswith(".toml") else name) if name else None

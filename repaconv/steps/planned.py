@@ -13,7 +13,16 @@ from repaconv.plans.journal import Journal
 from repaconv.plans.step import Step
 from repaconv.steps.recipes import Placed, asked, foreign
 
-USUAL_S = {"fold": 2.0, "convert": 30.0, "export": 6.0, "verify": 4.0, "build": 10.0, "bench": 10.0, "report": 2.0}
+USUAL_S = {
+    "fold": 2.0,
+    "convert": 30.0,
+    "export": 6.0,
+    "verify": 4.0,
+    "build": 10.0,
+    "bundle": 4.0,
+    "bench": 10.0,
+    "report": 2.0,
+}
 """Seconds of a small network's steps on two cores: they foretell what is left until the run has its own."""
 
 
@@ -48,6 +57,8 @@ def planned(placed: Placed, journal: Journal) -> list[Planned]:
     found.append(_verified(placed, journal, found))
     if recipe.build:
         found.append(_of_graphs("build", placed, placed.built(), recipe.build.precision, found))
+    if recipe.bundle:
+        found.append(_of_graphs("bundle", placed, placed.bundled(), recipe.bundle.precision or "fp32", found))
     if recipe.bench:
         found.append(_of_graphs("bench", placed, placed.measured(), recipe.bench.precision, found))
     if recipe.report:

@@ -15,9 +15,9 @@ from repaconv.measure.fingerprint import fingerprint, machine_key, version_of
 from repaconv.onnxfile import is_graph
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import AnyOrder, Order, knobs
-from repaconv.orders.stages import BenchOrder, BuildOrder, ExportOrder
+from repaconv.orders.stages import BenchOrder, BuildOrder, BundleOrder, ExportOrder
 from repaconv.plans.digests import Digests
-from repaconv.recipe import BenchSection, BuildSection, ExportSection, Recipe, own_file
+from repaconv.recipe import BenchSection, BuildSection, BundleSection, ExportSection, Recipe, own_file
 from repaconv.steps.common import load_target
 from repaconv.toml import Lines
 
@@ -26,6 +26,7 @@ PACKAGES = {
     "convert": ("torch", "numpy", "safetensors", "pillow"),
     "export": ("torch", "numpy", "pillow", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "onnxsim", "onnxslim"),
     "verify": ("torch", "numpy", "pillow", "onnx", "onnxruntime", "onnxruntime-gpu"),
+    "bundle": ("torch", "numpy", "pillow", "onnx"),
     "report": (),
 }
 """Whose versions bear on what a stage leaves, besides our own."""
@@ -85,6 +86,13 @@ class Placed(NamedTuple):
         """What build is asked for."""
         section = self.recipe.build or BuildSection()
         return BuildOrder.of(section, target=section.target or self.target, form=self.tuned)
+
+    def bundled(self) -> BundleOrder:
+        """What bundle is asked for; its images are those that are verified, unless given."""
+        section, verified = self.recipe.bundle or BundleSection(), self.recipe.verify
+        given = section if section.inputs or section.images else verified
+        images = {"inputs": given.inputs, "images": given.images, "count": section.count or verified.count}
+        return BundleOrder.of(section, target=section.target or self.target, **images)
 
     def measured(self) -> BenchOrder:
         """What bench is asked for: without a baseline, which judges what was measured and is none of it."""

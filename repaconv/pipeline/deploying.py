@@ -1,0 +1,104 @@
+"""deploy: a checkpoint to all that a target needs of it: every stage, one verdict, one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv import registry, runs
+from repaconv.artefacts import Check, RecipeRun
+from repaconv.errors import RepaconvError, UsageProblem
+from repaconv.orders.deploying import DeployOrder
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import GateOrder
+from repaconv.pipeline.running import Way
+from repaconv.progress import Progress, silent
+from repaconv.recipe import Recipe, RecipeProblem
+from repaconv.steps.common import load_target
+from repaconv.steps.elsewhere import why_not_here
+from repaconv.steps.engines import version_for
+from repaconv.steps.named import missing
+from repaconv.steps.recipes import Placed
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Engine
+    from repaconv.targets import Target
+
+
+def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress = silent) -> RecipeRun:
+    """Fold, export for the target, verify, build there or bundle for there, bench if that is here, and report.
+
+    It is `repaconv.run` of a recipe that is made here, so what nothing has changed of stands. Lower precision takes its
+    ranges from the images, and is judged on others of them.
+
+    Args:
+        checkpoint: A checkpoint, an ONNX graph, or a Hugging Face folder.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        UsageProblem: If there is no such target, or it does not compute in that precision.
+    """
+    device, source = load_target(order.target), Path(checkpoint)
+    known = [each for each in runs.PRECISIONS if each in device.precisions]
+    if order.precision not in known:
+        raise UsageProblem(
+            f"{device.name} is not deployed to in {order.precision!r}.",
+            hint=f"Known here: {', '.join(known)}.",
+            code="deploy.precision",
+        )
+    folder = Path(order.out) if order.out else runs.OUT / f"{source.stem}.{device.name}"
+    recipe = _recipe(order, device, source, folder)
+    path = Path(f"{source.stem}.deploy")
+    if wrong := missing(recipe, path, {}):
+        raise RecipeProblem(wrong)
+    way = Way(path, GateOrder(again=order.again), progress, {})
+    done = way.go(lambda: Placed(recipe, path, {}), dry_run=order.dry_run)
+    away = [_away(device)] if recipe.bench is None and not order.dry_run else []
+    return done.model_copy(update={"recipe": str(checkpoint), "checks": (*done.checks, *away)})
+
+
+deploy = by_name(deploy_by, DeployOrder)
+
+
+def _recipe(order: DeployOrder, device: Target, source: Path, folder: Path) -> Recipe:
+    """What there is to do: what the target's runtime does here, and what only the target can do."""
+    typed = device.typed_by == "runtime" and order.precision == "bf16"  # the runtime's doing, of a float32 graph
+    precisions = ("fp32",) if order.precision == "fp32" or typed else ("fp32", order.precision)
+    here, there = not why_not_here(device), _built_there(device)
+    engine: Engine = registry.load(registry.ENGINES, device.runtime)
+    built = not there and "networks" not in engine.can
+    told = {"target": order.target, "precision": order.precision}
+    images = {"inputs": order.inputs, "images": order.images, "classes": order.classes, "count": order.count}
+    return Recipe.model_validate(
+        {
+            "checkpoint": str(source),
+            "method": order.method,
+            "arch": order.arch,
+            "weights": order.weights,
+            "out": str(folder),
+            "set": dict(order.settings or {}),
+            "verify": {**images, "require": ["onnx"]},
+            "export": {"target": order.target, "precisions": precisions},
+            "build": told if built else None,
+            "bundle": {**told, "precision": precisions[-1]} if there else None,
+            "bench": {**told, "rounds": order.rounds} if here and not there else None,
+        }
+    )
+
+
+def _built_there(device: Target) -> bool:
+    """Whether its engines are built where it is, by what a bundle brings."""
+    try:
+        version_for(device, registry.load(registry.ENGINES, device.runtime))
+    except RepaconvError:
+        return device.runtime == "tensorrt"
+    return False
+
+
+def _away(device: Target) -> Check:
+    """Why there is no latency."""
+    why = why_not_here(device) or "its engine is built there"
+    hint = f"repaconv bench --target {device.name} --estimate calculates what it would take."
+    told = f"{device.name} is not this machine: {why}"
+    return Check(stage="bench", name="latency", verdict="not verified", message=told, line=1, hint=hint)

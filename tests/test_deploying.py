@@ -1,0 +1,48 @@
+"""deploy: all that a target needs in one folder, by the steps of `run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import repaconv as rc
+from repaconv.errors import UsageProblem
+from repaconv.recipe import RecipeProblem
+
+
+def did(done) -> dict[str, str]:
+    return {each.name: each.did for each in done.steps}
+
+
+def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv):
+    done = rc.deploy(tiny, target="orin-nano", precision="fp16", count=2)
+    assert done.exit_code == 0, done.checks
+    assert did(done) == dict.fromkeys(("fold", "export fp32", "export fp16", "verify", "bundle", "report"), "ran")
+    folder = Path("repaconv-out/tiny.orin-nano")
+    assert (folder / "build" / "orin-nano.fp16.tar.gz").is_file()
+    assert Path(done.page).parent == folder
+    assert done.checks[-1].verdict == "not verified"
+    assert "is not this machine" in done.checks[-1].message
+    assert set(did(rc.deploy(tiny, target="orin-nano", precision="fp16", count=2)).values()) == {"stands"}
+    code, out, _ = repaconv("deploy", tiny, "--target", "orin-nano", "--precision", "fp16", "--count", 3, "--dry-run")
+    assert code == 0
+    assert "changed: bundle.count" in out
+
+
+@pytest.mark.slow  # the same with an engine, which is built and measured
+def test_a_target_that_is_here_gets_an_engine_and_a_latency(tiny):
+    done = rc.deploy(tiny, precision="int8", rounds=10)
+    assert done.exit_code in (0, 5), done.checks  # ten rounds are too few to be believed
+    assert list(did(done)) == ["fold", "export fp32", "export int8", "verify", "build", "bench", "report"]
+    assert list(Path("repaconv-out/tiny.x86-64/build").glob("*int8*"))
+
+
+def test_what_cannot_be_deployed_is_refused_before_any_work(tiny):
+    with pytest.raises(UsageProblem, match="is not deployed to in 'int8'"):
+        rc.deploy(tiny, target="jetson-nano", precision="int8")
+    with pytest.raises(RecipeProblem, match="there is no none.npz"):
+        rc.deploy(tiny, inputs="none.npz")
+    with pytest.raises(UsageProblem, match="no target called"):
+        rc.deploy(tiny, target="toaster")
+    assert not Path("repaconv-out").exists()

@@ -1,9 +1,9 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
 ``inspect``, ``fold``, ``score``, ``convert``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``,
-``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they take the same
-arguments and return the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and engines,
-``estimate`` is ``bench --estimate``, ``compare_runs`` is ``report`` of several.
+``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they
+take the same arguments and return the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and
+engines, ``estimate`` is ``bench --estimate``, ``compare_runs`` is ``report`` of several.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import build as build
     from repaconv.pipeline import bundle as bundle
     from repaconv.pipeline import collect as collect
+    from repaconv.pipeline import compare as compare
     from repaconv.pipeline import compare_runs as compare_runs
     from repaconv.pipeline import convert as convert
     from repaconv.pipeline import deploy as deploy
@@ -36,6 +37,7 @@ __all__ = [
     "build",
     "bundle",
     "collect",
+    "compare",
     "compare_runs",
     "convert",
     "deploy",

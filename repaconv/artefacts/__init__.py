@@ -19,6 +19,8 @@ from repaconv.artefacts.building import BuildArtefact as BuildArtefact
 from repaconv.artefacts.bundling import BundleArtefact as BundleArtefact
 from repaconv.artefacts.bundling import CollectArtefact as CollectArtefact
 from repaconv.artefacts.bundling import LayerTime as LayerTime
+from repaconv.artefacts.comparing import CompareArtefact as CompareArtefact
+from repaconv.artefacts.comparing import ComparedEnd as ComparedEnd
 from repaconv.artefacts.converting import ConvertArtefact as ConvertArtefact
 from repaconv.artefacts.converting import Share as Share
 from repaconv.artefacts.converting import Tried as Tried

@@ -1,14 +1,15 @@
-"""Whole ways: a recipe's, and that to a target."""
+"""Whole ways: a recipe's, and that to a target; and any two models beside each other."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from repaconv.cli.options import FoldArgument, Format, FormatOption, Quiet, app
-from repaconv.orders.deploying import DeployOrder
+from repaconv.cli.options import FoldArgument, Format, FormatOption, Quiet, app, finish
+from repaconv.orders.deploying import CompareOrder, DeployOrder
 from repaconv.orders.stages import RunOrder
 
 if TYPE_CHECKING:
@@ -51,6 +52,22 @@ def deploy(
     with render.progress(quiet=quiet or format is Format.json) as progress:
         done = deploy_by(order, checkpoint, progress=progress)
     leave("deploy", format, done)
+
+
+@app.command(epilog="Example: repaconv compare repaconv-out/ckpt other.onnx --speed")
+def compare(
+    reference: Annotated[
+        Path, typer.Argument(metavar="A", help="What is right: a run, an .onnx, an engine, a folded checkpoint.")
+    ],
+    candidate: Annotated[Path, typer.Argument(metavar="B", help="What is judged by it: the same kinds.")],
+    order: CompareOrder = CompareOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Hold two models against each other on the same inputs: outputs, sizes, and with --speed their latencies."""
+    from repaconv.pipeline.comparing import compare_by
+
+    finish("compare", format, quiet, partial(compare_by, order, reference, candidate))
 
 
 def leave(command: str, format: Format, done: RecipeRun) -> None:

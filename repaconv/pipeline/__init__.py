@@ -6,6 +6,7 @@ Every stage returns its artefact and says nothing; ``progress`` is told how far 
 from repaconv.pipeline.building import build as build
 from repaconv.pipeline.bundling import bundle as bundle
 from repaconv.pipeline.collecting import collect as collect
+from repaconv.pipeline.comparing import compare as compare
 from repaconv.pipeline.comparing_runs import compare_runs as compare_runs
 from repaconv.pipeline.converting import convert as convert
 from repaconv.pipeline.deploying import deploy as deploy

@@ -1,0 +1,172 @@
+"""compare: any two models on the same inputs: outputs, sizes, and where asked speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from repaconv.artefacts import BenchArtefact, CompareArtefact, Link, Tolerance
+from repaconv.errors import Refused, UsageProblem, said_by
+from repaconv.orders.deploying import CompareOrder
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import BenchOrder
+from repaconv.pipeline.measuring import bench_by
+from repaconv.progress import Progress, silent
+from repaconv.proof.policy import coarser
+from repaconv.replacing import put, require_ours
+from repaconv.steps.common import at_least_one, load_target, made_by, with_files
+from repaconv.steps.ends import End, end_of
+from repaconv.steps.inputs import choose_inputs
+
+Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""The same inputs, as either end takes them."""
+
+
+def compare_by(
+    order: CompareOrder, reference: str | Path, candidate: str | Path, *, progress: Progress = silent
+) -> CompareArtefact:
+    """Run two models on the same inputs, and say how far their outputs are apart, how large and how fast they are.
+
+    A model is a run's folder, an .onnx, an engine, or a checkpoint that was folded here, whose training form counts.
+    The coarser precision of the two says what is allowed, by the policy that `verify` has. Inputs are those of the
+    network where one of them is of a run; else they are drawn until the reference takes them.
+
+    Args:
+        reference: The one that is right.
+        candidate: The one to judge.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If one is not there, or does not take what the other takes, or their outputs do not compare.
+        UsageProblem: If one is a checkpoint of which there is no run, or has no file to be measured.
+    """
+    device = load_target(order.target)
+    threads = at_least_one("threads", order.threads, device.bench.threads)
+    if order.out:
+        require_ours(Path(order.out), "compare")
+    progress("compare: load", 0, 0)
+    right, other = (end_of(Path(each), device, threads) for each in (reference, candidate))
+    if order.speed and not (right.path and other.path):
+        raise UsageProblem(
+            "--speed is of graphs and engines, and one of the two is neither.",
+            hint="Export it first: repaconv export",
+            code="compare.speed",
+        )
+    name, pairs = _inputs(order, right, other)
+    links = _links(order, right, other, pairs, progress)
+    measured = _measured(order, right, other, progress) if order.speed else None
+    artefact = _artefact(order, right, other, name, links, measured)
+    if order.out:
+        artefact = put(Path(order.out), artefact)
+    took = [Path(each) for each in (reference, candidate)]
+    return with_files(artefact, took, [Path(order.out)] if order.out else [])
+
+
+compare = by_name(compare_by, CompareOrder)
+
+
+def _inputs(order: CompareOrder, right: End, other: End) -> tuple[str, Iterator[Pair]]:
+    """What both are run on, and what that is called."""
+    subject = right.subject or other.subject
+    ports = right.runner.inputs, other.runner.inputs
+    if subject is not None:
+        pixels = any(port.dtype == "uint8" for own in ports for port in own)
+        count = None if order.inputs else order.count
+        given = choose_inputs(subject, inputs=order.inputs, count=count, seed=order.seed, pixels=pixels)
+        return given.name, ((batch.feeds(ports[0]), batch.feeds(ports[1])) for batch in given.batches())
+    if order.inputs:
+        from repaconv.proof.data import npz_calls
+
+        calls = npz_calls(Path(order.inputs), ports[0], ())
+        return calls.name, ((batch.feeds(ports[0]), batch.feeds(ports[1])) for batch in calls.batches())
+    return _probed(right, coarser([right.told.precision, other.told.precision]))
+
+
+def _probed(right: End, low: str) -> tuple[str, Iterator[Pair]]:
+    """Inputs that a graph of any origin takes, found by trying."""
+    from repaconv.proof.probes import Unrunnable, probes
+    from repaconv.subjects.given import loaded
+
+    graph = right.path is not None and right.path.suffix == ".onnx"
+    if not graph or low != "fp32":
+        why = (
+            f"nothing says what {right.told.name} takes"
+            if not graph
+            else f"{low} is lossy, and is judged on real inputs"
+        )
+        raise UsageProblem(f"{why}.", hint="Give some with --inputs x.npz.", code="compare.inputs")
+    assert right.path is not None
+    try:
+        found = probes(loaded(right.path), right.runner.run)
+    except Unrunnable as problem:
+        raise Refused(
+            f"{right.told.name} runs with nothing that was tried: {problem}.",
+            hint="Give inputs with --inputs x.npz.",
+            code="compare.inputs",
+        ) from problem
+    return found.told, ((feeds, feeds) for feeds in found.feeds)
+
+
+def _links(order: CompareOrder, right: End, other: End, pairs: Iterator[Pair], progress: Progress) -> tuple[Link, ...]:
+    """One for every output."""
+    from repaconv.proof.outputs import Comparison
+    from repaconv.proof.policy import tolerance
+
+    subject = right.subject or other.subject
+    low = coarser([right.told.precision, other.told.precision])
+    link = "agreement" if low == "fp32" else low
+    logits = subject is not None and "logits" in subject.outputs
+    usual: dict[str, Any] = {"usual": subject.folded.tolerances, "decides": subject.decides} if subject else {}
+    allowed = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else tolerance(link, logits=logits, **usual)
+    compared = Comparison(other.told.name, allowed)
+    for number, (own, its) in enumerate(pairs):
+        progress("compare: run", number, 0)
+        expected, got = _ran(right, own), _ran(other, its)
+        whole = subject.folded.whole if subject else not _by_image(expected, own)
+        compared.add(got, expected, whole=whole)
+    return tuple(compared.links("agreement", right.told.name))
+
+
+def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return end.runner.run(feeds)
+    except Exception as error:  # the runtime's own, of many classes
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise Refused(
+            f"{end.told.name} does not run on {shapes}: {said_by(error)}.",
+            hint="Both must take the same inputs; give some with --inputs x.npz.",
+            code="compare.inputs",
+        ) from error
+
+
+def _by_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:
+    """Whether every output has a row for each of the inputs'."""
+    rows = {getattr(each, "shape", ())[:1] for each in (*outputs.values(), *feeds.values())}
+    return len(rows) == 1 and rows != {()} and all(getattr(each, "ndim", 0) > 1 for each in outputs.values())
+
+
+def _measured(order: CompareOrder, right: End, other: End, progress: Progress) -> BenchArtefact:
+    """The candidate with the reference beside it, round by round."""
+    asked = BenchOrder(
+        target=order.target, against=right.path, threads=order.threads, rounds=order.rounds, seed=order.seed
+    )
+    return bench_by(asked, other.path, progress=progress)
+
+
+def _artefact(
+    order: CompareOrder, right: End, other: End, name: str, links: tuple[Link, ...], measured: BenchArtefact | None
+) -> CompareArtefact:
+    from repaconv.proof.verdicts import verdict_of
+
+    return CompareArtefact(
+        made_by=made_by("torch", "onnxruntime"),
+        verdict=verdict_of(links),
+        asked=order.words(),
+        reference=right.told,
+        candidate=other.told,
+        inputs=name,
+        links=links,
+        measured=measured,
+    )

@@ -1,0 +1,68 @@
+"""compare: any two models on the same inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from faults import wrong_initializer
+
+import repaconv as rc
+from repaconv.errors import Refused, UsageProblem
+
+
+@pytest.fixture
+def run(tiny) -> Path:
+    rc.fold(tiny)
+    rc.export(batch=1, simplify=False)
+    return Path("repaconv-out/tiny")
+
+
+def test_a_run_a_graph_and_a_checkpoint_compute_the_same(run, tiny, repaconv):
+    model = run / "model.b1.onnx"
+    for reference, candidate in ((tiny, run), (run, model), (model, tiny)):
+        done = rc.compare(reference, candidate, count=3)
+        assert done.verdict == "passed", done.links
+        assert done.inputs.startswith("3 random images")
+    sizes = rc.compare(tiny, model).candidate
+    assert (sizes.bytes, sizes.nodes) == (model.stat().st_size, len(onnx.load(model).graph.node))
+    assert sizes.parameters > 500
+    code, out, _ = repaconv("compare", tiny, run, "-o", "c.json", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["data"]["links"][0]["metrics"]["max_rel_error"] < 1e-5
+    assert repaconv("compare", model, run)[0] == 0
+    assert json.loads(Path("c.json").read_text())["stage"] == "compare"
+
+
+def test_what_is_wrong_fails_wherever_the_file_lies(run, tmp_path, repaconv):
+    right, wrong = tmp_path / "right.onnx", tmp_path / "wrong.onnx"
+    right.write_bytes((run / "model.b1.onnx").read_bytes())
+    onnx.save(wrong_initializer("head", onnx.load(right)), wrong)
+    assert rc.compare(right, right).verdict == "passed"  # two bare graphs: inputs are found by trying
+    code, out, _ = repaconv("compare", right, wrong)
+    assert (code, "failed" in out) == (1, True)
+    assert rc.compare(run, wrong).verdict == "failed"
+    loose = rc.compare(run, wrong, rtol=100.0)
+    assert loose.verdict == "passed"
+    np.savez("x.npz", input=np.zeros((2, 3, 32, 32), np.float32))
+    assert rc.compare(right, wrong, inputs="x.npz").verdict == "failed"
+
+
+@pytest.mark.slow
+def test_speed_is_measured_beside_each_other(run, tmp_path):
+    done = rc.compare(run, run / "model.b1.onnx", speed=True, rounds=10)
+    assert done.measured.ratio.other
+    assert done.inconclusive  # ten rounds say nothing
+
+
+def test_what_cannot_be_compared_is_refused(run, tiny):
+    with pytest.raises(Refused, match="there is no none"):
+        rc.compare(run, "none")
+    Path("x.pth").write_bytes(b"x")
+    with pytest.raises(UsageProblem, match="no run in repaconv-out/ is of it"):
+        rc.compare(run, "x.pth")
+    with pytest.raises(UsageProblem, match="--speed is of graphs and engines"):
+        rc.compare(tiny, run, speed=True)

@@ -2,8 +2,8 @@
 
 ``inspect``, ``fold``, ``score``, ``convert``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``,
 ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they
-take the same arguments and return the artefacts that these write. ``inspect_file`` is ``inspect`` for graphs and
-engines, ``estimate`` is ``bench --estimate``, ``compare_runs`` is ``report`` of several.
+take the same arguments and return the artefacts that these write. ``new_recipe`` is ``new-recipe``, ``inspect_file`` is
+``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``, ``compare_runs`` is ``report`` of several.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import gate as gate
     from repaconv.pipeline import inspect as inspect
     from repaconv.pipeline import inspect_file as inspect_file
+    from repaconv.pipeline import new_recipe as new_recipe
     from repaconv.pipeline import report as report
     from repaconv.pipeline import run as run
     from repaconv.pipeline import score as score
@@ -47,6 +48,7 @@ __all__ = [
     "gate",
     "inspect",
     "inspect_file",
+    "new_recipe",
     "report",
     "run",
     "score",

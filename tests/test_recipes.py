@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,31 @@ def test_the_schema_knows_what_toml_can_say():
 def test_a_recipe_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageProblem, match="cannot be read"):
         read_recipe(tmp_path / "none.toml")
+
+
+def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
+    code, out, err = repaconv("new-recipe", tiny)
+    assert (code, out) == (0, "tiny.toml\n")
+    assert "next repaconv run tiny.toml" in err
+    text = Path("tiny.toml").read_text()
+    assert 'method = "riformer"' in text
+    assert "default of the official code" in text
+    found, lines = read_recipe(Path("tiny.toml"))
+    assert not missing(found, Path("tiny.toml"), lines)
+    assert repaconv("new-recipe", tiny)[0] == 2  # it is there already
+    assert Path("tiny.toml").read_text() == text
+    uncommented = re.sub(r"^# (?=[a-z_]+ = |\[)", "", text, flags=re.M)  # what it suggests is valid, too
+    Path("all.toml").write_text(uncommented.replace("baseline", "# baseline").replace("max_reg", "# max_reg"))
+    assert read_recipe(Path("all.toml"))[0].build is not None
+    (tmp_path / "sub").mkdir()
+    repaconv("new-recipe", models.checkpoint("pyra"), "-o", "sub/p.toml")
+    assert (Path("sub") / read_recipe(Path("sub/p.toml"))[0].checkpoint).resolve() == models.checkpoint(
+        "pyra"
+    ).resolve()
+    Path("g.onnx").write_bytes(b"")
+    assert repaconv("new-recipe", "g.onnx")[0] == 0
+    assert read_recipe(Path("g.toml"))[0].method == "auto"
+    assert repaconv("new-recipe", "none.pth")[0] == 4
 
 
 HERE = Path(__file__).parents[1]

@@ -66,6 +66,7 @@ from repaconv.artefacts.records import parse_image_size as parse_image_size
 from repaconv.artefacts.reporting import Report as Report
 from repaconv.artefacts.reporting import ReportRow as ReportRow
 from repaconv.artefacts.reporting import RunsReport as RunsReport
+from repaconv.artefacts.running import NewRecipe as NewRecipe
 from repaconv.artefacts.running import RecipeRun as RecipeRun
 from repaconv.artefacts.running import StepDone as StepDone
 from repaconv.artefacts.scoring import BlockScore as BlockScore

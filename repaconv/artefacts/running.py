@@ -30,3 +30,13 @@ class RecipeRun(Record):
     checks: tuple[Check, ...] = ()
     page: str = ""
     reference: dict[str, str] = Field(default={})
+
+
+class NewRecipe(Record):
+    """A recipe that was written; the result of ``new-recipe``. ``problems`` say what must be mended in it."""
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str = "new-recipe"
+    recipe: str
+    method: str
+    problems: tuple[str, ...] = ()

@@ -35,6 +35,7 @@ NEXT = {
     "export": "repaconv bench --target {target}",
     "build": "repaconv bench {wrote}",
     "bench": "repaconv report",
+    "new-recipe": "repaconv run {recipe}",
 }
 """What usually comes after a stage."""
 
@@ -149,7 +150,8 @@ def next_step(command: str, done: Record) -> None:
     took = short(str(getattr(getattr(done, "origin", None), "path", "")))
     if "{took}" in NEXT[command] and not took:
         return
-    words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", target=getattr(done, "target", ""))
+    named = {name: getattr(done, name, "") for name in ("target", "recipe")}
+    words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
     err().print(f"[dim] next[/] {plain(words)}")
 
 

@@ -54,11 +54,14 @@ def _dotted(path: str) -> str:
 
 
 def github(report: GateReport) -> str:
-    """Workflow commands, which GitHub shows beside the recipe's line."""
+    """Workflow commands, which GitHub shows beside the recipe's line; what passed is one notice a recipe."""
     lines = []
     for recipe in report.recipes:
-        for check in recipe.checks:
-            kind = {"failed": "error", "error": "error", "passed": "notice"}.get(check.verdict, "warning")
+        if passed := [check.name for check in recipe.checks if check.verdict == "passed"]:
+            told = f"{len(passed)} of {len(recipe.checks)} checks passed: {', '.join(dict.fromkeys(passed))}"
+            lines.append(f"::notice file={_property(recipe.recipe)},line=1,title=repaconv gate::{_data(told)}")
+        for check in (check for check in recipe.checks if check.verdict != "passed"):
+            kind = {"failed": "error", "error": "error"}.get(check.verdict, "warning")
             title = f"{check.name}: {check.verdict}"
             place = f"file={_property(check.file or recipe.recipe)},line={check.line},title={_property(title)}"
             lines.append(f"::{kind} {place}::{_data(sentence(check))}")

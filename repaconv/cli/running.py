@@ -35,6 +35,19 @@ def run(
     leave("run", format, done)
 
 
+@app.command(epilog="Example: repaconv new-recipe ckpt.pth")
+def new_recipe(
+    checkpoint: FoldArgument,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; <stem>.toml here.")] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Write a commented recipe for a checkpoint: what it is, what its file does not tell, what may be asked for."""
+    from repaconv.pipeline.recipe_writing import new_recipe as stage
+
+    finish("new-recipe", format, quiet, partial(stage, checkpoint, out=out))
+
+
 @app.command(epilog="Example: repaconv deploy ckpt.pth --target x86-64 --precision int8 --images val/")
 def deploy(
     checkpoint: FoldArgument,

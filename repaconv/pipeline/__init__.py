@@ -17,6 +17,7 @@ from repaconv.pipeline.folding import fold as fold
 from repaconv.pipeline.gating import gate as gate
 from repaconv.pipeline.inspection import inspect as inspect
 from repaconv.pipeline.measuring import bench as bench
+from repaconv.pipeline.recipe_writing import new_recipe as new_recipe
 from repaconv.pipeline.reporting import report as report
 from repaconv.pipeline.running import run as run
 from repaconv.pipeline.scoring import score as score

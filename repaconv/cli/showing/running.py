@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING
 from repaconv.cli.render import coloured, out, plain, rows, short, table, whole
 
 if TYPE_CHECKING:
+    from repaconv.artefacts import NewRecipe, RecipeRun
+
+
+def show(done: RecipeRun | NewRecipe) -> None:
+    """See `_way`; of a recipe that was written, where it is and what to do with it."""
     from repaconv.artefacts import RecipeRun
 
+    if isinstance(done, RecipeRun):
+        _way(done)
+        return
+    out().print(plain(done.recipe))
+    for problem in done.problems:
+        out().print(f"[yellow]to be mended in it:[/] {plain(problem)}")
 
-def show(done: RecipeRun) -> None:
+
+def _way(done: RecipeRun) -> None:
     """Each step with why it ran, all checks that did not pass, and where the page is; -v shows every check."""
     from repaconv.cli.reports import sentence
 

@@ -1,0 +1,111 @@
+"""new-recipe: a commented recipe from what inspect finds in a checkpoint, a graph, or a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from repaconv.artefacts import Fact, Inspection, NewRecipe
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import write_text
+from repaconv.onnxfile import is_graph
+from repaconv.pipeline.inspection import inspect
+from repaconv.progress import Progress, silent
+
+UNTOLD = "default of the official code"
+"""Begins the source of what neither tensors nor file tell."""
+
+REST = """
+[verify]
+count = 4                      # random images; or images = "val/" (of one folder a class), or inputs = "recorded.npz"
+require = ["onnx"]             # links that must have been run: "recorded" where inputs has the official output
+# rtol = {{ onnx = 1e-5 }}       # a tolerance other than the policy's
+
+[export]
+target = "x86-64"              # `repaconv targets` lists them; or the path of a .toml
+precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their ranges are of the images above
+
+# [build]                      # an engine, where the target's runtime is here
+# precision = "fp32"
+
+# [bench]                      # latency, the training form's beside it
+# baseline = "baselines.json"  # written by repaconv gate {name} --update-baseline, and committed
+# max_regression = 0.05
+"""
+
+
+def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progress: Progress = silent) -> NewRecipe:
+    """Write a recipe that says what a checkpoint is, what its file does not tell, and what may be asked for.
+
+    Args:
+        checkpoint: A checkpoint, an ONNX graph, or a Hugging Face folder; nothing in it is run.
+        out: The file; ``<stem>.toml`` here when None.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If there is no such file, or it holds no weights.
+        UsageProblem: If the recipe is there already.
+    """
+    source = Path(checkpoint)
+    path = Path(out) if out else Path(f"{source.stem}.toml")
+    if os.path.lexists(path):
+        raise UsageProblem(
+            f"{path} is there already.", hint="Give another place with -o, or move it away.", code="recipe.exists"
+        )
+    if not source.exists():
+        raise Refused(f"there is no {source}.", hint="Check its path.", code="checkpoint.missing")
+    progress("inspect", 0, 0)
+    seen = None if is_graph(source) or source.is_dir() else inspect(source)
+    place = Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
+    lines = [*_head(source, seen, place), *(_settings(seen) if seen else ())]
+    write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
+    return NewRecipe(
+        recipe=str(path), method=(seen.method or "") if seen else "", problems=seen.problems if seen else ()
+    )
+
+
+def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
+    """What it is of."""
+    yield f"# {_told(source, seen)}"
+    if seen and seen.training and seen.deploy:
+        yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
+    yield "# repaconv run does all of this, repaconv gate judges it for CI; paths are relative to this file."
+    yield f"checkpoint = {_value(place)}"
+    if seen and seen.method:
+        yield f"method = {_value(seen.method)}"
+    elif seen:
+        exact = [each.name for each in seen.networks if each.exact]
+        yield f"{'' if len(exact) == 1 else '# '}arch = {_value(exact[0] if exact else 'net.py:build')}"
+
+
+def _told(source: Path, seen: Inspection | None) -> str:
+    if seen is None:
+        return f"{source.name}: {'a folder' if source.is_dir() else 'an ONNX graph'}; it is folded as it is."
+    if seen.method:
+        return f"{source.name}: {seen.method}, by {seen.reason}."
+    near = [each.name for each in seen.networks]
+    named = f"its tensors are those of {', '.join(near)}" if near else "say with arch what builds it"
+    return f"{source.name}: of no method that is known; {named}."
+
+
+def _settings(seen: Inspection) -> Iterator[str]:
+    """What the file does not tell is there to be looked at; what is lacking says what it wants."""
+    open_ones = [fact for fact in seen.facts if fact.source.startswith(UNTOLD)]
+    if open_ones or seen.problems:
+        yield ""
+        yield "[set]                          # what the file does not tell"
+    for problem in seen.problems:
+        yield f"# To be mended: {problem}"
+    for fact in open_ones:
+        yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {UNTOLD}"
+
+
+def _fact(fact: Fact) -> str:
+    return _value(list(fact.value) if isinstance(fact.value, tuple) else fact.value)
+
+
+def _value(value: object) -> str:
+    """As TOML has it, which for these is as JSON has it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -22,7 +22,7 @@ from repaconv.artefacts import (
     VerifyArtefact,
 )
 from repaconv.errors import Refused, RepaconvError, UsageProblem
-from repaconv.files import read_artefact, stage_of
+from repaconv.files import alone_in, read_artefact, stage_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import GateOrder, RunOrder
 from repaconv.pipeline.building import build_by
@@ -39,6 +39,7 @@ from repaconv.progress import Progress, silent
 from repaconv.recipe import BenchSection, RecipeProblem, own_file, read_recipe
 from repaconv.steps.checking import Judge, worst
 from repaconv.steps.named import missing
+from repaconv.steps.pinning import require_pinned
 from repaconv.steps.planned import Planned, planned
 from repaconv.steps.recipes import Placed
 
@@ -125,7 +126,9 @@ class Way:
             self.done = dry(steps, journal, again=self.order.again, others=stages)
             return
         do = partial(self._do, placed, stages, journal)
-        self.done = walk(steps, journal, do, again=self.order.again, others=stages)
+        is_file = placed.folder.exists() and not placed.folder.is_dir()
+        with alone_in(None if is_file else placed.folder):  # of a file, fold says what it is
+            self.done = walk(steps, journal, do, again=self.order.again, others=stages)
         page_files = journal.files("report") if page else []
         self.page = str(page_files[0]) if page_files else ""
 
@@ -230,6 +233,7 @@ def _fold(each: Planned, placed: Placed, journal: Journal, progress: Progress) -
 
 
 def _convert(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
+    require_pinned(placed.place(placed.recipe.checkpoint), placed.recipe.sha256)
     order = replace(placed.placed(each.order), out=str(placed.folder), force=journal.owns("convert"))
     return convert_by(order, placed.place(placed.recipe.checkpoint), progress=progress)
 

@@ -79,7 +79,8 @@ def _folded(placed: Placed) -> Planned:
 
 def _converted(placed: Placed) -> Planned:
     order = placed.converted()
-    told = {"where the checkpoint lies": str(placed.place(placed.recipe.checkpoint).resolve())}
+    lies = str(placed.place(placed.recipe.checkpoint).resolve())
+    told = {"where the checkpoint lies": lies, "sha256": placed.recipe.sha256}
     step = Step("convert", {**told, **asked(order, "convert")}, lambda: {**placed.sources(), **placed.files(order)})
     return Planned(step, "convert", order)
 

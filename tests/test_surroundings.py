@@ -161,7 +161,7 @@ def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
     stage, prepare = kills.BY_STEPS[name]
     prepare(tmp_path)
     with alone_in(tmp_path / "run"):
-        assert kills.told_by(stage, tmp_path).startswith("run.busy: ")
+        assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
     assert name != "fold" or not (tmp_path / "run").exists()
     assert not kills.told_by(stage, tmp_path)
 
@@ -224,7 +224,7 @@ WRITING = {
     "verify": partial(rc.verify, count=1),
     "report": rc.report,
     "bench": partial(rc.bench, target="x86-64", rounds=2),
-    "collect": lambda run: rc.collect(run / "none.tar.gz", run),
+    "collect": lambda run: rc.collect(run / "fold.json", run),
     "bundle": partial(rc.bundle, target="orin-nano"),
     "tune": partial(rc.tune, target="x86-64", rounds=2),
 }
@@ -241,9 +241,9 @@ def test_a_stage_waits_for_nobody_who_writes_in_its_run_but_says_so(tmp_path, na
     assert inside(tmp_path) == before
 
 
-def _elsewhere(stage, run):
+def _elsewhere(stage, at):
     """As another command would run it, which holds nothing."""
-    contextvars.Context().run(stage, run)
+    contextvars.Context().run(stage, at)
 
 
 def test_a_stage_may_hold_the_folder_that_its_caller_holds(tmp_path):

@@ -50,6 +50,7 @@ def collect(
         Refused: If the result is damaged, of another bundle, or not what trtexec writes.
     """
     progress("collect", 0, 0)
+    _require_file(Path(result))
     taken = runs.find_run(Path(run) if run else None)
     with alone_in(taken.folder):
         artefact, slot = judged(Path(result), taken.folder, out)
@@ -140,10 +141,14 @@ def _log(found: dict[str, bytes], name: str) -> str:
     return found.get(name, b"").decode("utf-8", "replace")
 
 
-def _read_result(path: Path) -> dict[str, bytes]:
-    """The files of a result, in memory; only plain files with plain names are taken."""
+def _require_file(path: Path) -> None:
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Give the board's result.tar.gz.", code="collect.missing")
+
+
+def _read_result(path: Path) -> dict[str, bytes]:
+    """The files of a result, in memory; only plain files with plain names are taken."""
+    _require_file(path)
     found: dict[str, bytes] = {}
     try:
         with gzip.open(path) as packed:

@@ -38,6 +38,7 @@ bench-deploy: .venv/installed
 
 bench-convert: .venv/installed-dev
 	$(BIN)/python benchmarks/convert_digits.py -o benchmarks/results/convert_digits.json --page docs/convert.md
+	$(BIN)/python benchmarks/finetune_digits.py -o benchmarks/results/finetune_digits.json --page docs/finetune.md
 	$(BIN)/python benchmarks/score_cost.py -o benchmarks/results/score_cost.json
 
 bench-estimate: .venv/installed

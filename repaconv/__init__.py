@@ -1,9 +1,10 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
-``inspect``, ``fold``, ``score``, ``convert``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``, ``bench``,
-``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same names; they
-take the same arguments and return the artefacts that these write. ``new_recipe`` is ``new-recipe``, ``inspect_file`` is
-``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``, ``compare_runs`` is ``report`` of several.
+``inspect``, ``fold``, ``score``, ``convert``, ``finetune``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``,
+``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same
+names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is ``new-recipe``,
+``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``, ``compare_runs`` is
+``report`` of several.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import deploy as deploy
     from repaconv.pipeline import estimate as estimate
     from repaconv.pipeline import export as export
+    from repaconv.pipeline import finetune as finetune
     from repaconv.pipeline import fold as fold
     from repaconv.pipeline import gate as gate
     from repaconv.pipeline import inspect as inspect
@@ -44,6 +46,7 @@ __all__ = [
     "deploy",
     "estimate",
     "export",
+    "finetune",
     "fold",
     "gate",
     "inspect",

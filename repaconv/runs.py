@@ -17,9 +17,9 @@ from repaconv.variants import dotted
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
 BENCH, BUILD, WEIGHTS, FOLDED = "bench", "build", "model.safetensors", ".folded.onnx"
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-PLAN = "plan.json"
+PRECISIONS, PLAN = ("fp32", "fp16", "bf16", "int8"), "plan.json"
 OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
+OF_FINETUNE = FINETUNE_JSON, FINETUNED, UNDER_WAY = "finetune.json", "finetuned.safetensors", "finetune.state"
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ def prepare_run(
         raise Refused(f"{run.folder} is {what}.", hint="Give another -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
     own = (PLAN, *(OF_CONVERT if stage_of(run.convert_json) == "convert" else ()))
+    own += OF_FINETUNE if stage_of(run.folder / FINETUNE_JSON) == "finetune" else ()
     foreign = [name for name in inside if name not in own and not left_over(run.folder / name)]
     if foreign and stage_of(run.fold_json) != "fold":
         raise Refused(

@@ -17,14 +17,16 @@ class Share(Record):
 class Tried(Record):
     """A choice of blocks, measured on the images that choose, to which the last choice was fitted only afterwards.
 
-    ``error`` is the relative one of the outputs, ``agreement`` the share of equal first classes, ``accuracy`` the
-    difference from the original's where there are labels. ``within`` says whether the budget allows it.
+    ``error`` is the relative one of the outputs, ``agreement`` the share of equal first classes, ``divergence`` the KL
+    from the original's, ``accuracy`` the difference from it where there are labels. ``within`` says whether the budget
+    allows it.
     """
 
     blocks: tuple[int, ...]
     error: float
     agreement: float | None = None
     accuracy: float | None = None
+    divergence: float | None = None
     within: bool | None = None
 
 
@@ -35,7 +37,8 @@ class ConvertArtefact(Artefact):
     ``order`` is by what ``criterion`` found, the best to replace
     first, empty where the blocks were named. ``refitted`` are blocks that stay, whose W^O was fitted anew;
     ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
-    the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method.
+    the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method. Of an
+    untrained training form (``kind``) ``told`` says what was taken over, and ``judged`` what it is worth as it is.
     """
 
     stage: str = "convert"
@@ -60,5 +63,6 @@ class ConvertArtefact(Artefact):
     schedule: tuple[int, ...] = ()
     max_disagreement: float | None = None
     max_accuracy_drop: float | None = None
+    told: str = ""
     judged: Link
     payload: Payload | None

@@ -10,6 +10,7 @@ from repaconv.artefacts.bundling import CollectArtefact
 from repaconv.artefacts.converting import ConvertArtefact
 from repaconv.artefacts.estimating import EstimateArtefact
 from repaconv.artefacts.exporting import ExportArtefact
+from repaconv.artefacts.finetuning import FinetuneArtefact
 from repaconv.artefacts.folding import FoldArtefact
 from repaconv.artefacts.records import Accuracy, Artefact, Link, Record, Verdict
 from repaconv.artefacts.tables import PaperTable
@@ -19,13 +20,14 @@ from repaconv.artefacts.verifying import VerifyArtefact
 class Report(Artefact):
     """A run on one page.
 
-    ``converted`` is what made the network, if a conversion did, ``open`` what nobody looked at; ``commands`` make every
-    figure again.
+    ``converted`` or ``trained`` is what made the network, if a conversion or a training did, ``open`` what nobody
+    looked at; ``commands`` make every figure again.
     """
 
     stage: str = "report"
     title: str
     converted: ConvertArtefact | None = None
+    trained: FinetuneArtefact | None = None
     folded: SerializeAsAny[FoldArtefact]
     verified: VerifyArtefact | None
     exports: tuple[ExportArtefact, ...]

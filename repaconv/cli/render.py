@@ -31,6 +31,8 @@ NEXT = {
     "inspect": "repaconv fold {took}",
     "fold": "repaconv verify",
     "convert": "repaconv export",
+    "form": "repaconv finetune --images DIR",
+    "finetune": "repaconv verify",
     "verify": "repaconv export",
     "export": "repaconv bench --target {target}",
     "build": "repaconv bench {wrote}",
@@ -144,6 +146,7 @@ def _by_line() -> Any:
 
 def next_step(command: str, done: Record) -> None:
     """The command that usually follows, to stderr."""
+    command = "form" if getattr(done, "kind", "") == "training-form" else command
     if command not in NEXT:
         return
     wrote = [short(name) for name in getattr(done, "wrote", ())]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from repaconv.artefacts import Origin, Tried
 from repaconv.converting.asked import Blocks
@@ -119,8 +119,3 @@ def metadata(reading: Reading, parent: Origin, record: Mapping[str, Any]) -> dic
         "meta": json.dumps(meta, sort_keys=True),
         **({"args": json.dumps(dict(args), sort_keys=True, default=str)} if isinstance(args, Mapping) else {}),
     }
-
-
-def weights_of(found: Found) -> dict[str, Tensor]:
-    """As they are written."""
-    return {name: tensor.detach().contiguous().clone() for name, tensor in found.reading.tensors.items()}

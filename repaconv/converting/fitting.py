@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ def _depthwise(place: Place, how: How) -> Piece:
     """eq. 11, every channel's kernel fitted to what attention made of it."""
     values, width = place.values, place.plain.config.width
     targets = (mixed[:, place.prefix :] for (mixed,) in batches(place.mixed))
-    kernels, mean, condition = _kernels(place, values, how, targets)
+    kernels, mean, _, condition = kernels_for(place, values, how, targets)
     output = _output(place, _convolution(place, values, kernels, mean), how, place.proj)
     mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, how.kernel, width, mean=True)
     tensors = {**values.tensors, "attn.dw.weight": kernels, "attn.mean": mean}
@@ -82,7 +82,7 @@ def _ensembled(place: Place, how: How) -> Piece:
     directions = torch.linalg.eigh(map_.T @ linear.centred() @ map_).eigenvectors[:, -head:]  # [d, dh], orthonormal
     values = Values((map_ @ directions).T.float(), torch.zeros(head) if place.mixer.qkv_bias else None)
     targets = (wanted[:, place.prefix :] @ directions.float() for (wanted,) in batches(place.wanted))
-    kernels, mean, condition = _kernels(place, values, how, targets)
+    kernels, mean, _, condition = kernels_for(place, values, how, targets)
     output = _output(place, _convolution(place, values, kernels, mean), how)
     mixer = Mixer("ensembled", (True,) * heads, 0, True, how.kernel, head, mean=True)
     # all heads alike and all shares equal, so that the ensemble is the head that was fitted
@@ -119,19 +119,30 @@ def _by_hand(place: Place, how: How) -> Piece:
     return place.piece(mixer, {**place.values.tensors, "attn.dw.weight": kernels}, place.proj)
 
 
-def _kernels(place: Place, values: Values, how: How, targets: Iterator[Tensor]) -> tuple[Tensor, Tensor, float]:
-    """Kernels [c, 1, k, k] and shares of the mean [c] that make ``targets`` [B, n, c] of the values."""
+class Kernels(NamedTuple):
+    """Kernels [c, 1, k, k], shares of the mean [c], what is added besides [c], and the condition of their fit."""
+
+    kernels: Tensor
+    mean: Tensor
+    bias: Tensor
+    condition: float
+
+
+def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor], *, mean: bool = True) -> Kernels:
+    """What makes ``targets`` [B, n, c] of the values; without a share of their mean where there can be none."""
     normal, side = Normal(), how.kernel
     for (student,), target in zip(batches(place.student), targets, strict=True):
         v = to_grid(place.patches(student, values), place.plain.config.grid)
         around = nn.functional.unfold(v, side, padding=side // 2)
         around = around.view(*v.shape[:2], side * side, -1)  # [B, c, k k, n]
-        mean = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
-        features = torch.cat([around, mean], 2).permute(1, 0, 3, 2).flatten(1, 2)  # [c, B n, k k + 1]
+        means = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
+        features = torch.cat([around, means if mean else 0 * means], 2)
+        features = features.permute(1, 0, 3, 2).flatten(1, 2)  # [c, B n, k k + 1]
         normal.add(features, target.permute(2, 0, 1).flatten(1)[:, :, None])
     solved = normal.solve(ridge=how.ridge)
     found = solved.weights[:, :, 0].float()
-    return found[:, :-2].reshape(-1, 1, side, side).contiguous(), found[:, -2].contiguous(), solved.condition
+    kernels = found[:, :-2].reshape(-1, 1, side, side).contiguous()
+    return Kernels(kernels, found[:, -2].contiguous(), found[:, -1].contiguous(), solved.condition)
 
 
 def _convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:

@@ -68,7 +68,10 @@ class Judge:
         link = self._link(found, Budget())
         agreement = link.metrics.top1_agreement if link.metrics else None
         accuracy = link.accuracy.difference if link.accuracy else None
-        tried = Tried(blocks=blocks, error=self.error(found), agreement=agreement, accuracy=accuracy)
+        divergence = link.metrics.kl_divergence if link.metrics else None
+        tried = Tried(
+            blocks=blocks, error=self.error(found), agreement=agreement, accuracy=accuracy, divergence=divergence
+        )
         return tried.model_copy(update={"within": budget.allows(tried)}) if budget.asked else tried
 
     def _outputs(self, net: nn.Module) -> Tensor:

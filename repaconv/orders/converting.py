@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
 from repaconv.orders.stages import Classes, Images, Settings, Weights
-from repaconv.orders.texts import SHARE
+from repaconv.orders.texts import SETTINGS, SHARE
 
 Inputs = Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W], and 'labels' [N] if there are any.")]
 Samples = Annotated[int, Knob("Images at most, evenly spread.", least=1)]
@@ -43,7 +44,18 @@ class ScoreOrder(Order):
 class ConvertOrder(Order):
     """What `repaconv.convert` may be asked for."""
 
-    method: Annotated[str, Knob("dwconv: attention to convolution; pyra: merge tokens.")] = "dwconv"
+    method: Annotated[
+        str,
+        Knob("dwconv: attention to convolution; pyra: merge tokens; with --to training-form any but pyra, see --to."),
+    ] = "dwconv"
+    to: Annotated[
+        str | None,
+        Knob(
+            "training-form: no more than take the weights over, for finetune. dwconv (gates), repavit and nondeep "
+            "start from a plain ViT, riformer from a PoolFormer.",
+            metavar="training-form",
+        ),
+    ] = None
     images: Images = None
     inputs: Inputs = None
     classes: Classes = None
@@ -57,6 +69,8 @@ class ConvertOrder(Order):
     criterion: Annotated[str, Knob("Which blocks first: error, as measured, or sigma, the paper's.")] = "error"
     schedule: Annotated[str | None, Knob("pyra: tokens that go, block by block: 16,16,...")] = None
     keep: Annotated[float | None, Knob("pyra: the share of the patches that is left at the end, e.g. 0.6.")] = None
+    branches: Annotated[int, Knob("nondeep: neighbouring blocks that become one layer.", least=2)] = 2
+    idle_ratio: Annotated[float, Knob("repavit: the share of channels that go without activation.")] = 0.75
     max_disagreement: Annotated[
         float | None, Knob("A budget: images whose first class may change, e.g. 2%.", text=SHARE)
     ] = None
@@ -70,3 +84,33 @@ class ConvertOrder(Order):
         Knob("The run's folder; repaconv-out/<stem>-<method>.", option=("-o", "--out"), recorded=False),
     ] = None
     force: Annotated[bool, Knob("Replace the run of another network.", recorded=False)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOrder(Order):
+    """What `repaconv.finetune` may be asked for."""
+
+    images: Images = None
+    inputs: Inputs = None
+    classes: Classes = None
+    samples: Annotated[int, Knob("Images at most, evenly spread; they are held in memory.", least=1)] = 10_000
+    teacher: Annotated[
+        str | Path | None, Knob("Learn from this network's outputs; from the one before conversion if left out.")
+    ] = None
+    teacher_settings: Annotated[
+        Mapping[str, str] | None,
+        Knob("What the teacher's file does not tell.", option=("--set-teacher",), metavar="NAME=VALUE", text=SETTINGS),
+    ] = None
+    epochs: Annotated[int, Knob("How often each image is seen.", least=1)] = 3
+    batch: Annotated[int, Knob("Images that are worked on together.", least=1)] = 32
+    accumulate: Annotated[int, Knob("Batches a step.", least=1)] = 1
+    rate: Annotated[float | None, Knob("The largest learning rate; the method's own if left out.")] = None
+    precision: Annotated[
+        str, Knob("Of products: fp32, bf16, or auto: bf16 where the processor has it and the network is wide.")
+    ] = "auto"
+    seed: Annotated[int, Knob("Of the images' order and changes.", least=0)] = 0
+    again: Annotated[bool, Knob("Begin anew, even where another training was broken off.", recorded=False)] = False
+    out: Annotated[
+        str | Path | None,
+        Knob("The run's folder; <RUN>-finetuned.", option=("-o", "--out"), recorded=False),
+    ] = None

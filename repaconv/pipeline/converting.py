@@ -17,6 +17,7 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.calibrating import calibration, require_kernel
 from repaconv.steps.common import made_by, with_files
+from repaconv.steps.weights import write_checkpoint
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Link
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from repaconv.converting.parting import Parted
     from repaconv.converting.plain import Plain
     from repaconv.proof.data import Inputs
+    from repaconv.training.originals import Original
 
 METHODS = ("dwconv", "pyra")
+"""What needs no training; the others are trained from their training form."""
+TRAINING_FORM = "training-form"
 
 
 def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
@@ -48,6 +52,9 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
     """
     plan = _plan(order, Path(checkpoint))
     with alone_in(plan.run.folder):
+        if order.to:
+            wrote = [plan.run.convert_json, plan.run.folder / runs.CONVERTED]
+            return with_files(_formed(plan, progress), [Path(checkpoint)], wrote)
         artefact = _merged(plan) if order.method == "pyra" else _convolved(plan, progress)
         source = plan.run.folder / runs.CONVERTED if artefact.payload else Path(checkpoint)
         folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
@@ -65,10 +72,18 @@ class _Plan(NamedTuple):
 
     order: ConvertOrder
     found: Checkpoint
-    plain: Plain
+    original: Original
     given: Inputs
     parted: Parted
     run: runs.Run
+
+    @property
+    def plain(self) -> Plain:
+        """The original, which is a plain vision transformer wherever nothing is to be trained."""
+        from repaconv.converting.plain import Plain
+
+        assert isinstance(self.original, Plain)
+        return self.original
 
     @property
     def common(self) -> dict[str, Any]:
@@ -87,20 +102,40 @@ class _Plan(NamedTuple):
 
 def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
     """What may be refused before anything is fitted."""
-    if order.method not in METHODS:
-        raise UsageProblem(
-            f"nothing converts to {order.method!r}.", hint=f"Known: {', '.join(METHODS)}.", code="convert.unknown"
-        )
+    _require_method(order)
     require_kernel(order.kernel)
     from repaconv.checkpoint import read_checkpoint
     from repaconv.converting.parting import part
     from repaconv.converting.plain import Plain, read_plain
+    from repaconv.training.originals import read_original
 
     found = read_checkpoint(checkpoint, order.weights)
-    plain = Plain.of(read_plain(found, dict(order.settings or {})))
-    given = calibration(order, plain.reading)
+    settings = dict(order.settings or {})
+    original = read_original(found, settings) if order.to else Plain.of(read_plain(found, settings))
+    given = calibration(order, original.reading)
     run = _prepared(order, checkpoint, found.origin.sha256)
-    return _Plan(order, found, plain, given, part(given, order.samples), run)
+    return _Plan(order, found, original, given, part(given, order.samples), run)
+
+
+def _require_method(order: ConvertOrder) -> None:
+    from repaconv.training.forms import METHODS as TRAINED
+
+    if order.to not in (None, TRAINING_FORM):
+        raise UsageProblem(
+            f"--to {order.to} is not known.",
+            hint="Known: training-form; without --to the result needs no training.",
+            code="convert.unknown",
+        )
+    known = TRAINED if order.to else METHODS
+    if order.method not in known:
+        trained = order.method in TRAINED
+        raise UsageProblem(
+            f"nothing converts to {order.method!r} {'without training' if trained else ''}".rstrip() + ".",
+            hint=f"Make its training form, then train that: --to {TRAINING_FORM}, repaconv finetune."
+            if trained
+            else f"Known: {', '.join(known)}.",
+            code="convert.unknown",
+        )
 
 
 def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> runs.Run:
@@ -161,13 +196,11 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
 
 def _write(plan: _Plan, found: Found) -> None:
     """The converted checkpoint, and the scores as a picture."""
-    from safetensors.torch import save_file
-
-    from repaconv.converting.convolving import metadata, weights_of
+    from repaconv.converting.convolving import metadata
     from repaconv.converting.drawing import scores_svg
 
     told = metadata(found.reading, plan.found.origin, plan.found.record)
-    write_payload(plan.run.folder / runs.CONVERTED, lambda path: save_file(weights_of(found), path, told))
+    write_checkpoint(plan.run.folder / runs.CONVERTED, found.reading.tensors, told)
     title = f"{Path(plan.found.origin.path).name}: mean attention around the query, by block and head"
     write_payload(plan.run.folder / runs.SCORES, scores_svg(found.scores, title))
 
@@ -198,6 +231,36 @@ def _merged(plan: _Plan) -> ConvertArtefact:
             payload=None,
         ),
     )
+
+
+def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
+    """The untrained training form of a method: what it is worth before any training is measured, and nothing folded."""
+    from repaconv.converting import asked
+    from repaconv.converting.judging import Judge
+    from repaconv.training.forms import form
+
+    order, original, classes = plan.order, plan.original, plan.original.reading.config.classes
+    budget = asked.read_budget(order, plan.parted, classes=classes, choosing=False)
+    formed = form(order, original, plan.found, plan.parted, progress)
+    judged = Judge(original.net, plan.parted.judging, logits=classes > 0).link(formed.net, budget)
+    told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
+    write_checkpoint(plan.run.folder / runs.CONVERTED, formed.tensors, told)
+    artefact = put(
+        plan.run.convert_json,
+        ConvertArtefact(
+            **plan.common,
+            **{**_judged(judged, budget), "verdict": "not verified"},  # nothing is judged before it is trained
+            settings=dict(formed.settings),
+            kind=TRAINING_FORM,
+            kernel=order.kernel if order.method == "dwconv" else None,
+            fit="",
+            criterion="",
+            told=formed.told,
+            payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
+        ),
+    )
+    runs.remember(plan.run)
+    return artefact
 
 
 def _judged(judged: Link, budget: Budget) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from repaconv.artefacts import (
     ConvertArtefact,
     EstimateArtefact,
     ExportArtefact,
+    FinetuneArtefact,
     FoldArtefact,
     Link,
     MethodFold,
@@ -32,7 +33,7 @@ from repaconv.replacing import put, require_ours, write_page
 from repaconv.steps.baselines import history_of
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.exports import exports_of
-from repaconv.steps.parent import conversion_of
+from repaconv.steps.parent import conversion_of, training_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     links += [link for exported in exports for link in exported.links]
     links += [link for build in builds for link in build.links]
     links += [link for board in held.collected for link in board.links]
-    converted = conversion_of(taken, folded)
+    converted, trained = conversion_of(taken, folded), training_of(taken, folded)
     parts: list[Artefact] = [
-        *([converted] if converted else []),
+        *filter(None, (converted, trained)),
         folded,
         *([verified] if verified else []),
         *exports,
@@ -119,6 +120,7 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         unverified=tuple(dict.fromkeys(word for part in parts for word in part.unverified)),
         title=f"{Path(folded.origin.path).stem}: {folded.called}",
         converted=converted,
+        trained=trained,
         folded=folded,
         verified=verified,
         exports=tuple(exports),
@@ -131,7 +133,7 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         worst_fold=_worst(folded, links),
         open=(*changed, *held.gone, *_open(folded, held, links)),
         paper=paper,
-        commands=tuple(_commands(taken, folded, held, converted)),
+        commands=tuple(_commands(taken, folded, held, converted, trained)),
     )
 
 
@@ -237,12 +239,20 @@ def _doubted(measured: BenchArtefact) -> bool:
     return measured.quality.verdict != "trusted"
 
 
-def _commands(taken: runs.Run, folded: FoldArtefact, held: _Held, converted: ConvertArtefact | None) -> list[str]:
+def _commands(
+    taken: runs.Run,
+    folded: FoldArtefact,
+    held: _Held,
+    converted: ConvertArtefact | None,
+    trained: FinetuneArtefact | None,
+) -> list[str]:
     """As they would be typed here."""
     command, source, asked = "fold", Path(folded.origin.path), folded.asked
     if converted:  # which also folds
         command, source, asked = "convert", Path(converted.parent.path), converted.asked
-    elsewhere = bool(converted) or taken.folder.resolve() != (runs.OUT / source.stem).resolve()
+    if trained:
+        command, source, asked = "finetune", Path(trained.started.path).parent, trained.asked
+    elsewhere = bool(converted or trained) or taken.folder.resolve() != (runs.OUT / source.stem).resolve()
     lines = [[command, _short(source), *asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
     lines += [["export", *each.asked] for each in held.exports]
     lines += [["build", *each.asked] for each in held.builds]

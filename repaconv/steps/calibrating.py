@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from repaconv.errors import UsageProblem
 
 if TYPE_CHECKING:
-    from repaconv.orders.converting import ConvertOrder, ScoreOrder
+    from repaconv.orders.converting import ConvertOrder, FinetuneOrder, ScoreOrder
     from repaconv.proof.data import Inputs
     from repaconv.trained.contract import Reading
 
 KERNELS = (1, 3, 5, 7)
 
 
-def calibration(order: ScoreOrder | ConvertOrder, reading: Reading) -> Inputs:
-    """The images of an order, as the network takes them.
+def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Reading) -> Inputs:
+    """The images of an order, as the network takes them; one that takes any size takes those of an .npz as they are.
 
     Raises:
         UsageProblem: If there are none, or of two kinds, or they are of another size.
@@ -31,7 +31,8 @@ def calibration(order: ScoreOrder | ConvertOrder, reading: Reading) -> Inputs:
             code="usage.inputs",
         )
     config = reading.config
-    height, width = config.image_size
+    fixed = getattr(config, "image_size", None)
+    height, width = fixed or reading.preprocessing.image_size
     if order.inputs:
         given = npz_inputs(Path(order.inputs), config.in_channels, config.classes)
     else:
@@ -43,7 +44,7 @@ def calibration(order: ScoreOrder | ConvertOrder, reading: Reading) -> Inputs:
             classes=config.classes,
             class_names=Path(order.classes) if order.classes else None,
         )
-    if given.size != (height, width):
+    if fixed and given.size != fixed:
         raise UsageProblem(
             f"{given.name} are {' x '.join(map(str, given.size or ()))} pixels, the network takes {height} x {width}.",
             hint="Give images of that size, or --set image_size=HEIGHTxWIDTH.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv import runs
-from repaconv.artefacts import ConvertArtefact, FoldArtefact, Link
+from repaconv.artefacts import ConvertArtefact, FinetuneArtefact, FoldArtefact, Link
 from repaconv.files import read_artefact, sha256_of, stage_of
 
 if TYPE_CHECKING:
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 _FOLDED = "folded as stored, float32"
 
+Lossy = ConvertArtefact | FinetuneArtefact
+"""What made a network that is not the one that it stands for."""
+
 
 class ParentLink:
     """What the run loses against the network that it was converted from, added up batch by batch."""
 
-    def __init__(self, done: ConvertArtefact, subject: Subject, why_not: str) -> None:
+    def __init__(self, done: Lossy, subject: Subject, why_not: str) -> None:
         """``why_not`` says why it cannot be measured; empty if it can."""
         from repaconv.artefacts import Tolerance
         from repaconv.proof.parity import Meter
@@ -39,9 +42,10 @@ class ParentLink:
             return
         import torch
 
-        from repaconv.converting.parting import role_of
+        from repaconv.converting.parting import role_in_training, role_of
 
-        judges = np.asarray([role_of(image) == "judging" for image in batch.images])
+        role = role_in_training if isinstance(self.done, FinetuneArtefact) else role_of
+        judges = np.asarray([role(image) == "judging" for image in batch.images])
         self.left_out += int((~judges).sum())
         if not judges.any():
             return
@@ -73,9 +77,17 @@ def conversion_of(run: runs.Run, folded: FoldArtefact) -> ConvertArtefact | None
     return done if source == folded.origin.sha256 else None
 
 
+def training_of(run: runs.Run, folded: FoldArtefact) -> FinetuneArtefact | None:
+    """The same, of a network that was trained from a conversion."""
+    if stage_of(run.folder / runs.FINETUNE_JSON) != "finetune":
+        return None
+    done = read_artefact(run.folder / runs.FINETUNE_JSON, FinetuneArtefact)
+    return done if done.payload and done.payload.sha256 == folded.origin.sha256 else None
+
+
 def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
     """Of a run that is a conversion, None of another; ``drawn`` if its images are random ones."""
-    done = conversion_of(subject.run, subject.folded)
+    done = conversion_of(subject.run, subject.folded) or training_of(subject.run, subject.folded)
     if done is None:
         return None
     if drawn:
@@ -86,10 +98,10 @@ def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
     return ParentLink(done, subject, "")
 
 
-def _parent(done: ConvertArtefact) -> nn.Module:
+def _parent(done: Lossy) -> nn.Module:
     """As it was read to be converted."""
     from repaconv.checkpoint import read_checkpoint
-    from repaconv.converting.plain import Plain, read_plain
+    from repaconv.training.originals import read_original
 
     found = read_checkpoint(done.parent.path, done.parent.weights, done.parent.sha256)
-    return Plain.of(read_plain(found, dict(done.parent_settings))).net
+    return read_original(found, dict(done.parent_settings)).net

@@ -21,6 +21,8 @@ def show(done: ConvertArtefact) -> None:
         refitted = f"; W^O of {', '.join(map(str, done.refitted))} fitted anew" if done.refitted else ""
         solved = f"; ridge {done.ridge:g}, condition {done.condition:.1e}" if done.ridge and done.condition else ""
         out().print(f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}")
+    if done.told:
+        out().print(f"{done.method}, untrained: {plain(done.told)}")
     if done.schedule:
         out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
     parts = done.images

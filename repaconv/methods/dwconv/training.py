@@ -80,7 +80,7 @@ class DropIn(nn.Module):
         if convolving:
             kernels = mixer.kernels(self.dw.weight, width)
             bias = None if self.dw.bias is None else mixer.kernels(self.dw.bias, width)
-            outputs.append(self._convolved(v[..., convolving], kernels, bias))
+            outputs.append(self._convolved(v[..., convolving] if attending else v, kernels, bias))
         order = attending + convolving
         ascending = sorted(range(width), key=order.__getitem__)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)[..., ascending]

@@ -1,0 +1,286 @@
+"""finetune: what was converted, or is in an untrained training form, learns from the network that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import ConvertArtefact, FinetuneArtefact
+from repaconv.errors import Refused, UsageProblem
+from repaconv.files import alone_in, payload_of, read_artefact, stage_of
+from repaconv.orders.converting import FinetuneOrder
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import FoldOrder
+from repaconv.pipeline.checkpoint_folding import fold_file_by
+from repaconv.progress import Progress, silent
+from repaconv.replacing import put, require_ours, write_payload
+from repaconv.steps.calibrating import calibration
+from repaconv.steps.common import made_by, with_files
+from repaconv.steps.weights import write_checkpoint
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.checkpoint import Checkpoint
+    from repaconv.converting.judging import Budget, Judge
+    from repaconv.converting.parting import Part, Parted
+    from repaconv.proof.data import Inputs
+    from repaconv.training.course import Course
+    from repaconv.training.loop import Pace, Training
+    from repaconv.training.originals import Original
+
+WIDE = 256
+"""Channels from which on products in bfloat16 save more than turning numbers into it costs."""
+
+
+def finetune_by(
+    order: FinetuneOrder, run: str | Path | None = None, *, progress: Progress = silent
+) -> FinetuneArtefact:
+    """Train a conversion, or an untrained training form, and fold what came of it.
+
+    It learns from the network before conversion, with no labels, on the images that fit; those that choose say which
+    epoch is kept, the start included; what that one costs is measured on the others. Every epoch is kept: the same
+    command goes on where a training was broken off, to the same bits.
+
+    Args:
+        run: The folder that `convert` wrote; the newest when None.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If it is no conversion, or what it was made from is gone, or the images cannot be taken.
+        UsageProblem: If what is asked for makes no sense.
+    """
+    plan = _plan(order, Path(run) if run is not None else None)
+    finetuned, settings = plan.run.folder / runs.FINETUNED, plan.done.settings
+    with alone_in(plan.run.folder):
+        artefact = _finished(plan, _trained(plan, progress))
+        folded = FoldOrder(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
+        done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
+    wrote = [plan.run.folder / runs.FINETUNE_JSON, finetuned, *map(Path, done.wrote)]
+    return with_files(artefact, [plan.source], wrote)
+
+
+finetune = by_name(finetune_by, FinetuneOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to."""
+
+    order: FinetuneOrder
+    done: ConvertArtefact
+    source: Path
+    found: Checkpoint
+    course: Course
+    parent: Checkpoint
+    original: Original
+    teacher: Checkpoint
+    taught_by: nn.Module
+    given: Inputs
+    parted: Parted
+    digest: str
+    pace: Pace
+    run: runs.Run
+    before: FinetuneArtefact | None
+
+    @property
+    def budget(self) -> Budget:
+        """That of the conversion."""
+        from repaconv.converting.judging import Budget
+
+        return Budget(self.done.max_disagreement, self.done.max_accuracy_drop)
+
+    def judge(self, part: Part) -> Judge:
+        """By the original, on these images."""
+        from repaconv.converting.judging import Judge
+
+        return Judge(self.original.net, part, logits=self.original.reading.config.classes > 0)
+
+
+def _plan(order: FinetuneOrder, given: Path | None) -> _Plan:
+    """What may be refused before anything is trained."""
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.converting.parting import part, role_in_training
+    from repaconv.training.forms import course_of
+    from repaconv.training.keeping import digest
+    from repaconv.training.originals import read_original
+
+    source = _converted(given)
+    done = read_artefact(source.convert_json, ConvertArtefact)
+    if done.payload is None:
+        raise Refused(
+            f"{source.folder} has its parent's own weights, merged on the way: there is nothing to train apart.",
+            hint="Train what `repaconv convert --method dwconv`, or --to training-form, makes.",
+            code="finetune.merged",
+        )
+    found = read_checkpoint(source.payload(done.payload), None, done.payload.sha256)
+    parent = _parent(done)
+    original = read_original(parent, dict(done.parent_settings))
+    course = course_of(done.method, found, done.settings)
+    inputs = calibration(order, original.reading)
+    teacher, taught_by = _teacher(order, parent, original)
+    parted = part(inputs, order.samples, role_in_training)
+    run = runs.Run(Path(order.out) if order.out else source.folder.with_name(f"{source.folder.name}-finetuned"))
+    plan = _Plan(
+        order, done, source.payload(done.payload), found, course, parent, original, teacher, taught_by, inputs,
+        parted, digest(parted), _pace(order, course), run, None,
+    )  # fmt: skip
+    return plan._replace(before=_prepared(plan))
+
+
+def _converted(given: Path | None) -> runs.Run:
+    """The folder of a conversion."""
+    if given is None and runs.LATEST.is_file():
+        given = runs.OUT / runs.LATEST.read_text().strip()
+    if given is None or stage_of(runs.Run(given).convert_json) != "convert":
+        raise UsageProblem(
+            f"{'there is no run yet' if given is None else f'{given} is no conversion: it has no convert.json'}.",
+            hint="Make one first: repaconv convert CKPT ..., with --to training-form for a method that needs training.",
+            code="finetune.no-conversion",
+        )
+    return runs.Run(given)
+
+
+def _parent(done: ConvertArtefact) -> Checkpoint:
+    """The network before conversion.
+
+    Raises:
+        Refused: If it is gone, or another.
+    """
+    from repaconv.checkpoint import read_checkpoint
+
+    if not Path(done.parent.path).is_file():
+        raise Refused(
+            f"the network before conversion, {done.parent.path}, is gone: everything is judged by it.",
+            hint="Put it back, or convert again from where it is.",
+            code="finetune.parent",
+        )
+    return read_checkpoint(done.parent.path, done.parent.weights, done.parent.sha256)
+
+
+def _teacher(order: FinetuneOrder, parent: Checkpoint, original: Original) -> tuple[Checkpoint, nn.Module]:
+    """Who is learnt from.
+
+    Raises:
+        Refused: If it gives other classes, or takes other images.
+        UsageProblem: If settings are given for nobody.
+    """
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.training.originals import read_original
+
+    if order.teacher is None:
+        return parent, original.net
+    found = read_checkpoint(Path(order.teacher))
+    teacher = read_original(found, dict(order.teacher_settings or {}))
+    own, other = original.reading.config, teacher.reading.config
+    sizes = [getattr(config, "image_size", None) for config in (own, other)]
+    if own.classes != other.classes or own.in_channels != other.in_channels or (all(sizes) and sizes[0] != sizes[1]):
+        raise Refused(
+            f"{order.teacher} is no teacher for this network: it has {other.classes} classes of images of "
+            f"{other.in_channels} channels, not {own.classes} of {own.in_channels}, or takes another size.",
+            hint="Leave --teacher out to learn from the network before conversion.",
+            code="finetune.teacher",
+        )
+    return found, teacher.net
+
+
+def _pace(order: FinetuneOrder, course: Course) -> Pace:
+    from repaconv.training.loop import Pace, has_bfloat16
+
+    if order.precision not in ("auto", "fp32", "bf16"):
+        raise UsageProblem(
+            f"--precision {order.precision} is not known.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
+        )
+    if order.rate is not None and not 0 < order.rate < 1:
+        raise UsageProblem(f"--rate {order.rate:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
+    config = course.reading.config
+    wide = max(getattr(config, "widths", None) or (config.width,)) >= WIDE
+    lower = order.precision == "bf16" or (order.precision == "auto" and wide and has_bfloat16())
+    return Pace(order.epochs, order.batch, order.accumulate, order.rate or course.rate, order.seed, lower)
+
+
+def _prepared(plan: _Plan) -> FinetuneArtefact | None:
+    """What is there to go on from; nothing is written yet.
+
+    Raises:
+        Refused: If the folder is of something else, or another training was broken off in it.
+    """
+    slot = plan.run.folder / runs.FINETUNE_JSON
+    if stage_of(slot) != "finetune":
+        if plan.run.folder.exists():
+            runs.prepare_run(plan.run.folder / runs.FINETUNED, "", plan.run.folder, force=False)
+        require_ours(slot, "finetune", plan.run.folder / runs.FINETUNED, plan.run.folder / runs.UNDER_WAY)
+        return None
+    require_ours(slot, "finetune", plan.run.folder / runs.FINETUNED, plan.run.folder / runs.UNDER_WAY)
+    before = read_artefact(slot, FinetuneArtefact)
+    if before.complete or plan.order.again:
+        return None
+    known = (plan.order.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
+    if (before.asked, before.started.sha256, before.images_sha256, before.made_by) != known:
+        raise Refused(
+            f"a training of something else, or on other images, was broken off in {plan.run.folder} after "
+            f"{len(before.epochs) - 1} of {before.planned} epochs.",
+            hint="Repeat its command to go on, give --again to begin anew, or another folder with -o.",
+            code="finetune.other",
+        )
+    return before
+
+
+def _trained(plan: _Plan, progress: Progress) -> Training:
+    """All epochs, each kept as soon as it is done."""
+    from repaconv.training import keeping
+    from repaconv.training.loop import Taught, Training
+
+    progress("judge the start", 0, 0)
+    taught = Taught(
+        plan.taught_by, plan.parted.fitting.images, plan.judge(plan.parted.choosing), plan.order.teacher is None
+    )
+    training = Training(plan.course, taught, plan.pace)
+    state = plan.run.folder / runs.UNDER_WAY
+    if plan.before:
+        training.load(keeping.load(plan.run.payload(plan.before.beside[0])), list(plan.before.epochs))
+
+    def keep() -> None:
+        write_payload(state, lambda path: keeping.save(training.state(), path))
+        kept = _artefact(plan, training, beside=(payload_of(state, plan.run.folder),))
+        put(plan.run.folder / runs.FINETUNE_JSON, kept)
+
+    training.train(progress, keep)
+    return training
+
+
+def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
+    return FinetuneArtefact(
+        made_by=made_by("torch"),
+        **{"verdict": "not verified", **more},
+        asked=plan.order.words(),
+        started=plan.found.origin,
+        parent=plan.parent.origin,
+        parent_settings=plan.done.parent_settings,
+        settings=plan.done.settings,
+        method=plan.done.method,
+        teacher=plan.teacher.origin,
+        inputs=plan.given.name,
+        images=plan.parted.share,
+        labels=plan.given.labels,
+        images_sha256=plan.digest,
+        precision="bf16" if plan.pace.lower else "fp32",
+        rate=plan.pace.rate,
+        planned=plan.pace.epochs,
+        epochs=tuple(training.epochs),
+        kept=training.kept,
+        **plan.budget._asdict(),
+    )
+
+
+def _finished(plan: _Plan, training: Training) -> FinetuneArtefact:
+    """The best of it as a checkpoint of its method, and what that costs on the images that judge."""
+    judge, net = plan.judge(plan.parted.judging), training.finished()
+    judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
+    finetuned = plan.run.folder / runs.FINETUNED
+    told = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}
+    write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, told)
+    done = {"judged": judged, "judged_start": start, "verdict": judged.verdict}
+    artefact = _artefact(plan, training, **done, payload=payload_of(finetuned, plan.run.folder))
+    return put(plan.run.folder / runs.FINETUNE_JSON, artefact)

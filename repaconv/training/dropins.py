@@ -1,0 +1,29 @@
+"""dwconv, converted already: all of it learns on, block by block beside the original."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from repaconv.checkpoint import Checkpoint
+from repaconv.methods.dwconv.reading import read_any
+from repaconv.proof.runners import weighted
+from repaconv.training.course import Course, metadata_of
+
+RATE = 2e-5
+"""W^O of a conversion is fitted to small differences, and ten times as much loses them faster than it learns."""
+
+
+def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+    """Of a conversion's checkpoint."""
+    reading = read_any(checkpoint, settings)
+    blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in range(len(reading.blocks)))
+    return Course(
+        net=weighted(reading.module(), reading.tensors, torch.float32),
+        rate=RATE,
+        imitated=blocks,
+        moving=False,
+        metadata=metadata_of(checkpoint),
+        reading=reading,
+    )

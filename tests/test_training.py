@@ -1,0 +1,322 @@
+"""finetune, and the untrained training forms it starts from: what is taken over, kept, gone on with, refused."""
+
+from __future__ import annotations
+
+import json
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_converting import DEPTH, HEADS, images, plain_weights
+
+import repaconv as rc
+from repaconv.checkpoint import read_checkpoint
+from repaconv.converting.parting import part, role_in_training, role_of
+from repaconv.converting.plain import Plain, attended, read_plain
+from repaconv.errors import Refused, UsageProblem
+from repaconv.methods.nondeep.reading import understood
+from repaconv.proof.data import Batch, Inputs
+from repaconv.proof.runners import weighted
+from repaconv.training import loop
+from repaconv.training.batchnorms import LearningBatchNorm, settle
+from repaconv.training.course import Course
+from repaconv.training.gating import cool_to
+from repaconv.training.lessons import moved
+from repaconv.training.originals import read_original
+
+VIT = {"settings": {"num_heads": str(HEADS)}}
+POOL = {"settings": {"pool_size": "3", "stem_stride": "2"}}
+
+
+def pool_weights():
+    """A PoolFormer of two stages of a block each, by the official names."""
+    torch.manual_seed(0)
+
+    def conv(name, out, into, side):
+        weight = torch.randn(out, into, side, side) / sqrt(into * side**2)
+        return {f"{name}.weight": weight, f"{name}.bias": 0.1 * torch.randn(out)}
+
+    def norm(name, width):
+        return {f"{name}.weight": 1 + 0.3 * torch.randn(width), f"{name}.bias": 0.3 * torch.randn(width)}
+
+    weights = conv("patch_embed.proj", 6, 3, 7) | conv("network.1.proj", 10, 6, 3)
+    for stage, width in ((0, 6), (2, 10)):
+        block = norm("norm1", width) | norm("norm2", width)
+        block |= conv("mlp.fc1", 2 * width, width, 1) | conv("mlp.fc2", width, 2 * width, 1)
+        block |= {f"layer_scale_{n}": 0.5 + 0.1 * torch.randn(width) for n in (1, 2)}
+        weights |= {f"network.{stage}.0.{name}": tensor for name, tensor in block.items()}
+    return weights | norm("norm", 10) | {"head.weight": torch.randn(5, 10), "head.bias": torch.randn(5)}
+
+
+@pytest.fixture
+def vit(tmp_path):
+    torch.save(plain_weights(), "vit.pth")
+    torch.save(plain_weights(tokens=False), "flat.pth")
+    torch.save(pool_weights(), "pool.pth")
+    np.savez("x.npz", input=images(160), labels=np.arange(160) % 5)
+    return Path("vit.pth")
+
+
+@pytest.fixture
+def converted(vit):
+    rc.convert(vit, inputs="x.npz", blocks="2", **VIT)
+    return Path("repaconv-out/vit-dwconv")
+
+
+# --- the loop -------------------------------------------------------------------------------------------
+
+
+def test_what_learns_is_judged_by_others_and_folded(vit, repaconv):
+    rc.convert("pool.pth", inputs="x.npz", method="riformer", to="training-form", **POOL)
+    code, out, err = repaconv("finetune", "--inputs", "x.npz", "--epochs", "2", "--batch", "16")
+    assert code == 0
+    assert "epoch 2 of 2" in err
+    assert "kept" in out
+    done = json.loads(Path("repaconv-out/pool-riformer-finetuned/finetune.json").read_text())
+    costs = [epoch["cost"] for epoch in done["epochs"]]
+    assert len(costs) == 3
+    assert done["kept"] == costs.index(min(costs)) > 0  # it did learn something
+    assert done["epochs"][0].get("loss") is None
+    shares = done["images"]
+    assert shares["fitting"] > shares["choosing"] + shares["judging"]
+    assert done["judged"]["metrics"]["images"] == shares["judging"]
+    links = {link.name: link for link in rc.verify(inputs="x.npz").links}
+    assert links["fold"].verdict == links["stored"].verdict == "passed"
+    assert links["converted"].metrics.images == shares["judging"]  # of 160, those that nobody has seen
+    assert links["fold"].accuracy.reference == links["fold"].accuracy.candidate
+    assert "Trained from a conversion" in Path(rc.report().wrote[0]).read_text()
+    assert not list(Path("repaconv-out/pool-riformer-finetuned").glob("*.state"))
+
+
+def test_the_start_is_kept_where_nothing_is_better(converted, monkeypatch):
+    done = rc.finetune(converted, inputs="x.npz", epochs=1, rate=0.9)
+    assert done.kept == 0
+    assert done.judged == done.judged_start
+    before, after = (read_checkpoint(path).tensors for path in (
+        converted / "converted.safetensors", "repaconv-out/vit-dwconv-finetuned/finetuned.safetensors"))  # fmt: skip
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_was_broken_off_goes_on_to_the_same_bits(vit):
+    def broken(what, _done, _total):
+        if what.startswith("epoch 2"):
+            raise KeyboardInterrupt
+
+    rc.convert("pool.pth", inputs="x.npz", method="riformer", to="training-form", **POOL)
+    converted, asked = (
+        Path("repaconv-out/pool-riformer"),
+        {"inputs": "x.npz", "epochs": 3, "batch": 24, "accumulate": 2},
+    )
+    whole = rc.finetune(converted, out="whole", **asked)
+    with pytest.raises(KeyboardInterrupt):
+        rc.finetune(converted, out="broken", **asked, progress=broken)
+    under_way = json.loads(Path("broken/finetune.json").read_text())
+    assert (len(under_way["epochs"]), under_way.get("payload")) == (2, None)
+    before = {path.name: path.read_bytes() for path in Path("broken").iterdir()}
+    for other in ({**asked, "seed": 1}, {**asked, "samples": 100}):
+        with pytest.raises(Refused) as refused:
+            rc.finetune(converted, out="broken", **other)
+        assert refused.value.code == "finetune.other"
+    assert {path.name: path.read_bytes() for path in Path("broken").iterdir()} == before
+    told = []
+    resumed = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: told.append(what))
+    assert not any(what.startswith("epoch 1") for what in told)
+    assert resumed.payload.sha256 == whole.payload.sha256
+    assert resumed.epochs == whole.epochs
+    assert rc.finetune(converted, out="broken", **{**asked, "seed": 1}).payload.sha256 != whole.payload.sha256
+
+
+def test_images_that_a_conversion_fitted_or_chose_by_only_train():
+    given = images(300)
+    roles = [(role_of(image), role_in_training(image)) for image in given]
+    assert {now for before, now in roles if before != "judging"} == {"fitting"}
+    assert {now for before, now in roles if before == "judging"} == {"choosing", "judging"}
+    inputs = Inputs("some", given.shape, lambda start, stop: Batch({"input": given[start:stop]}))
+    parted = part(inputs, 300, role_in_training)
+    assert [len(each.images) for each in parted] == [
+        sum(now == role for _, now in roles) for role in ("fitting", "choosing", "judging")
+    ]
+
+
+def test_rate_and_changes_of_images_are_of_the_step_alone():
+    pace = loop.Pace(3, 8, 1, 1e-3, 0, lower=False)
+    assert pace.rate_at(0.0) == 0
+    assert pace.rate_at(loop.WARMUP) == pytest.approx(1e-3)
+    assert pace.rate_at(1.0) == pytest.approx(0, abs=1e-12)
+    some = torch.from_numpy(images(4))
+    first, second = (moved(some, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, some)
+
+
+def test_statistics_are_those_of_all_images_with_the_weights_of_now():
+    net = torch.nn.Sequential(torch.nn.Linear(6, 6), LearningBatchNorm(6, 1e-5)).eval()
+    given = torch.randn(48, 7, 6)
+    settle(net, given.split(16))
+    behind = net[0](given).flatten(0, 1)
+    assert torch.allclose(net[1].running_mean, behind.mean(0), atol=1e-6)
+    assert torch.allclose(net[1].running_var, behind.var(0), rtol=0.05)
+    assert not net.training
+
+
+# --- the forms ------------------------------------------------------------------------------------------
+
+
+FORMS = {
+    "repavit": ("vit.pth", {"idle_ratio": 0.5, **VIT}),
+    "nondeep": ("vit.pth", {"branches": 3, **VIT}),
+    "riformer": ("pool.pth", POOL),
+    "dwconv": ("flat.pth", {"blocks": "2", **VIT}),
+}
+
+
+@pytest.mark.parametrize(
+    "method", ["repavit", *(pytest.param(m, marks=pytest.mark.slow) for m in FORMS if m != "repavit")]
+)
+def test_an_ordinary_network_becomes_a_method_s_and_folds(vit, method):
+    """Accuracy before and after folding is equal, and what folds is the method's."""
+    source, asked = FORMS[method]
+    formed = rc.convert(source, inputs="x.npz", method=method, to="training-form", **asked)
+    assert formed.kind == "training-form"
+    assert formed.told
+    done = rc.finetune(inputs="x.npz", epochs=1, batch=64)
+    assert done.method == method
+    links = {link.name: link for link in rc.verify(inputs="x.npz").links}
+    assert links["fold"].verdict == links["stored"].verdict == "passed"
+    assert links["fold"].accuracy.reference == links["fold"].accuracy.candidate
+    assert links["converted"].metrics.top1_agreement == done.judged.metrics.top1_agreement
+    finetuned = Path(f"repaconv-out/{Path(source).stem}-{method}-finetuned/finetuned.safetensors")
+    alone = rc.fold(finetuned, out="alone", settings=formed.settings)
+    assert alone.method == method
+
+
+def opened(path, **settings):
+    return Plain.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
+
+
+def test_branches_that_are_apart_are_the_blocks_beside_each_other(vit):
+    rc.convert(vit, inputs="x.npz", method="nondeep", to="training-form", branches=3, **VIT)
+    reading = understood(read_checkpoint(Path("repaconv-out/vit-nondeep/converted.safetensors")), {})
+    net = weighted(reading.module(), reading.tensors, torch.float32).eval()
+    plain, given = opened(vit), torch.from_numpy(images(3))
+    with torch.no_grad():
+        x = plain.net.embed(given)
+        x = x + sum(b.ls1(b.attn.proj(attended(b, x, HEADS))) for b in plain.blocks)
+        x = x + sum(b.ls2(b.mlp(b.norm2(x))) for b in plain.blocks)
+        assert torch.allclose(net(given), plain.net.read_out(x), atol=1e-4)
+
+
+def test_batchnorms_have_the_statistics_of_what_they_see(vit):
+    """An idle channel's mean is that of the residual test; behind an active one the second BatchNorm does nothing."""
+    rc.convert(vit, inputs="x.npz", method="repavit", to="training-form", idle_ratio=0.75, **VIT)
+    tensors = read_checkpoint(Path("repaconv-out/vit-repavit/converted.safetensors")).tensors
+    for index in range(DEPTH):
+        mlp = {name.removeprefix(f"blocks.{index}.mlp."): tensor for name, tensor in tensors.items()}
+        means, active = mlp["fc1.weight"] @ mlp["norm1.bias"] + mlp["fc1.bias"], 5
+        assert torch.allclose(mlp["norm2.running_mean"][active:], means[active:], atol=1e-4)
+        assert not torch.allclose(mlp["norm2.running_mean"][:active], means[:active], atol=1e-2)
+        assert torch.allclose(mlp["norm2.weight"][:active], (mlp["norm2.running_var"][:active] + 1e-5).sqrt())
+        assert torch.allclose(mlp["norm2.bias"][:active], mlp["norm2.running_mean"][:active])
+
+
+def test_pooling_becomes_the_nearest_affine(vit):
+    """timm's names are the official ones; A(z) - z follows pool(z) - z better than nothing does."""
+    official = read_original(read_checkpoint(Path("pool.pth")), POOL["settings"])
+    timm = {
+        name.replace("patch_embed.proj.", "stem.conv.").replace("network.0.0.", "stages.0.blocks.0.")
+        .replace("network.2.0.", "stages.1.blocks.0.").replace("network.1.proj.", "stages.1.downsample.conv.")
+        .replace("layer_scale_1", "layer_scale1.scale").replace("layer_scale_2", "layer_scale2.scale")
+        .replace("head.", "head.fc.") if not name.startswith("norm.") else f"head.{name}": tensor
+        for name, tensor in pool_weights().items()
+    }  # fmt: skip
+    torch.save(timm, "timm.pth")
+    other, given = read_original(read_checkpoint(Path("timm.pth")), POOL["settings"]), torch.from_numpy(images(4))
+    with torch.no_grad():
+        assert torch.equal(official.net(given), other.net(given))
+    done = rc.convert("pool.pth", inputs="x.npz", method="riformer", to="training-form", **POOL)
+    tensors = read_checkpoint(Path("repaconv-out/pool-riformer/converted.safetensors")).tensors
+    assert 0 < float(tensors["network.0.0.token_mixer.affine.weight"].mean()) < 1
+    assert done.judged.metrics.norm_error > 0
+
+
+def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):
+    rc.convert("flat.pth", inputs="x.npz", to="training-form", blocks="2", **VIT)
+    from repaconv.training.forms import course_of
+
+    found = read_checkpoint(Path("repaconv-out/flat-dwconv/converted.safetensors"))
+    course: Course = course_of("dwconv", found, {})
+    net = course.net.train()
+    cool_to(net, 0.0)
+    soft = net._gates()
+    assert float(soft.detach().sum()) == pytest.approx(2, abs=0.2)
+    assert bool((soft > 0).all())
+    soft.sum().backward()
+    assert net.gate["weight"].grad is not None
+    cool_to(net, 1.0)
+    assert sorted(net._gates().tolist()) == [0.0] * (DEPTH - 2) + [1.0] * 2
+    with pytest.raises(Refused, match="soft"):  # what is not trained does not fold
+        rc.fold("repaconv-out/flat-dwconv/converted.safetensors")
+
+
+# --- refusals -------------------------------------------------------------------------------------------
+
+
+WRONG = {
+    "convert.unknown": {"to": "deploy-form"},
+    "convert.unknown ": {"to": None, "method": "repavit"},
+    "convert.unknown  ": {"method": "pyra"},
+    "convert.branches": {"method": "nondeep", "branches": 2},
+    "convert.idle-ratio": {"method": "repavit", "idle_ratio": 1.5},
+    "convert.blocks": {"blocks": "0,1"},
+    "convert.gates": {"blocks": "2"},
+    "convert.original": {"method": "riformer"},
+}
+
+
+def test_no_training_form_where_there_is_none(vit):
+    for code, given in WRONG.items():
+        with pytest.raises((Refused, UsageProblem)) as refused:
+            rc.convert(vit, **{"inputs": "x.npz", "to": "training-form", **VIT, **given})
+        assert refused.value.code == code.strip()
+        assert refused.value.hint
+        assert not Path("repaconv-out").exists()
+
+
+BAD = {
+    "usage.inputs": {"inputs": None},
+    "images.none": {"inputs": None, "images": "empty"},
+    "inputs.shape": {"inputs": "small.npz"},
+    "inputs.not-finite": {"inputs": "nan.npz"},
+    "convert.too-few": {"inputs": "few.npz"},
+    "finetune.teacher": {"teacher": "other.pth", "teacher_settings": VIT["settings"]},
+    "finetune.precision": {"precision": "int4"},
+    "finetune.rate": {"rate": -1.0},
+    "finetune.no-conversion": {"run": "empty"},
+    "run.foreign-files": {"out": "foreign"},
+}
+
+
+def test_what_cannot_be_trained_is_refused_and_nothing_is_written(converted):
+    Path("empty").mkdir()
+    Path("foreign").mkdir()
+    Path("foreign/mine.txt").write_text("mine")
+    np.savez("small.npz", input=images(80)[:, :, :6])
+    np.savez("few.npz", input=images(2))
+    broken = images(80)
+    broken[7, 0, 0, 0] = np.nan
+    np.savez("nan.npz", input=broken)
+    torch.save(plain_weights(classes=7), "other.pth")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for code, given in BAD.items():
+        asked = {"inputs": "x.npz", "run": converted, **given}
+        with pytest.raises((Refused, UsageProblem)) as refused:
+            rc.finetune(asked.pop("run"), **asked)
+        assert refused.value.code == code
+        assert refused.value.hint
+        assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    Path("vit.pth").unlink()
+    with pytest.raises(Refused, match="is gone"):
+        rc.finetune(converted, inputs="x.npz")

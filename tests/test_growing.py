@@ -107,6 +107,53 @@ def test_pieces_of_tokens_that_are_images_are_pieces_of_one_image():
     assert operators(after(model)) == ["MatMul", *moved, "Split", "Conv", "Conv", "Concat"]
 
 
+def test_values_in_a_row_stay_in_a_row_before_a_product():
+    rows = [
+        ("Relu", "x", "1"),
+        ("Conv", "1 v", "2", {"pads": [1] * 4}),
+        ("Relu", "2", "3"),
+        ("Concat", "3 1", "4", {"axis": 1}),
+        ("Conv", "4 w b", "5"),
+        ("Relu", "5", "6"),
+        ("Mul", "6 s", "7"),
+        ("Conv", "7 u", "y"),
+    ]
+    weights = {"v": normal(4, 4, 3, 3), "s": normal(3, 1, 1), "w": normal(3, 8, 1, 1), "b": normal(3)}
+    done = after(graph(rows, weights | {"u": normal(2, 3, 1, 1)}, {"x": (1, 4, 6, 6)}))
+    assert operators(done) == ["Relu", "Conv", "Relu", "Concat", "Conv", "Relu", "Conv"]
+
+
+def test_a_norms_shift_stays_before_products_that_add_nothing():
+    def of(*more: tuple[str, str, str]) -> list[str]:
+        rows = [
+            ("LayerNormalization", "x g h", "1"),
+            ("MatMul", "1 w", "2"),
+            *more,
+            ("Relu", "3" if more else "2", "y"),
+        ]
+        weights = {"g": normal(4), "h": normal(4), "w": normal(4, 6), "b": normal(6)}
+        done = after(graph(rows, weights, {"x": (1, 5, 4)}))
+        norm = next(node for node in done.graph.node if node.op_type == "LayerNormalization")
+        return [*operators(done), f"{len(norm.input)} inputs"]
+
+    assert of() == ["LayerNormalization", "MatMul", "Relu", "3 inputs"]
+    assert of(("Add", "2 b", "3")) == ["LayerNormalization", "MatMul", "Add", "Relu", "2 inputs"]
+
+
+def test_keys_that_are_turned_at_once_stay_so():
+    rows = [
+        ("Mul", "x s", "1"),
+        ("MatMul", "1 w", "2"),
+        ("Reshape", "2 heads", "3"),
+        ("Transpose", "3", "k", {"perm": [0, 2, 3, 1]}),
+        ("Transpose", "3", "q", {"perm": [0, 2, 1, 3]}),
+        ("MatMul", "q k", "y"),
+    ]
+    weights = {"s": normal(4), "w": normal(4, 4), "heads": np.array([1, 5, 2, 2])}
+    done = after(graph(rows, weights, {"x": (1, 5, 4)}))
+    assert operators(done).count("Transpose") == 2
+
+
 @pytest.mark.parametrize(
     ("now", "worth"),
     [

@@ -1,8 +1,9 @@
 """finish: what folds take apart in order to see it is put together again, as runtimes take it.
 
 Slices that together are the whole of a value are one Split, behind what is done alike to each (`splits`). A linear
-layer on rows is a Gemm. Keys are transposed last, by a Transpose of the last two axes alone, which runtimes
-leave to the product. Matrices that are equal are one: a weight that several layers share comes out as often.
+layer on rows is a Gemm. Where the graph as given has such, keys are transposed last, by a Transpose of the last two
+axes alone, which runtimes leave to the product. Matrices that are equal are one: a weight that several layers share
+comes out as often.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from repaconv.folds import splits
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, clean, constant, made_by, nodes_of, only_reader
 from repaconv.graphs.linears import linear_of
+from repaconv.graphs.normal import LAST
 from repaconv.graphs.selections import one_run, perm_of, selection_of
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
 
@@ -32,7 +34,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """See `repaconv.graphs.contract.Apply`; what it changes is not worth telling."""
     _split(model)
     for node in nodes_of(model, "MatMul"):
-        for value in node.inputs:
+        for value in node.inputs if model.meta.get(LAST, True) else ():
             _transposed_last(model, value)
         _gemm(model, node)
     clean(model)

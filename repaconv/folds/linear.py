@@ -15,7 +15,6 @@ more multiply-accumulates than before. Channels that no edge reads are dropped, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -62,22 +61,22 @@ class LinearGraph:
         gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}
         while gains:
             vertex = max(gains, key=lambda v: gains[v])  # the first of equals
-            if gains[vertex] < 0:
+            gain = gains.pop(vertex)
+            if gain < 0:
                 return
             beside = (*vertex.inputs, *vertex.outputs)
             near = dict.fromkeys((*beside, *(other for one in beside for other in (*one.outputs, *one.inputs))))
-            kept = before(vertex, gains[vertex])
+            kept = before(vertex, gain)
             self._remove(vertex)
             self._removals += [removal(vertex, kept)] if kept is not None else []
-            del gains[vertex]
             for one in near:
                 if one not in self.vertices:
                     continue
-                gain = gain_of(one)
-                if gain is None:
+                now = gain_of(one)
+                if now is None:
                     gains.pop(one, None)
                 else:
-                    gains[one] = gain
+                    gains[one] = now
 
     def _remove(self, vertex: Vertex) -> None:
         told = operator_of(vertex)
@@ -215,8 +214,3 @@ class LinearGraph:
             user.changed = True
             new.outputs[user] = None
         self.forget(vertex)
-
-
-def changed(graph: LinearGraph) -> Iterator[Vertex]:
-    """What must be written anew."""
-    yield from (vertex for vertex in graph.vertices if vertex.changed)

@@ -1,7 +1,8 @@
-"""A product that was composed into all its readers stands again for itself where that came to nothing.
+"""What was composed into all its readers stands again for itself where that came to nothing.
 
 Leaving it out may be the first step to something: whoever reads a part of it takes in what comes next. Where in the end
-all its readers are what they were made then, several products stand in place of one, and save next to nothing.
+all its readers are what they were made then, several products stand in place of one, of which several read, or which
+reads several values in a row, and save next to nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repaconv.folds.maps import Dense, Map, Vector
-from repaconv.folds.vertices import Vertex, product_of
+from repaconv.folds.vertices import Vertex, is_row, product_of
 
 if TYPE_CHECKING:
     from repaconv.folds.linear import LinearGraph
@@ -40,10 +41,11 @@ class Removal:
 
 def before(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, bool]] | None:
     """What is kept of a vertex's readers before it is left out; None where it will not come back."""
-    own = [user for user in vertex.outputs if not user.inputs.keys() & vertex.inputs.keys()]
-    several = len(vertex.outputs) > 1 and len(own) == len(vertex.outputs)
+    if any(user.inputs.keys() & vertex.inputs.keys() for user in vertex.outputs):
+        return None
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
-    if not several or not dense or LEAST * gain > product_of(vertex):
+    shared = len(vertex.outputs) > 1 and dense and LEAST * gain <= product_of(vertex)
+    if not shared and not is_row(vertex):
         return None
     return {user: (user.inputs[vertex], user.shift, user.changed) for user in vertex.outputs}
 

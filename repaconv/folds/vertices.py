@@ -68,6 +68,8 @@ def gain_of(vertex: Vertex) -> int | None:
         return None
     if vertex.of_norm and any(user.shared for user in vertex.outputs):
         return None  # every reader would need a matrix of its own
+    if vertex.of_norm and _is_alone(vertex) and any(_is_bare(user, vertex) for user in vertex.outputs):
+        return None  # it would need a shift of its own, which costs nothing where it is
     before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
         before -= 1  # one product that several read is better than several, if they cost the same
@@ -85,6 +87,16 @@ def gain_of(vertex: Vertex) -> int | None:
         shifted = user.shift is not None
         saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
     return saved
+
+
+def _is_alone(vertex: Vertex) -> bool:
+    """Whether it shifts what nothing else reads, so that nothing becomes equal without that."""
+    return vertex.shift is not None and all(len(source.outputs) == 1 for source in vertex.inputs)
+
+
+def _is_bare(user: Vertex, source: Vertex) -> bool:
+    """Whether it is a product to which nothing is added."""
+    return user.shift is None and isinstance(user.inputs[source], Dense)
 
 
 def arrangement(vertex: Vertex) -> Pick | None:
@@ -138,6 +150,13 @@ def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
 def are_apart(rows: list[Mask]) -> bool:
     """Whether every channel is of one edge alone."""
     return bool((np.sum(rows, 0) == 1).all())
+
+
+def is_row(vertex: Vertex) -> bool:
+    """Whether it is some values beside each other, as they are."""
+    edges = list(vertex.inputs.values())
+    plain = all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in edges)
+    return len(edges) > 1 and plain and vertex.shift is None and are_apart([edge.rows for edge in edges])
 
 
 def are_equal(a: Vertex, b: Vertex) -> bool:

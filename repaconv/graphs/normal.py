@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.chains import view_of
-from repaconv.graphs.graph import Writer, attribute, clean, constant
+from repaconv.graphs.graph import Writer, attribute, clean, constant, nodes_of
 from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
+from repaconv.graphs.selections import perm_of
 from repaconv.graphs.settling import settle
-from repaconv.graphs.shapes import set_shape, sizes, target_of
+from repaconv.graphs.shapes import rank_of, set_shape, sizes, target_of
 from repaconv.graphs.views import View
 
 if TYPE_CHECKING:
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 
 NORMAL = "repaconv.normal"
 """The nodes as `normalise` left them."""
+LAST = "repaconv.last"
+"""Whether the graph as given turns what products read by a Transpose of the last two axes alone."""
 
 
 def normalise(model: ir.Model) -> None:
     """Bring the graph into that form, in place; its function stays the same."""
     if model.meta.get(NORMAL) == _nodes(model):
         return  # as it was left
+    model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
     settle(model)
     for node in tuple(model.graph):
         _without_gemm(model, node)
@@ -35,6 +39,11 @@ def normalise(model: ir.Model) -> None:
     one_view(model)
     clean(model)
     model.meta[NORMAL] = _nodes(model)
+
+
+def _is_last(node: ir.Node) -> bool:
+    rank = rank_of(node.outputs[0])
+    return rank > 2 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _nodes(model: ir.Model) -> list[tuple[str | None, ...]]:

@@ -33,8 +33,20 @@ def seeded() -> list[str]:
         path = WEIGHTS / f"{name}.pth"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file():
-            write_example(name.partition("/")[0], arch, path, 0)
+            _with_metadata(arch, path) if name.startswith("nondeep") else write_example(
+                name.split("/")[0], arch, path, 0
+            )
     return [*SEEDED, *_timm(), *_transformers()]
+
+
+def _with_metadata(arch: str, path: Path) -> None:
+    """Of a network whose metadata says which it is."""
+    import torch
+
+    from repaconv.methods.nondeep.published import example, example_meta
+
+    meta = example_meta(img_size=224, num_heads=12, num_branches=int(arch.partition("x")[2]))
+    torch.save({"state_dict": example(arch, 0), "meta": meta}, path)
 
 
 def _timm() -> list[str]:

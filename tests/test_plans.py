@@ -11,10 +11,13 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+import onnx
 import pytest
 from conftest import save_tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from repaconv.artefacts import RecipeRun
 from repaconv.files import canonical_json, sha256_of_bytes
@@ -174,6 +177,25 @@ def test_what_was_just_written_is_read_again(tmp_path):
     known = Digests({})
     known.of(path)
     assert known.seen == {}
+
+
+def test_a_step_reads_what_lies_beside_what_is_named(tmp_path):
+    """Weights of a graph, an adapter's configuration, the code that a network's own file may import."""
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, [256], np.zeros(256, np.float32).tobytes(), raw=True)
+    value = helper.make_tensor_value_info("y", TensorProto.FLOAT, [256])
+    graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [], [value], [tensor])
+    onnx.save(helper.make_model(graph), "g.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    for name in ("adapter_config.json", "net.py", "other.py"):
+        Path(name).write_text("")
+    Path("package").mkdir()
+    Path("package/__init__.py").write_text("")
+
+    def read(text: str) -> set[str]:
+        Path("r.toml").write_text(text)
+        return {path.name for path in running.read_placed(Path("r.toml")).sources().values()}
+
+    assert read('checkpoint = "g.onnx"') == {"g.onnx", "w.bin", "adapter_config.json"}
+    assert read('checkpoint = "c.pth"\narch = "net.py:build"') == {"c.pth", "net.py", "other.py", "package"}
 
 
 @pytest.fixture

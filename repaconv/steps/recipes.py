@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.errors import RepaconvError
-from repaconv.forms.choice import DEFAULT, NAMED
+from repaconv.errors import Refused, RepaconvError
+from repaconv.files import cache_folder
+from repaconv.forms.choice import DEFAULT, FASTEST, NAMED
 from repaconv.measure.fingerprint import fingerprint, machine_key, version_of
-from repaconv.onnxfile import is_graph
+from repaconv.onnxfile import external_files, is_graph, read_graph
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import AnyOrder, Order, knobs
 from repaconv.orders.stages import BenchOrder, BuildOrder, BundleOrder, ExportOrder
 from repaconv.plans.digests import Digests
 from repaconv.recipe import BenchSection, BuildSection, BundleSection, ExportSection, Recipe, own_file
 from repaconv.steps.common import load_target
+from repaconv.steps.forms import TUNED
 from repaconv.toml import Lines
 
 PACKAGES = {
@@ -30,6 +33,8 @@ PACKAGES = {
     "report": (),
 }
 """Whose versions bear on what a stage leaves, besides our own."""
+ENGINES = (".onnx", ".ort", ".blob", ".engine", ".plan")
+"""Suffixes of what `build` leaves, with a file beside it that says what it is."""
 LIBRARIES = ("timm", "torchvision", "transformers")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "tensorrt-rtx", "torch", "numpy")
 
@@ -104,7 +109,7 @@ class Placed(NamedTuple):
     def sources(self) -> dict[str, Path]:
         """What is folded, and the user's own code that builds it."""
         recipe, own = self.recipe, own_file(self.recipe.arch or "")
-        found = {recipe.checkpoint: self.place(recipe.checkpoint)}
+        found = _with_companions(recipe.checkpoint, self.place(recipe.checkpoint))
         return {**found, **({each.name: each for each in _code_beside(self.place(own))} if own else {})}
 
     def files(self, order: Order) -> dict[str, Path]:
@@ -112,8 +117,13 @@ class Placed(NamedTuple):
         names = {each.name for each in knobs(type(order)) if each.is_path} - {"form", "out", "timing_cache"}
         named = [str(getattr(order, name)) for name in names if getattr(order, name) is not None]
         named += [name for name in (str(getattr(order, "target", "")),) if name.endswith(".toml")]
-        named += [name for name in (getattr(order, "form", None),) if name not in (None, *NAMED)]
-        return {name: self.place(name) for name in sorted(named)}
+        form = getattr(order, "form", None)
+        named += [form] if form not in (None, *NAMED) else []
+        found = {name: self.place(name) for name in sorted(named)}
+        every = [_with_companions(name, path) for name, path in found.items()]
+        return {name: path for each in every for name, path in each.items()} | (
+            {"what tune found": cache_folder(TUNED)} if form == FASTEST else {}
+        )
 
     def versions(self, stage: str, digests: Digests) -> dict[str, str]:
         """Of what bears on the result of a stage, and the machine where it is measured."""
@@ -148,6 +158,16 @@ def _machine(target: str) -> str:
     except RepaconvError:  # the stage says so itself
         card = False
     return machine_key(fingerprint((), card=card))
+
+
+def _with_companions(name: str, path: Path) -> dict[str, Path]:
+    """A file with those that are read with it: a graph's weights, what says of an engine or an adapter what it is."""
+    beside = [path.parent / "adapter_config.json", *([path.with_suffix(".json")] if path.suffix in ENGINES else [])]
+    found = [each for each in beside if path.is_file() and each.is_file()]
+    if path.is_file() and is_graph(path):
+        with suppress(Refused):  # the stage says so itself
+            found += [path.parent / each for each in external_files(read_graph(path))]
+    return {name: path, **{f"{each.name} beside {name}": each for each in found}}
 
 
 def _code_beside(file: Path) -> Iterator[Path]:

@@ -5,7 +5,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 # Each may take 2 GiB; whole files stay together while there is enough for all, and what is left over is shared.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-slow lint arm docker-steps torture train clean
+.PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
 .PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs
 
@@ -95,6 +95,10 @@ docs: .venv/installed-dev
 torture: .venv/installed-dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture .torture
 
+# Mistakes of our own in the folds, and whether the proof that runs with each fold catches them; half an hour.
+mutants: .venv/installed-dev
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture.planted .mutants
+
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py
 	$(BIN)/python benchmarks/train/train.py
@@ -110,4 +114,4 @@ train: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .torture .arm build/gpu-kit build/gpu-bare .docker-steps demo-out
+	rm -rf .venv .torture .mutants .arm build/gpu-kit build/gpu-bare .docker-steps demo-out

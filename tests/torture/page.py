@@ -20,7 +20,14 @@ fault that it found has a test there (`tests/test_torture.py`).
 *Refused*: one sentence with a hint, a code and the right exit code, and nothing written. *The same*: read, and each
 tensor is the one that was saved. *Other*: read, of a container that has no checksums, with other values in it: nobody
 can tell. *Sound*: folded, and proved as any fold is. *Fault*: anything else: a traceback, a process that died or hung,
-a command that ran, something written by what was refused, other weights out of a container with checksums.
+a command that ran, something written by what was refused, other weights out of a container with checksums. Of kills:
+*sound* is killed, with nothing left that is taken for whole, and completed by the same command; *the same* was done
+before. A batch in which there was a fault was run again on what was mended.
+
+What this found was mended: a picture that was PostScript ran Ghostscript; a file that was cut while it was mapped ended
+the process; an archive without an end was hashed for ever; names that no file can have, texts where arrays are
+expected, indices without a row ended in a traceback; NaN was compared, bombs were unpacked, and a job could name files
+of the worker.
 
 | what was read | cases | refused | the same | other | sound | faults |
 |---|---|---|---|---|---|---|

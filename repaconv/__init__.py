@@ -3,8 +3,8 @@
 ``inspect``, ``fold``, ``score``, ``convert``, ``finetune``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``,
 ``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same
 names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is ``new-recipe``,
-``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``, ``compare_runs`` is
-``report`` of several.
+``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``, ``throughput`` is
+``bench --objective throughput``, ``compare_runs`` is ``report`` of several.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import run as run
     from repaconv.pipeline import score as score
     from repaconv.pipeline import table as table
+    from repaconv.pipeline import throughput as throughput
     from repaconv.pipeline import tune as tune
     from repaconv.pipeline import verify as verify
 
@@ -56,6 +57,7 @@ __all__ = [
     "run",
     "score",
     "table",
+    "throughput",
     "tune",
     "verify",
 ]

@@ -73,7 +73,7 @@ class Run:
         return self.engine(full, ".collected.json")
 
     def bench_json(self, full: str) -> Path:
-        """A measurement."""
+        """A measurement; of throughput under ``<full>.throughput``."""
         return self.folder / BENCH / f"{full}.json"
 
     def estimate_json(self, full: str) -> Path:
@@ -101,6 +101,7 @@ class Run:
             "export": self.export_json(str(variant)),
             "bench": self.bench_json(str(variant)),
             "estimate": self.estimate_json(str(variant)),
+            "throughput": self.bench_json(f"{variant}.throughput"),
             "training": self.training_onnx(str(variant)).with_suffix(".json"),
             "build": self.engine(str(variant), ".json"),
             "bundle": self.bundle_json(str(variant)),

@@ -15,6 +15,7 @@ from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
 from repaconv.engines.ort_cuda import fallen_of, placed
 from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.measure.streams import Burst
 from repaconv.proof.runners import Images
 from repaconv.runs import find_run
 from repaconv.subjects.subject import DEPLOY, subject_of
@@ -208,3 +209,26 @@ def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(parts, "_at_once", lambda _: True)
             torch.testing.assert_close(net(x), apart)
+
+
+@pytest.mark.parametrize(("name", "threads"), [("onnxruntime", 1), ("onnxruntime", 2), ("openvino", 1)])
+def test_several_calls_at_once_each_get_their_own_answer(name, threads, graph):
+    engine = registry.load(registry.ENGINES, name)
+    session = engine.open(graph, SessionSpec(threads=threads, streams=3))
+    b, seen = np.arange(6, dtype=np.float32).reshape(3, 2), []
+
+    def call() -> None:
+        a = np.random.default_rng().standard_normal((5, 3)).astype(np.float32)
+        seen.append(np.abs(session.run({"a": a, "b": b})["y"] - a @ b).max())
+
+    burst = Burst(call, streams=3, calls=20)
+    burst()
+    burst.close()
+    assert (len(seen), len(burst.latencies_ms), burst.calls) == (60, 60, 60)
+    assert max(seen) < 1e-4
+
+
+def test_torch_runs_one_call_at_a_time(folded):
+    network = subject_of(find_run(folded)).network(DEPLOY)
+    with pytest.raises(EnvironmentProblem, match="one call at a time"):
+        registry.load(registry.ENGINES, "torch").open(network, SessionSpec(streams=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -294,3 +295,26 @@ def test_caches_and_what_a_container_may_take(tmp_path):
     assert limits(tmp_path) == {"cpus": "1.5", "memory_gib": "2.0"}
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert "cpus" not in limits(tmp_path)
+
+
+def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export()
+    many = ("bench", "--objective", "throughput", "--rounds", "2", "--threads", "1")
+    cores = len(os.sched_getaffinity(0))
+    code, out, _ = repaconv(*many, "--batch", "2", "--format", "json")
+    assert code == 5  # two rounds say nothing
+    done = json.loads(out)["data"]
+    assert [row["streams"] for row in done["rows"]] == [cores, 1, cores]
+    assert done["scaling"]["other"] == "deploy form, one stream"
+    assert done["ratio"]["other"] == "training form"
+    first = done["rows"][0]
+    assert 0 < first["p50_ms"] <= first["p95_ms"]
+    assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").is_file()
+    assert "times as many images" in repaconv(*many)[1]
+    for words, told in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "would do nothing")):
+        code, _, err = repaconv(*many, *words)
+        assert (code, told in err) == (2, True)
+    assert repaconv("bench", "--streams", "2")[0] == 2
+    rc.fold(tiny, force=True)  # what is of an earlier fold goes
+    assert not Path("repaconv-out/tiny/bench/x86-64.throughput.json").exists()

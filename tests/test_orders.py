@@ -72,6 +72,7 @@ def test_what_is_no_value_is_refused_with_its_option():
         (rc.build, stages.BuildOrder),
         (rc.bundle, stages.BundleOrder),
         (rc.bench, stages.BenchOrder),
+        (rc.throughput, stages.ThroughputOrder),
         (rc.tune, stages.TuneOrder),
         (rc.gate, stages.GateOrder),
     ],

@@ -32,6 +32,8 @@ from repaconv.methods.repavit.published import Example
 from repaconv.methods.riformer import METHOD
 from repaconv.pipeline import tuning
 from repaconv.steps import candidates, judging
+from repaconv.steps.arms import Called, starts
+from repaconv.steps.arms import Machine as Runtimes
 from repaconv.steps.common import load_target
 from repaconv.subjects.proved import Proving, exported_graph
 from repaconv.subjects.subject import GraphSpec
@@ -537,3 +539,14 @@ def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refuse
     code, _, err = repaconv("tune", "--runtimes", "onnxruntime,fastest")
     assert (code, "no runtime fastest" in err, "openvino" in err) == (2, True, True)
     assert repaconv("tune", "--objective", "speed")[0] == 2
+
+
+def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_call_on_all_of_them():
+    device = load_target("x86-64")
+    machine = Runtimes((device, load_target("cpu-torch")), {}, ())
+    found = dict(starts(machine, Called("throughput", 4, 1, True), lossy=False, here=False))
+    assert [(way.streams, way.threads, way.batch) for way in found] == 2 * [(1, 4, 1)]
+    ours, torchs = found.values()
+    assert ours == [{"streams": 4, "threads": 1}, {"batch": 4}, {"batch": 16}]
+    assert torchs == [{"batch": 4}, {"batch": 16}]
+    assert dict(starts(machine, Called("latency", 4, 1, True), lossy=True, here=False))[next(iter(found))] == []

@@ -78,6 +78,8 @@ from repaconv.artefacts.sweeping import SweepArtefact as SweepArtefact
 from repaconv.artefacts.sweeping import SweepRow as SweepRow
 from repaconv.artefacts.tables import PaperTable as PaperTable
 from repaconv.artefacts.tables import TableRow as TableRow
+from repaconv.artefacts.throughput import Throughput as Throughput
+from repaconv.artefacts.throughput import ThroughputArtefact as ThroughputArtefact
 from repaconv.artefacts.tuning import Candidate as Candidate
 from repaconv.artefacts.tuning import Deployment as Deployment
 from repaconv.artefacts.tuning import TuneArtefact as TuneArtefact

@@ -69,6 +69,13 @@ IDLE = (
         lambda given: given["host"],
         "the board measures what is in the bundle, by its own trtexec",
     ),
+    Idle(
+        ("bench",),
+        ("protocol", "profile", "estimate", "host", "scheduler", *CLUSTER, *BASELINE),
+        lambda given: given["objective"] == "throughput",
+        "throughput is measured here, and is no latency to be held against one",
+    ),
+    Idle(("bench",), ("streams",), lambda given: given["objective"] != "throughput", "it is of --objective throughput"),
     Idle(("bench",), ("out", *BASELINE), lambda given: given["scheduler"], "a worker's figures go to the run alone"),
     Idle(
         ("bench", "tune", "sweep"), CLUSTER, lambda given: not given["scheduler"], "it is for a cluster (--scheduler)"

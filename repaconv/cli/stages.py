@@ -21,6 +21,8 @@ from repaconv.cli.options import (
 )
 from repaconv.errors import UsageProblem
 from repaconv.orders.stages import (
+    OBJECTIVES,
+    THROUGHPUT,
     BenchOrder,
     BuildOrder,
     ClusterOrder,
@@ -28,6 +30,7 @@ from repaconv.orders.stages import (
     ExportOrder,
     FoldOrder,
     InspectOrder,
+    ThroughputOrder,
     VerifyOrder,
 )
 
@@ -137,6 +140,12 @@ def bench(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Calculate what it would take on a target, which need not be here.")
     ] = False,
+    objective: Annotated[
+        str, typer.Option("--objective", help="latency of a call, or throughput: images a second of several at once.")
+    ] = "latency",
+    streams: Annotated[
+        int | None, typer.Option("--streams", min=1, help="Of throughput: calls at once; one a core if left out.")
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -144,8 +153,11 @@ def bench(
 
     Exit 5 if the measurement is inconclusive, as on a machine that others use.
     """
+    if objective not in OBJECTIVES:
+        known = ", ".join(OBJECTIVES)
+        raise UsageProblem(f"there is no objective {objective!r}.", hint=f"Known: {known}.", code="objective")
     by = _estimated(model, order) if estimate else _bench_where(model, order, cluster, host)
-    finish("bench", format, quiet, by)
+    finish("bench", format, quiet, _throughput(model, order, streams) if objective == THROUGHPUT else by)
 
 
 def _estimated(model: Path | None, order: BenchOrder) -> Any:
@@ -153,6 +165,13 @@ def _estimated(model: Path | None, order: BenchOrder) -> Any:
     from repaconv.pipeline.estimating import estimate_by
 
     return partial(estimate_by, EstimateOrder.of(order), model)
+
+
+def _throughput(model: Path | None, order: BenchOrder, streams: int | None) -> Any:
+    """Several calls at once, here."""
+    from repaconv.pipeline.streaming import throughput_by
+
+    return partial(throughput_by, ThroughputOrder.of(order, streams=streams), model)
 
 
 def _bench_where(model: Path | None, order: BenchOrder, cluster: ClusterOrder, host: str | None) -> Any:

@@ -56,7 +56,9 @@ class Order:
     @classmethod
     def of(cls: type[AnyOrder], other: Order, **changed: Any) -> AnyOrder:
         """An order of this kind by what another, which has all of its fields and more, asks for."""
-        return cls(**{**{each.name: getattr(other, each.name) for each in knobs(cls)}, **changed})
+        return cls(
+            **{each.name: getattr(other, each.name) for each in knobs(cls) if each.name not in changed}, **changed
+        )
 
     def words(self) -> tuple[str, ...]:
         """The same as it would be typed: artefacts record it, so that the report can say it again.

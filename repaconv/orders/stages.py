@@ -27,6 +27,7 @@ Sha256 = Annotated[str | None, Knob("The file's SHA-256: another file is refused
 Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
 OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
 ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
+LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
 Objective = Annotated[str, Knob("latency of a call, or throughput: images a second of several calls at once.")]
 Deployed = Annotated[
     str | Path | None, Knob("Of the run's ONNX models: default, or tune's file, which brings runtime and settings.")
@@ -192,6 +193,27 @@ class EstimateOrder(Order):
     out: Annotated[
         str | Path | None,
         Knob("The result; bench/<target>.estimate.json of the run.", option=("-o", "--out"), recorded=False),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOrder(Order):
+    """What `repaconv.throughput`, which is `bench --objective throughput`, may be asked for."""
+
+    target: Target = "x86-64"
+    precision: OfTheRun = "fp32"
+    form: Deployed = None
+    against: Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")] = None
+    streams: Annotated[int | None, Knob("Calls at once; one for every core if left out.", least=1)] = None
+    threads: Annotated[int | None, Knob("Of a call; 1 if left out.", least=1)] = None
+    batch: ImagesACall = None
+    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
+    rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)] = None
+    seed: Seed = 0
+    unverified: Unverified = False
+    out: Annotated[
+        str | Path | None,
+        Knob("The result; bench/<target>.throughput.json of the run.", option=("-o", "--out"), recorded=False),
     ] = None
 
 

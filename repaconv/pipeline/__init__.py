@@ -22,6 +22,7 @@ from repaconv.pipeline.recipe_writing import new_recipe as new_recipe
 from repaconv.pipeline.reporting import report as report
 from repaconv.pipeline.running import run as run
 from repaconv.pipeline.scoring import score as score
+from repaconv.pipeline.streaming import throughput as throughput
 from repaconv.pipeline.tables import table as table
 from repaconv.pipeline.tuning import tune as tune
 from repaconv.pipeline.verification import verify as verify

@@ -55,8 +55,8 @@ def bench_by(
     """
     from repaconv.measure.protocol import pinned
 
-    with alone_in(None if _bare(model) else runs.find_run(Path(model) if model else None).folder):
-        plan = _plan(order, model, device, progress)
+    with alone_in(None if is_bare(model) else runs.find_run(Path(model) if model else None).folder):
+        plan = planned(order, model, device, progress)
         with pinned(plan.threads) as cores:
             found = side_by_side(plan, cores, progress)
         artefact, wrote = _by_baseline(plan, _artefact(plan, found))
@@ -68,12 +68,12 @@ def bench_by(
 bench = by_name(bench_by, BenchOrder)
 
 
-def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
+def planned(order: BenchOrder, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
     """Everything that may be refused before a model is opened."""
     from repaconv.measure.protocols import paper
 
     bounded("max_regression", order.max_regression, LARGEST_REGRESSION)
-    given = _given(order, model)
+    given = given_for(order, model)
     order = given.order
     device = device or load_target(order.target)
     named = paper(order.protocol)
@@ -117,7 +117,7 @@ def _plan(order: BenchOrder, model: str | Path | None, device: Target | None, pr
     )
 
 
-def _given(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
+def given_for(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
     """With what a form brings along.
 
     Raises:
@@ -125,7 +125,7 @@ def _given(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
     """
     if order.form is None:
         return Given(order)
-    if model is not None and Path(model).suffix in MODELS:
+    if is_bare(model):
         raise UsageProblem(
             f"{model} is one file, which is written in its form already.",
             hint="--form chooses among the ONNX models of a run.",
@@ -143,15 +143,15 @@ def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> runs
         EnvironmentProblem: If the target is not this machine; an engine's own runtime says so itself.
         UsageProblem: If there is no run, or a precision is asked for of one file.
     """
-    run = None if _bare(model) else runs.find_run(Path(model) if model else None)
-    if model is not None and _bare(model):
+    run = None if is_bare(model) else runs.find_run(Path(model) if model else None)
+    if model is not None and is_bare(model):
         require_own_precision(model, order.precision)
     if run or Path(model or "").suffix == ".onnx":
         require_here(device, order, model, run)
     return run
 
 
-def _bare(model: str | Path | None) -> bool:
+def is_bare(model: str | Path | None) -> bool:
     """Whether it is one file, not a run."""
     return model is not None and Path(model).suffix in MODELS
 

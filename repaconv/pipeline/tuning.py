@@ -12,12 +12,12 @@ from repaconv.artefacts import Candidate, FoldArtefact, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import alone_in, scratch_folder, sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
-from repaconv.orders.stages import TuneOrder
+from repaconv.orders.stages import OBJECTIVES, THROUGHPUT, TuneOrder
 from repaconv.pipeline.folding import fold
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.steps.answers import brought_by, judged_by, place_of
-from repaconv.steps.arms import OBJECTIVES, THROUGHPUT, Called, Machine, machine_of, starts, threads_of
+from repaconv.steps.arms import Called, Machine, machine_of, starts, threads_of
 from repaconv.steps.candidates import Candidates
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.forms import TUNED, remembered, shapes_sha256

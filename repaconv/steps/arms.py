@@ -10,7 +10,7 @@ from repaconv import registry
 from repaconv.artefacts import Deployment
 from repaconv.engines.settings import Tunable
 from repaconv.errors import RepaconvError, UsageProblem
-from repaconv.orders.stages import TuneOrder
+from repaconv.orders.stages import LATENCY, TuneOrder
 from repaconv.steps.common import load_target
 from repaconv.steps.engines import takes_networks
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from repaconv.targets import Target
 
 AUTO = "auto"
-LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
 BATCHES = (4, 16)
 """Images a call that throughput tries besides its own: weights are read once for all of them."""
 

@@ -1,0 +1,41 @@
+"""Images a second, what streams are worth, and how far to trust them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.render import coloured, out, plain, table
+from repaconv.cli.showing.parts import size
+
+if TYPE_CHECKING:
+    from repaconv.artefacts import Ratio, ThroughputArtefact
+
+
+def show(done: ThroughputArtefact) -> None:
+    """Every model, then the ratios."""
+    rows = table("", "streams", "images/s", "p50 ms a call", "p95 ms", "engine")
+    for row in done.rows:
+        streams = f"{row.streams} x {row.threads} thread(s)"
+        times = (f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))
+        rate = f"{row.images_per_second:,.1f}"
+        rows.add_row(plain(row.name), streams, rate, *times, plain(f"{row.engine}, {row.precision}"))
+    out().print(rows)
+    for found in (done.scaling, done.ratio):
+        if found:
+            out().print(_told(found))
+    told = "; ".join(done.quality.reasons) or "nothing speaks against it"
+    out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
+    if done.note:
+        out().print(plain(done.note))
+    pixels = f"{size(done.image_size)} px, " if done.image_size else ""
+    out().print(
+        f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{done.rounds} interleaved rounds, "
+        f"load {done.machine.get('load_1min')}[/]"
+    )
+
+
+def _told(found: Ratio) -> str:
+    return (
+        f"{plain(found.subject)} gets through [bold]{found.median:.3f}[/] times as many images as {plain(found.other)} "
+        f"({found.confidence:.0%} interval {found.low:.3f} to {found.high:.3f})"
+    )

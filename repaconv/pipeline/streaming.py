@@ -1,0 +1,206 @@
+"""throughput, which is `bench --objective throughput`: what a model gets through that several call at once."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import ImageSize, Throughput, ThroughputArtefact
+from repaconv.errors import UsageProblem
+from repaconv.files import alone_in, sha256_of
+from repaconv.orders.knobs import by_name
+from repaconv.orders.stages import BenchOrder, ThroughputOrder
+from repaconv.pipeline.measuring import given_for, is_bare, planned
+from repaconv.progress import Progress, silent
+from repaconv.replacing import put, require_ours
+from repaconv.steps.calls import calls_for
+from repaconv.steps.common import made_by, with_files
+from repaconv.steps.comparing import Opened, opened
+from repaconv.steps.contenders import Contender
+from repaconv.steps.side_by_side import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.measure.protocol import Measured
+    from repaconv.measure.streams import Burst
+
+
+def throughput_by(
+    order: ThroughputOrder, model: str | Path | None = None, *, progress: Progress = silent
+) -> ThroughputArtefact:
+    """Measure images a second: with all streams, with one alone, and of what it is compared to, interleaved.
+
+    Args:
+        model: A run's folder, an .onnx file or an engine that `build` made; the newest run when None.
+        order: What is asked for.
+        progress: See `Progress`.
+
+    Raises:
+        EnvironmentProblem: If the target is not this machine, or its runtime runs one call at a time.
+        UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
+    """
+    with alone_in(None if is_bare(model) else runs.find_run(Path(model) if model else None).folder):
+        plan, ways = _plan(order, model, progress)
+        usual = plan.run.bench_json(f"{plan.variant}.throughput") if plan.run else None
+        place = Path(order.out) if order.out else usual
+        if place:
+            require_ours(place, "throughput")
+        asked = ("--objective", "throughput", *order.words())
+        artefact = _measured(plan, ways, progress).model_copy(update={"asked": asked})
+        if place:
+            put(place, artefact)
+    return with_files(artefact, [each.path for each in plan.subjects], [place] if place else [])
+
+
+throughput = by_name(throughput_by, ThroughputOrder)
+
+
+class _Ways(NamedTuple):
+    """How many streams there are, and how many threads a call of one takes."""
+
+    streams: int
+    threads: int
+
+
+class _Found(NamedTuple):
+    """What was measured, milliseconds an image by model and round, and how."""
+
+    batch: int
+    size: ImageSize | None
+    image_ms: dict[str, NDArray[np.float64]]
+    measured: Measured
+    machine: dict[str, Any]
+    session: dict[str, str]
+
+
+def _plan(order: ThroughputOrder, model: str | Path | None, progress: Progress) -> tuple[Plan, _Ways]:
+    """What is measured beside what, and how it is called: as it was tuned, else by a stream for every core."""
+    bench = BenchOrder(
+        target=order.target,
+        precision=order.precision,
+        form=order.form,
+        against=order.against,
+        threads=order.threads,
+        batch=order.batch,
+        image_size=order.image_size,
+        rounds=order.rounds,
+        seed=order.seed,
+        unverified=order.unverified,
+    )
+    way = given_for(bench, model).way
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = order.threads or (way.threads if way else 1)
+    streams = order.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
+    if streams * threads > cores:
+        raise UsageProblem(
+            f"{streams} streams of {threads} threads are more than the {cores} cores that there are.",
+            hint="Give fewer --streams or --threads.",
+            code="throughput.cores",
+        )
+    return planned(bench, model, None, progress), _Ways(streams, threads)
+
+
+def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact:
+    """Round by round: the model with all its streams, alone in one, and the other with as many."""
+    from repaconv.measure.fingerprint import fingerprint
+    from repaconv.measure.protocol import measure, pinned
+    from repaconv.measure.streams import Burst
+    from repaconv.proof.runners import call_of
+
+    first, *others = plan.subjects
+    one = Contender(f"{first.name}, one stream", first.path, first.network)
+    listed = [(first, ways.streams), (one, 1), *((other, ways.streams) for other in others)]
+    batch = plan.batch()
+    with pinned(ways.streams * ways.threads) as cores, ExitStack() as stack:
+        models = {each.name: _opened(plan, each, ways.threads, streams, batch) for each, streams in listed}
+        calls = calls_for(plan.known, models, batch, plan.size, plan.order.seed)
+        bursts = {}
+        for each, streams in listed:
+            session = models[each.name].session
+            call = call_of(session, calls.batches[0].feeds(session.inputs))
+            call()
+            bursts[each.name] = Burst(call, streams)
+            stack.callback(bursts[each.name].close)
+        measured = measure(
+            bursts,
+            rounds=plan.rounds,
+            warmup_rounds=plan.warmup_rounds,
+            seed=plan.order.seed,
+            cores=cores,
+            tick=lambda done, total: progress("bench", done, total),
+        )
+        machine = fingerprint(tuple(cores))
+    image_ms = {name: measured.samples_ms[name] / (batch * burst.calls) for name, burst in bursts.items()}
+    size = (calls.shape[1], calls.shape[2]) if calls.shape else None
+    found = _Found(batch, size, image_ms, measured, machine, models[first.name].session.options)
+    rows = [
+        _row(each, models[each.name], image_ms[each.name], bursts[each.name], _Ways(streams, ways.threads))
+        for each, streams in listed
+    ]
+    return _artefact(plan, found, rows)
+
+
+def _opened(plan: Plan, each: Contender, threads: int, streams: int, batch: int) -> Opened:
+    """One of them, for so many calls at once; only what is measured is lowered and has settings."""
+    own = each.path == plan.subjects[0].path
+    return opened(
+        each.network or each.path,
+        plan.device,
+        plan.lowering if own else None,
+        threads=threads,
+        dims=plan.dims(batch),
+        streams=streams,
+        settings=plan.settings if own else (),
+    )
+
+
+def _row(each: Contender, model: Opened, image_ms: NDArray[np.float64], burst: Burst, ways: _Ways) -> Throughput:
+    import numpy as np
+
+    p50, p95 = np.percentile(burst.latencies_ms, [50, 95])
+    return Throughput(
+        name=each.name,
+        model=each.path.name,
+        sha256=sha256_of(each.path),
+        engine=model.engine,
+        precision=model.precision,
+        streams=ways.streams,
+        threads=ways.threads,
+        images_per_second=round(1000 / float(np.median(image_ms)), 3),
+        p50_ms=round(float(p50), 6),
+        p95_ms=round(float(p95), 6),
+    )
+
+
+def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputArtefact:
+    from repaconv.measure.quality import quality
+    from repaconv.measure.statistics import ratio
+
+    order, samples = plan.order, found.image_ms
+    (first, one), others = rows[:2], rows[2:]
+    scaling = ratio(first.name, samples[first.name], one.name, samples[one.name], order.seed)
+    compared = [ratio(first.name, samples[first.name], each.name, samples[each.name], order.seed) for each in others]
+    measured = found.measured
+    return ThroughputArtefact(
+        made_by=made_by(),
+        verdict="passed",
+        unverified=plan.known.overridden,
+        variant=plan.variant,
+        target=plan.device.name,
+        batch=found.batch,
+        image_size=found.size,
+        rounds=plan.rounds,
+        seed=order.seed,
+        session=found.session,
+        machine=found.machine,
+        rows=tuple(rows),
+        scaling=scaling,
+        ratio=compared[0] if compared else None,
+        quality=quality(samples, measured.watched, compared=(compared or [scaling])[0], stable=measured.stable),
+        note=plan.known.note,
+    )

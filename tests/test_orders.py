@@ -12,6 +12,7 @@ import repaconv as rc
 from repaconv.errors import UsageProblem
 from repaconv.orders import stages
 from repaconv.orders.knobs import knobs
+from repaconv.orders.throughput import ThroughputOrder
 from repaconv.steps.common import load_target
 
 
@@ -72,7 +73,7 @@ def test_what_is_no_value_is_refused_with_its_option():
         (rc.build, stages.BuildOrder),
         (rc.bundle, stages.BundleOrder),
         (rc.bench, stages.BenchOrder),
-        (rc.throughput, stages.ThroughputOrder),
+        (rc.throughput, ThroughputOrder),
         (rc.tune, stages.TuneOrder),
         (rc.gate, stages.GateOrder),
     ],

@@ -30,9 +30,9 @@ from repaconv.orders.stages import (
     ExportOrder,
     FoldOrder,
     InspectOrder,
-    ThroughputOrder,
     VerifyOrder,
 )
+from repaconv.orders.throughput import ThroughputOrder
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Record

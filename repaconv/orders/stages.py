@@ -197,27 +197,6 @@ class EstimateOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThroughputOrder(Order):
-    """What `repaconv.throughput`, which is `bench --objective throughput`, may be asked for."""
-
-    target: Target = "x86-64"
-    precision: OfTheRun = "fp32"
-    form: Deployed = None
-    against: Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")] = None
-    streams: Annotated[int | None, Knob("Calls at once; one for every core if left out.", least=1)] = None
-    threads: Annotated[int | None, Knob("Of a call; 1 if left out.", least=1)] = None
-    batch: ImagesACall = None
-    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
-    rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)] = None
-    seed: Seed = 0
-    unverified: Unverified = False
-    out: Annotated[
-        str | Path | None,
-        Knob("The result; bench/<target>.throughput.json of the run.", option=("-o", "--out"), recorded=False),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TuneOrder(Order):
     """What `repaconv.tune` may be asked for."""
 

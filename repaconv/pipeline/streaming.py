@@ -12,7 +12,8 @@ from repaconv.artefacts import ImageSize, Throughput, ThroughputArtefact
 from repaconv.errors import UsageProblem
 from repaconv.files import alone_in, sha256_of
 from repaconv.orders.knobs import by_name
-from repaconv.orders.stages import BenchOrder, ThroughputOrder
+from repaconv.orders.stages import BenchOrder
+from repaconv.orders.throughput import ThroughputOrder
 from repaconv.pipeline.measuring import given_for, is_bare, planned
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours

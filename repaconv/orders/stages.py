@@ -29,9 +29,7 @@ OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16
 ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
 LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
 Objective = Annotated[str, Knob("latency of a call, or throughput: images a second of several calls at once.")]
-Deployed = Annotated[
-    str | Path | None, Knob("Of the run's ONNX models: default, or tune's file, which brings runtime and settings.")
-]
+Deployed = Annotated[str | Path | None, Knob("Of the run's ONNX models; tune's file brings runtime and settings.")]
 Threads = Annotated[int | None, Knob("Of one inference; the target's if left out.", least=1)]
 Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]
 Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]

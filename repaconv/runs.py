@@ -73,12 +73,8 @@ class Run:
         return self.engine(full, ".collected.json")
 
     def bench_json(self, full: str) -> Path:
-        """A measurement; of throughput under ``<full>.throughput``."""
+        """A measurement; ``<full>.throughput`` and ``<full>.estimate`` lie beside it."""
         return self.folder / BENCH / f"{full}.json"
-
-    def estimate_json(self, full: str) -> Path:
-        """What it would take by calculation, beside the measurement."""
-        return self.folder / BENCH / f"{full}.estimate.json"
 
     def history(self, full: str) -> Path:
         """Every measurement of the same; it outlives a second fold."""
@@ -100,7 +96,7 @@ class Run:
             "verify": self.verify_json,
             "export": self.export_json(str(variant)),
             "bench": self.bench_json(str(variant)),
-            "estimate": self.estimate_json(str(variant)),
+            "estimate": self.bench_json(f"{variant}.estimate"),
             "throughput": self.bench_json(f"{variant}.throughput"),
             "training": self.training_onnx(str(variant)).with_suffix(".json"),
             "build": self.engine(str(variant), ".json"),

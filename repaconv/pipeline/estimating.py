@@ -101,7 +101,7 @@ def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
     batch = at_least_one("batch", order.batch, device.bench.batch)
     run = None if model is not None and Path(model).is_file() else runs.find_run(Path(model) if model else None)
     taken = _of_run(run, device, order) if run else _bare(Path(model or ""), order)
-    place = Path(order.out) if order.out else run.estimate_json(taken.variant) if run else None
+    place = Path(order.out) if order.out else run.bench_json(f"{taken.variant}.estimate") if run else None
     if place:
         require_ours(place, "estimate")
     graph = read_graph(taken.path)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from test_converting import DEPTH, HEADS, images, plain_weights
+from train import textures
 
 import repaconv as rc
 from repaconv.checkpoint import read_checkpoint
@@ -259,6 +260,21 @@ def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):
     assert sorted(net._gates().tolist()) == [0.0] * (DEPTH - 2) + [1.0] * 2
     with pytest.raises(Refused, match="soft"):  # what is not trained does not fold
         rc.fold("repaconv-out/flat-dwconv/converted.safetensors")
+
+
+# --- something harder than digits ------------------------------------------------------------------------
+
+
+def test_textures_are_seeded_and_of_all_classes_alike():
+    given = textures.made(500, 3)
+    assert given.images.shape == (500, 3, 64, 64)
+    assert np.bincount(given.labels).min() >= 20 == 500 // textures.CLASSES
+    again, other = textures.made(40, 3), textures.made(40, 4)
+    assert np.array_equal(again.images, given.images[:40])
+    assert not np.array_equal(other.images, again.images)
+    shades = given.images.mean((2, 3))  # what a class has of colour is chance
+    spread = np.stack([shades[given.labels == each].mean(0) for each in range(textures.CLASSES)]).std(0)
+    assert (spread < 2 * shades.std(0) / np.sqrt(20)).all()
 
 
 # --- refusals -------------------------------------------------------------------------------------------

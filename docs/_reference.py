@@ -128,7 +128,7 @@ def _section(name: str, keys: dict[str, Any], defined: dict[str, Any]) -> str:
         if "$ref" in value:
             return "section"
         if "anyOf" in value:
-            kinds = [kind(each) for each in value["anyOf"] if each.get("type") != "null"]
+            kinds = [kind(each) for each in value["anyOf"] if each.get("type") != "null" and "const" not in each]
             return " or ".join(dict.fromkeys(kinds))
         if "enum" in value:
             return ", ".join(map(str, value["enum"]))

@@ -80,7 +80,7 @@ def test_what_a_page_tells_people_to_type_runs(repaconv, at_hand, page):
             bundle = next(Path("repaconv-out").glob("*/build/orin-nano*.fp16.tar.gz"))
             on_the_board(bundle, "10.3")[1].rename("result.tar.gz")
         # on a machine that runs tests beside it, a measurement may be inconclusive
-        assert repaconv(*command)[0] in ((0, 5) if command[0] in ("bench", "tune") else (0,)), command
+        assert repaconv(*command)[0] in ((0, 5) if command[0] in ("bench", "tune", "deploy") else (0,)), command
 
 
 @pytest.mark.parametrize("page", alike(page for page in PAGES if blocks(page, "python")))

@@ -14,10 +14,12 @@ from unittest.mock import patch
 import numpy as np
 import onnx
 import pytest
+import torch
 from conftest import save_tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from test_converting import images, plain_weights
 
 from repaconv.artefacts import RecipeRun
 from repaconv.files import canonical_json, sha256_of_bytes
@@ -310,3 +312,24 @@ def test_the_command_says_what_it_does_and_why(recipe, repaconv):
     code, out, _ = repaconv("run", recipe, "--format", "json")
     found = json.loads(out)
     assert (code, found["data"]["checks"][0]["line"]) == (2, 1)
+
+
+@pytest.mark.slow  # converting takes seconds
+def test_a_conversion_is_a_step_like_others(tmp_path):
+    torch.save(plain_weights(tokens=False), tmp_path / "vit.pth")
+    np.savez(tmp_path / "calibration.npz", input=images())
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'checkpoint = "vit.pth"\n[set]\nnum_heads = 3\n[convert]\ninputs = "calibration.npz"\nblocks = "1"\n'
+        "[verify]\ncount = 2\n[export]\nbatch = 1\nsimplify = false\n"
+    )
+    done = run(path)
+    assert done.exit_code == 0, done.checks
+    assert [each.name for each in done.steps] == ["convert", "export fp32", "verify", "report"]
+    assert {each.did for each in done.steps} == {"ran"}
+    assert {each.did for each in run(path).steps} == {"stands"}
+    np.savez(tmp_path / "calibration.npz", input=images() * 0.5)
+    assert run(path, dry_run=True).steps[0].why == "changed: calibration.npz"
+    assert run(path).steps[0].did == "ran"
+    path.write_text('checkpoint = "vit.pth"\nmethod = "dwconv"\n[convert]\ninputs = "calibration.npz"\n')
+    assert [check.code for check in run(path).checks] == ["recipe.idle"]

@@ -1,7 +1,5 @@
 """A recipe: what to do with one checkpoint and what must hold, as TOML that is committed beside the code.
 
-`keys` has what it may say, `reading` reads it and tells all that is wrong with it at once. For example:
-
 checkpoint = "weights/deit.pth"
 
 [set]

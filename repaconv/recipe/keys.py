@@ -88,43 +88,44 @@ OPTIONAL = ("reference", "convert", "export", "build", "bundle", "bench", "repor
 class Reference(Record):
     """What somebody else says of this network, and what to expect here; it is shown and not judged."""
 
-    source: str
-    model: str = ""
-    top1: float | None = Field(default=None, gt=0, le=100)
-    parameters: str = ""
-    macs: str = ""
-    speed: str = ""
-    expect: str = ""
+    source: str = Field(description="Who says it: a paper and its table.")
+    model: str = Field(default="", description="What it is called there.")
+    top1: float | None = Field(default=None, description="Per cent of first classes that are right.", gt=0, le=100)
+    parameters: str = Field(default="", description="As printed there.")
+    macs: str = Field(default="", description="As printed there.")
+    speed: str = Field(default="", description="As printed there.")
+    expect: str = Field(default="", description="What to expect here.")
 
 
 class Recipe(Record):
-    """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder.
+    """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder."""
 
-    ``sha256`` pins the checkpoint: another file is refused.
-    ``extends`` names a recipe that says what this one does not; a section that is ``false`` here is left out.
-
-    ``arch`` is what builds a network of no known method, as ``fold --arch`` has it; a ``FILE.py:FUNCTION`` is run.
-    ``force`` takes settings that contradict the checkpoint; the gate then says so.
-    """
-
-    checkpoint: str
-    extends: str | None = None
-    arch: str | None = None
-    method: str = "auto"
-    force: bool = False
-    weights: str | None = None
-    sha256: str | None = None
-    out: str | None = None
-    form: str = "default"
-    set: dict[str, str | int | float | bool | list[int]] = Field(default={})
-    reference: Reference | None = None
-    convert: ConvertOrder | None = None
-    verify: VerifyOrder = VerifyOrder()
-    export: ExportSection | None = ExportSection()
-    build: BuildSection | None = None
-    bundle: BundleSection | None = None
-    bench: BenchSection | None = None
-    report: ReportSection | None = ReportSection()
+    checkpoint: str = Field(description="A checkpoint, an .onnx, or a Hugging Face folder.")
+    extends: str | None = Field(default=None, description="A recipe that says what this one does not.")
+    arch: str | None = Field(
+        default=None, description="What builds the network: timm:NAME, or FILE.py:FUNCTION, which is then run."
+    )
+    method: str = Field(default="auto", description="The method, or auto.")
+    force: bool = Field(default=False, description="Take settings that contradict the checkpoint, and say so.")
+    weights: str | None = Field(default=None, description="Which set of the file, e.g. model_ema.")
+    sha256: str | None = Field(default=None, description="The checkpoint's: another file is refused.")
+    out: str | None = Field(default=None, description="The run's folder; repaconv-out/<stem> of the recipe.")
+    form: str = Field(
+        default="default", description="How graphs are written: default, official, fastest-known or tune's file."
+    )
+    set: dict[str, str | int | float | bool | list[int]] = Field(
+        default={}, description="What the file does not tell, by name."
+    )
+    reference: Reference | None = Field(default=None, description="What somebody else says of this network.")
+    convert: ConvertOrder | None = Field(default=None, description="Convert it, which is lossy, in place of a fold.")
+    verify: VerifyOrder = Field(default=VerifyOrder(), description="What is proved, on which images.")
+    export: ExportSection | None = Field(default=ExportSection(), description="Which graphs are made; false for none.")
+    build: BuildSection | None = Field(default=None, description="An engine, where the target's runtime is here.")
+    bundle: BundleSection | None = Field(default=None, description="What goes to a board that builds its engines.")
+    bench: BenchSection | None = Field(default=None, description="What is measured, and by what it is judged.")
+    report: ReportSection | None = Field(
+        default=ReportSection(), description="The page on which it ends; false for none."
+    )
 
     @property
     def settings(self) -> dict[str, str]:

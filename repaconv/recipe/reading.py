@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from repaconv.errors import UsageProblem, nearest
 from repaconv.orders.knobs import Asked, knobs
-from repaconv.recipe.keys import NOT_HERE, OPTIONAL, SECTIONS, Recipe, own_file
+from repaconv.recipe.keys import NOT_HERE, OPTIONAL, SECTIONS, Recipe, Reference, own_file
 from repaconv.toml import At, Lines, NoToml, Problem, place_of, problems, read_toml
 
 IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
@@ -183,9 +183,17 @@ def _remedy(problem: Problem) -> str:
     if problem.error["type"] == "literal_error":
         known = re.findall(r"'([^']*)'", str(problem.error["ctx"]["expected"]))
         return f"{nearest(str(problem.error['input']), known)}Known: {', '.join(known)}."
-    section, *rest = problem.keys
-    means = [each.knob.help for each in keys_of(section) if rest[:1] == [each.name]] if section in SECTIONS else []
-    return f"It means: {means[0]}" if means else "See docs/how-to/recipes.md."
+    means = _means(*problem.keys[:2])
+    return f"It means: {means}" if means else "See docs/how-to/recipes.md."
+
+
+def _means(section: str, key: str = "") -> str | None:
+    """What a key is for, in the words of its option or of the schema."""
+    if section in SECTIONS and key:
+        return next((each.knob.help for each in keys_of(section) if each.name == key), None)
+    fields = Reference.model_fields if section == "reference" and key else Recipe.model_fields
+    name = key if section == "reference" and key else section
+    return fields[name].description if name in fields else None
 
 
 def _mend(at: At) -> str:

@@ -15,6 +15,18 @@ def did(done) -> dict[str, str]:
     return {each.name: each.did for each in done.steps}
 
 
+def test_what_there_is_to_do_follows_from_the_target(tiny):
+    for target, precision, steps in (
+        ("x86-64", "int8", ["fold", "export fp32", "export int8", "verify", "build", "bench", "report"]),
+        ("orin-nano", "fp32", ["fold", "export fp32", "verify", "bundle", "report"]),
+        ("cpu-torch", "fp32", ["fold", "export fp32", "verify", "bench", "report"]),
+    ):
+        done = rc.deploy(tiny, target=target, precision=precision, dry_run=True)
+        assert did(done) == dict.fromkeys(steps, "would run")
+    assert not Path("repaconv-out").exists()
+
+
+@pytest.mark.slow  # a graph of its own is traced
 def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv):
     done = rc.deploy(tiny, target="orin-nano", precision="fp16", count=2)
     assert done.exit_code == 0, done.checks

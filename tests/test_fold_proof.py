@@ -212,15 +212,17 @@ def test_sizes_of_the_metadata_are_tried():
 
 def test_a_recurrent_layers_state_has_the_batch_of_what_it_reads():
     rows = [
-        ("MatMul", "x w", "1"),
+        ("Mul", "x rate", "0"),
+        ("MatMul", "0 w", "1"),
         ("Transpose", "1", "2", {"perm": [1, 0, 2]}),
         ("Concat", "state 2", "y", {"axis": 0}),
     ]
     weights = {"w": normal(4, 3)}
-    inputs = {"x": (F, (None, None, 4)), "state": (F, (1, None, 3))}
+    inputs = {"x": (F, (None, None, 4)), "state": (F, (1, None, 3)), "rate": (F, ())}
     onnx.save(net_of(rows, weights, inputs, {"y": F}), "net.onnx")
     sizes = rc.fold("net.onnx").sizes.other
     assert sizes["x[0]"] == sizes["state[1]"] > 1
+    assert rc.export("repaconv-out/net", onnx="out.onnx").verdict == "passed"
 
 
 def drawn(net: str) -> dict[str, np.ndarray]:

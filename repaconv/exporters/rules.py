@@ -49,7 +49,7 @@ def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbi
     pixels = [entry.name for entry in model.graph.input if entry.type.tensor_type.elem_type == onnx.TensorProto.UINT8]
     if "uint8" in forbids and pixels:
         found.append(f"pixels in uint8 ({pixels[0]})")
-    free = [entry.name for entry in model.graph.input if entry.type.tensor_type.shape.dim[0].dim_param]
+    free = [entry.name for entry in model.graph.input if any(d.dim_param for d in entry.type.tensor_type.shape.dim[:1])]
     if "dynamic-batch" in forbids and free:
         found.append(f"a free batch in {free[0]}")
     return found

@@ -528,6 +528,9 @@ def test_what_lies_around_a_foreign_operator_folds():
     done = rc.fold("foreign.onnx")
     assert done.operators == {"Conv": 2, "Gelu": 1}
     assert "com.microsoft" in done.left[0]
+    assert done.float64 == ""
+    links = {link.name: link.verdict for link in rc.verify("repaconv-out/foreign").links}
+    assert (links["fold"], links["stored"]) == ("passed", "passed")  # as far as float32 tells
 
 
 def foreign() -> onnx.ModelProto:

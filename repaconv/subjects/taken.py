@@ -70,7 +70,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         batch=batch,
         whole=size is None or not rows,
         sizes=Sizes(usual=found.usual, other=found.other, gain=found.gain, below=found.below, **names),
-        tolerances=_tolerances(usual_rtols(model), rounded),
+        tolerances=_tolerances(usual_rtols(model), rounded, doubled=bool(told)),
         float64=told,
         structure=structure_of(folded.model),
     )
@@ -103,8 +103,9 @@ def _against_float64(given: Evaluated, folded: Evaluated, call: Feeds) -> tuple[
     return (told, rounded) if rounded <= DOUBTED else ("", 0.0)
 
 
-def _tolerances(usual: Mapping[str, float], rounded: float) -> dict[str, float]:
-    """The policy's, but where rounding alone does more."""
+def _tolerances(usual: Mapping[str, float], rounded: float, *, doubled: bool) -> dict[str, float]:
+    """The policy's, but where rounding alone does more; without float64 a fold is held as float32 is."""
+    usual = usual if doubled else {**usual, "fold": usual["onnx"]}
     worse = max(1.0, WORSE * rounded / usual["onnx"])
     return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}
 

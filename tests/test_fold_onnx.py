@@ -533,6 +533,19 @@ def test_what_lies_around_a_foreign_operator_folds():
     assert (links["fold"], links["stored"]) == ("passed", "passed")  # as far as float32 tells
 
 
+def test_scales_of_a_resize_are_float32_in_float64_too():
+    rows = [("Conv", "x w", "1"), ("BatchNormalization", "1 g b m v", "2"),
+            ("Resize", "2 roi s", "3", {"mode": "nearest"}), ("Relu", "3", "y")]  # fmt: skip
+    weights = {"w": normal(4, 4, 3, 3), **{name: normal(4) ** 2 + 1 for name in "gbmv"}}
+    weights |= {"roi": np.zeros(0), "s": np.array([1, 1, 2, 2.0])}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    onnx.save(graph(rows, weights, {"x": (2, 4, 8, 8)}, kind=TensorProto.FLOAT), "net.onnx")
+    assert rc.fold("net.onnx").changes
+    link = rc.verify("repaconv-out/net").links[0]
+    assert (link.name, link.verdict) == ("fold", "passed")
+    assert link.metrics.max_rel_error < 1e-12
+
+
 def foreign() -> onnx.ModelProto:
     """Convolution and norm before and behind an operator of a runtime's own, of whose output no type is known."""
     norms = {f"{name}{i}": normal(4) ** 2 + 1 for name in "gbmv" for i in (1, 2)}

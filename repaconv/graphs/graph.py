@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -234,18 +234,32 @@ TYPED = ("to", "dtype", "output_datatype")
 """Attributes that name a type of number."""
 
 
+SINGLE = {"Resize": 2, "Upsample": 1}
+"""The input that is float32 whatever the others are: scales."""
+
+
 def _retype_graph(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> None:
+    kept = _single(graph.node)
     for weight in graph.initializer:
-        _retype_tensor(weight, kinds)
+        if weight.name not in kept:
+            _retype_tensor(weight, kinds)
     for value in (*graph.input, *graph.output, *graph.value_info):
-        _retype_value(value.type, kinds)
+        if value.name not in kept:
+            _retype_value(value.type, kinds)
     _retype_nodes(graph.node, kinds)
 
 
-def _retype_nodes(nodes: Iterable[onnx.NodeProto], kinds: Mapping[int, int]) -> None:
+def _single(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Names of constants that stay in float32."""
+    places = ((node, SINGLE[node.op_type]) for node in nodes if node.op_type in SINGLE)
+    return {node.input[place] for node, place in places if len(node.input) > place}
+
+
+def _retype_nodes(nodes: Sequence[onnx.NodeProto], kinds: Mapping[int, int]) -> None:
+    kept = _single(nodes)
     for node in nodes:
         for entry in node.attribute:
-            if entry.HasField("t"):
+            if entry.HasField("t") and kept.isdisjoint(node.output):
                 _retype_tensor(entry.t, kinds)
             if entry.HasField("g"):
                 _retype_graph(entry.g, kinds)

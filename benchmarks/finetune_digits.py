@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "train")]
 from convert_digits import MODEL
 from convert_digits import digits as vit_digits
 
@@ -51,8 +49,8 @@ ROWS = (
     Row("dwconv: all six, static", {"blocks": "6", "kind": "static"}),
     Row("dwconv: gates choose half", {"blocks": "3", **FORM}, epochs=10),
     Row("repavit: 75% of the channels idle", {"method": "repavit", **FORM}),
-    Row("nondeep: 3 layers of 2 branches", {"method": "nondeep", **FORM}, epochs=30),
-    Row("riformer", {"method": "riformer", **FORM}, epochs=20, network="pool"),
+    Row("nondeep: 3 layers of 2 branches", {"method": "nondeep", **FORM}, epochs=20),
+    Row("riformer", {"method": "riformer", **FORM}, epochs=10, network="pool"),
 )
 
 
@@ -67,6 +65,7 @@ def networks(wanted: set[str]) -> dict[str, tuple[Path, dict[str, str]]]:
 
 
 def _poolformer() -> Path:
+    sys.path.append(str(Path(__file__).parent / "train"))
     import digits
     import riformer
     from fit import fit

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_converting import DEPTH, HEADS, images, plain_weights
+from finetune_digits import MARK, table
+from test_converting import DEPTH, HEADS, ROOT, images, plain_weights
 from train import textures
 
 import repaconv as rc
@@ -260,6 +261,17 @@ def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):
     assert sorted(net._gates().tolist()) == [0.0] * (DEPTH - 2) + [1.0] * 2
     with pytest.raises(Refused, match="soft"):  # what is not trained does not fold
         rc.fold("repaconv-out/flat-dwconv/converted.safetensors")
+
+
+def test_the_page_has_the_figures_of_the_result():
+    rows = json.loads((ROOT / "benchmarks/results/finetune_digits.json").read_text())["rows"]
+    _, shown, _ = (ROOT / "docs/finetune.md").read_text().split(MARK)
+    assert shown == table(rows)
+    kept = {row["name"]: row for row in rows}
+    assert all(row["trained"] == row["folded"] for row in rows)
+    assert kept["dwconv: half of the blocks"]["trained"] >= kept["dwconv: half of the blocks"]["network"] - 0.01
+    static = kept["dwconv: all six, static"]
+    assert static["trained"] >= static["network"] - 0.025
 
 
 # --- something harder than digits ------------------------------------------------------------------------

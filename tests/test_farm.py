@@ -25,7 +25,7 @@ import repaconv as rc
 from repaconv import registry
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.farm.cluster import _no_answer
-from repaconv.farm.jobs import Job, Model, run_job
+from repaconv.farm.jobs import Job, Model, resolved, run_job
 from repaconv.farm.matrix import read_matrix
 from repaconv.farm.remote import _folder_on, bench_by_ssh, bench_on
 from repaconv.farm.sweep import sweep
@@ -334,11 +334,12 @@ def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, mon
 def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     models = (Model(name="m", sha256="0" * 64),)
-    job = Job.of({"name": "x"}, models, BenchOrder())
+    target = resolved("x86-64")
+    job = Job.of(target, models, BenchOrder())
     with pytest.raises(Refused, match="its hash is another"):
         run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})
-    assert job.id == Job.of({"name": "x"}, models, BenchOrder(baseline="the desk's.json", out="o.json")).id
-    assert job.id != Job.of({"name": "x"}, models, BenchOrder(rounds=3)).id
+    assert job.id == Job.of(target, models, BenchOrder(baseline="the desk's.json", out="o.json")).id
+    assert job.id != Job.of(target, models, BenchOrder(rounds=3)).id
 
 
 # --- ssh --------------------------------------------------------------------------------------------------

@@ -251,9 +251,9 @@ def test_a_profile_of_a_run(tiny, repaconv):
 def test_what_has_no_profile_is_told(tiny):
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     rc.fold(tiny)
-    rc.export(target="x86-64-openvino", image_size=32)
+    rc.export(target="x86-64-openvino", batch=1)
     with pytest.raises(EnvironmentProblem, match="no profile"):
-        rc.bench(target="x86-64-openvino", rounds=2, profile=True)
+        rc.bench(target="x86-64-openvino", rounds=2, batch=1, profile=True)
 
 
 # --- the machine ------------------------------------------------------------------------------------------

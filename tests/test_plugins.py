@@ -30,7 +30,7 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch", "settings", "meta"), one_net_a_method(OWN))
+@pytest.mark.parametrize(("name", "arch", "settings", "meta"), one_net_a_method(OWN, later=("pyra", "dwconv")))
 def test_our_own_methods_hold_the_contract(name, arch, settings, meta, tmp_path):
     check_method(name, arch, tmp_path, settings=settings, meta=meta)
 
@@ -78,12 +78,9 @@ def installed(site, tmp_path) -> dict[str, str]:
 def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
     code = "from pathlib import Path; from repaconv.testing import check_method, write_example; "
     code += "check_method('toy', 'small', Path('.')); write_example('toy', 'small', Path('toy.pth'), 2); "
-    code += "from repaconv.cli.main import main; main(['doctor'])"
-    done = subprocess.run([sys.executable, "-c", code], env=installed, capture_output=True, text=True)
-    assert "toy_plugin:METHOD" in done.stdout, done.stderr
-    cli = [sys.executable, "-m", "repaconv"]
-    fold = subprocess.run([*cli, "fold", "toy.pth", "--format", "json"], env=installed, capture_output=True, text=True)
-    assert json.loads(fold.stdout)["data"]["method"] == "toy"
+    code += "from repaconv.cli.main import main; main(['fold', 'toy.pth', '--format', 'json'])"
+    fold = subprocess.run([sys.executable, "-c", code], env=installed, capture_output=True, text=True)
+    assert json.loads(fold.stdout)["data"]["method"] == "toy", fold.stderr
 
 
 def test_a_broken_plugin_is_a_row_and_no_crash(installed):
@@ -91,6 +88,7 @@ def test_a_broken_plugin_is_a_row_and_no_crash(installed):
     (site / "toy_plugin.py").write_text("raise RuntimeError('half installed')\n")
     cli = [sys.executable, "-m", "repaconv"]
     doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
+    assert "toy_plugin:METHOD" in doctor.stdout
     assert "half installed" in doctor.stdout
     assert "Traceback" not in doctor.stderr
     (site / "toy_plugin.py").write_text("METHOD = BACKBONE = object()  # of another version's contract\n")

@@ -12,7 +12,7 @@ import struct
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from repaconv.checkpoint.pickles import StorageIds, unpickle
 from repaconv.errors import Refused
 
 PIECE = 1 << 18
+WORTH_THREADS = 1 << 24
 UNPACKED = 1 << 26
 """Bytes that compressed records may unpack to beyond four times the file; torch compresses none."""
 
@@ -61,8 +62,8 @@ class ZipChecksums(Checksums):
             # Otherwise it is empty, or from a compressed record, which was held to its CRC when it was read.
             if place >= 0 and tensor.data_ptr() < records[place].address + records[place].size:
                 used.setdefault(records[place], name)
-        with self.path.open("rb") as file, ThreadPoolExecutor() as pool:
-            for record, found in zip(used, pool.map(partial(_crc, file.fileno()), used), strict=True):
+        with self.path.open("rb") as file:
+            for record, found in zip(used, _crcs(file.fileno(), used), strict=True):
                 if found != record.crc:
                     raise Refused(
                         f"{used[record]} is damaged: its bytes in {self.path} have the CRC-32 {found:08x}, "
@@ -70,6 +71,15 @@ class ZipChecksums(Checksums):
                         hint="Download or copy the file again: what is in it is not what was trained.",
                         code="checkpoint.damaged",
                     )
+
+
+def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
+    """Of each record in turn; by all processors where that is worth their threads."""
+    if sum(record.size for record in records) < WORTH_THREADS:
+        yield from map(partial(_crc, file), records)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(partial(_crc, file), records)
 
 
 def _crc(file: int, record: Record) -> int:

@@ -8,7 +8,7 @@ WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
 .PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
-.PHONY: gpu-kit gpu-results gpu-bare docs
+.PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
 	$(BIN)/repaconv demo
@@ -100,6 +100,25 @@ torture: .venv/installed-dev
 mutants: .venv/installed-dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture.planted .mutants
 
+# What CI's machine installs, each file with its hashes: Python 3.11, Linux x86_64, torch's CPU build where pip finds it.
+lock: build/supply/installed
+	printf 'hatchling>=1.25\neditables\n' | UV_FIND_LINKS="$${UV_FIND_LINKS-$$PIP_FIND_LINKS}" build/supply/bin/uv \
+	pip compile --quiet pyproject.toml - --extra dev -c constraints.txt --generate-hashes -o requirements.lock \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
+
+# Instead of `make .venv/installed-dev`: nothing comes in whose hash is not in requirements.lock.
+locked:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch .venv/installed .venv/installed-dev
+
+# The parts that repaconv is made of at run time: build/sbom.json, and docs/licences.md.
+sbom: .venv/installed build/supply/installed
+	build/supply/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	-o build/installed.json .venv/bin/python
+	$(BIN)/python docs/_licences.py build/installed.json build/sbom.json docs/licences.md
+
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py
 	$(BIN)/python benchmarks/train/train.py
@@ -114,5 +133,10 @@ train: .venv/installed-dev
 	[ "$$(uname -sm)" != "Linux x86_64" ] || $(PIP) --no-deps $(TRT_RTX) || echo "no TensorRT-RTX: its tests are skipped"
 	touch $@
 
+build/supply/installed:
+	$(PYTHON) -m venv build/supply
+	build/supply/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 cyclonedx-bom==7.5.0
+	touch $@
+
 clean:
-	rm -rf .venv .torture .mutants .arm build/gpu-kit build/gpu-bare .docker-steps demo-out
+	rm -rf .venv .torture .mutants .arm build/supply build/gpu-kit build/gpu-bare .docker-steps demo-out

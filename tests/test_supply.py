@@ -1,0 +1,62 @@
+"""The lock with its hashes, and the page of licences, agree with pyproject.toml and constraints.txt."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CI = {"python_version": "3.11", "python_full_version": "3.11.7", "sys_platform": "linux", "platform_machine": "x86_64"}
+PINS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def there(lines):
+    """Requirements, by name, that hold on CI's machine."""
+    found = map(Requirement, lines)
+    return {canonicalize_name(each.name): each for each in found if not each.marker or each.marker.evaluate(CI)}
+
+
+LOCKED = re.findall(
+    r"^(\S+)==(\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$", (ROOT / "requirements.lock").read_text(), re.M
+)
+VERSIONS = {name: Version(version) for name, version, _ in LOCKED}
+
+
+def test_every_line_of_the_lock_is_a_version_with_hashes():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert len(LOCKED) == len(VERSIONS) == len([line for line in lines if line and line[0] not in "# "])
+    assert VERSIONS["torch"].local == "cpu"
+    assert {"hatchling", "editables"} <= set(VERSIONS)  # nothing else is fetched to build repaconv
+
+
+@pytest.mark.parametrize("asked", ["dependencies", "dev"])
+def test_the_lock_has_what_the_project_asks_for(asked):
+    lines = PROJECT["dependencies"] if asked == "dependencies" else PROJECT["optional-dependencies"][asked]
+    for name, requirement in there(lines).items():
+        assert name in VERSIONS, f"{name}: make lock"
+        assert requirement.specifier.contains(VERSIONS[name]), f"{requirement}: make lock"
+
+
+def test_the_lock_keeps_to_the_constraints():
+    for name, pin in there(PINS).items():
+        assert name not in VERSIONS or pin.specifier.contains(VERSIONS[name]), f"{pin}: make lock"
+
+
+def test_no_dependency_is_without_its_licence():
+    rows = re.findall(r"^\| (\S+) \| (\S+) \| (.+) \|$", (ROOT / "docs" / "licences.md").read_text(), re.M)
+    told = {name: Version(version) for name, version, _ in rows if name not in ("package", "---")}
+    assert set(there(PROJECT["dependencies"])) <= set(told), "make sbom"
+    assert all(VERSIONS[name] == version for name, version in told.items()), "make sbom"
+    assert not [name for name, _, licence in rows if licence == "not declared"]

@@ -22,8 +22,9 @@ def tune(
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Search the fastest exact form on the target, measured, and write it for `export --form`.
+    """Search the fastest runtime, form, precision and settings on the target, measured, for `export --form`.
 
+    Exact, in float32, unless a loss is allowed.
     Searching again for the same shapes on the same machine costs nothing; a search that was broken off goes on.
     """
 

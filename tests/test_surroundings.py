@@ -18,7 +18,7 @@ import onnx
 import pytest
 from conftest import quick_where
 from onnx import helper
-from torture import checkpoints, graphs, kills, warm
+from torture import checkpoints, graphs, kills, long_kills, warm
 
 import repaconv as rc
 from repaconv import runs
@@ -37,6 +37,15 @@ def _warm():
 @pytest.mark.parametrize("name", quick_where({"fold"}.__contains__, kills.BY_STEPS, ids=str))
 def test_a_stage_that_is_killed_before_any_of_its_steps_completes_by_the_same_command(tmp_path, name):
     assert kills.before_each_step(name, tmp_path) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", long_kills.STAGES)
+def test_a_command_of_many_stages_that_is_killed_at_any_moment_completes_when_it_is_given_again(tmp_path, name):
+    stage, prepare, _ = long_kills.STAGES[name]
+    cases = [kills.case(name, str(number), (stage, prepare), after) for number, after in enumerate((0.1, 0.7))]
+    ends = [case.read(case.make(tmp_path / case.name)) for case in cases]
+    assert ends[0] == "sound"
 
 
 def inside(at):
@@ -164,6 +173,14 @@ def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
         assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
     assert name != "fold" or not (tmp_path / "run").exists()
     assert not kills.told_by(stage, tmp_path)
+
+
+def test_of_two_sweeps_in_a_folder_the_second_says_so(tmp_path):
+    stage, prepare, _ = long_kills.STAGES["sweep"]
+    prepare(tmp_path)
+    with alone_in(tmp_path / "run"):
+        assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_that_is_written_to_while_it_is_folded_is_refused(tmp_path):

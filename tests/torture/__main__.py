@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from torture import checkpoints, crafted, graphs, kills, others, warm
+from torture import checkpoints, crafted, graphs, kills, long_kills, others, warm
 from torture.arena import Case, outcomes
 from torture.page import PAGE, RESULT, collated, written
 
@@ -37,6 +37,7 @@ def batches() -> dict[str, Callable[[], Iterable[Case]]]:
     found |= {f"runs-{n:03}": partial(others.runs_damaged, AT_ONCE, n) for n in range(4)}
     found |= {f"messages-{n:03}": partial(crafted.messages, AT_ONCE, n) for n in range(2)}
     found |= {f"kills-{n:03}": partial(kills.killed, AT_ONCE, n) for n in range(3)}
+    found |= {f"kills-{name}": partial(long_kills.killed, name, 20) for name in long_kills.STAGES}
     return found
 
 

@@ -8,7 +8,6 @@ import os
 import random
 import struct
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -222,7 +221,7 @@ def _read_job(path: Path) -> str:
 @cache
 def _answer() -> dict[str, Any]:
     """What a machine says to a job, measured by a child: runtimes leave threads behind."""
-    told = Path(tempfile.mkdtemp(prefix="torture-answer-"), "answer.json")
+    told = others.scratch("torture-answer-") / "answer.json"
     child = os.fork()
     if not child:
         content = _model()

@@ -66,7 +66,8 @@ def _bare(at: Path) -> None:
     (at / "c.onnx").write_bytes(graphs.convolution().SerializeToString())
 
 
-def _with_a_run(at: Path) -> None:
+def with_a_run(at: Path) -> None:
+    """A run with an export, a verification and an engine."""
     shutil.copytree(others.whole_run(), at, dirs_exist_ok=True)
     fold = at / "run/fold.json"
     fold.write_text(fold.read_text().replace(str(others.whole_run()), str(at)))
@@ -74,7 +75,7 @@ def _with_a_run(at: Path) -> None:
 
 def _without(*names: str) -> Callable[[Path], None]:
     def prepare(at: Path) -> None:
-        _with_a_run(at)
+        with_a_run(at)
         for name in names:
             (at / name).unlink()
 
@@ -83,7 +84,7 @@ def _without(*names: str) -> Callable[[Path], None]:
 
 def _of_other_weights(at: Path) -> None:
     """A run of what the checkpoint was before it was trained on."""
-    _with_a_run(at)
+    with_a_run(at)
     weights = {
         name: 2 * value if value.is_floating_point() else value for name, value in net("riformer").weights.items()
     }
@@ -106,11 +107,11 @@ def _fold_and_export(at: Path) -> object:
 
 STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
     "fold": (_fold, _bare, 0.3, 6),
-    "fold, again": (_fold, _with_a_run, 0.3, 3),
+    "fold, again": (_fold, with_a_run, 0.3, 3),
     "fold, of other weights": (_fold, _of_other_weights, 0.3, 4),
     "fold of a graph": (_fold_graph, _bare, 0.4, 4),
     "build": (_build, _without("run/build/x86-64.json", "run/build/x86-64.onnx"), 0.3, 4),
-    "build, again": (_build, _with_a_run, 0.3, 2),
+    "build, again": (_build, with_a_run, 0.3, 2),
     "verify": (_verify, _without("run/verify.json"), 0.7, 3),
     "convert": (_convert, _plain, 0.6, 4),
     "export": (_export, _without("run/export.json", "run/model.onnx"), 6.0, 1),
@@ -186,8 +187,14 @@ def killed(count: int, seed: int) -> Iterator[Case]:
     for number in range(count):
         name = rng.choice(names)
         stage, prepare, seconds, _ = STAGES[name]
-        read = partial(_killed, stage=stage, after=rng.random() * seconds * _load())
-        yield Case(f"kills: {name}", f"{seed}.{number}", partial(_prepared, prepare), read, alone=True)
+        yield case(name, f"{seed}.{number}", (stage, prepare), rng.random() * seconds)
+
+
+def case(name: str, number: str, killed: tuple[Stage, Callable[[Path], None]], after: float) -> Case:
+    """A stage, with what is there before, killed after so many seconds of a quiet machine."""
+    stage, prepare = killed
+    read = partial(_killed, stage=stage, after=after * _load())
+    return Case(f"kills: {name}", number, partial(_prepared, prepare), read, alone=True)
 
 
 @cache
@@ -248,8 +255,8 @@ def require_whole(at: Path) -> None:
     """Every artefact that is there is whole, and what it names is there as it was written, or refused as such."""
     for path in sorted((at / "run").rglob("*.json")):
         assert stage_of(path), f"{path} is half an artefact"
-    if (at / "run/fold.json").is_file():
-        run = runs.Run(at / "run")
+    for path in (at / "run").rglob("fold.json"):
+        run = runs.Run(path.parent)
         folded = runs.fold_of(run)
         with suppress(Refused):  # it is gone or another, and is told to be
             run.payload(folded.payload)

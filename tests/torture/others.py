@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import io
 import json
@@ -101,10 +102,17 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
+def scratch(prefix: str) -> Path:
+    """A folder that goes with this process."""
+    at = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, at, ignore_errors=True)
+    return at
+
+
 @cache
 def whole_run() -> Path:
     """A run with everything in it that the command line writes, made by a child: runtimes leave threads behind."""
-    at = Path(tempfile.mkdtemp(prefix="torture-run-"))
+    at = scratch("torture-run-")
     child = os.fork()
     if not child:
         os.chdir(at)

@@ -184,6 +184,7 @@ def speed(name: str, into: Path) -> dict[str, Any]:
     exported, _ = graph_of(name, into)
     simple, best, run = into / "simple.onnx", into / "best.onnx", into / "run"
     shutil.rmtree(run, ignore_errors=True)
+    best.unlink(missing_ok=True)  # another network's, which an export of this one would not replace
     onnx.save(onnxsim.simplify(onnx.load(exported))[0], simple)
     repaconv.fold(exported, out=run, force=True)
     repaconv.export(run, onnx=best)

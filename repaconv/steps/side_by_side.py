@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import ImageSize, Profile
 from repaconv.engines.contract import OnCard
-from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem
+from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem, first_line
 from repaconv.orders.stages import BenchOrder
 from repaconv.progress import Progress
 from repaconv.steps.calls import Calls, calls_for, memory_an_image
@@ -182,7 +182,7 @@ def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:
     except Exception as error:
         told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise UsageProblem(
-            f"the model does not run on {told}: {str(error).splitlines()[0]}.",
+            f"the model does not run on {told}: {first_line(error)}.",
             hint="Both models must take the same inputs.",
             code="bench.shape",
         ) from error

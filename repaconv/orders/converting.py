@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
-from repaconv.orders.stages import Classes, Images, Settings, Weights
+from repaconv.orders.shared import Classes, Images, Settings, Weights
 from repaconv.orders.texts import SETTINGS, SHARE
 
 Inputs = Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W], and 'labels' [N] if there are any.")]

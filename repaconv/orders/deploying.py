@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
-from repaconv.orders.stages import Again, Classes, Images, Seed, Settings, Target, Threads, Weights
+from repaconv.orders.shared import Again, Arch, Classes, Images, Rounds, Seed, Settings, Target, Threads, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,7 @@ class DeployOrder(Order):
     inputs: Annotated[str | Path | None, Knob(".npz in place of a folder: 'input' [N, C, H, W], 'labels' [N].")] = None
     count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None
     method: Annotated[str, Knob("The method, or auto.")] = "auto"
-    arch: Annotated[
-        str | None,
-        Knob("What builds the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION, which is then run."),
-    ] = None
+    arch: Arch = None
     settings: Settings = None
     weights: Weights = None
     rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=10)] = None
@@ -45,7 +42,7 @@ class CompareOrder(Order):
     speed: Annotated[bool, Knob("Also measure both, interleaved, on the target.", option=("--speed",))] = False
     target: Target = "x86-64"
     threads: Threads = None
-    rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)] = None
+    rounds: Rounds = None
     rtol: Annotated[
         float | None, Knob("Largest difference of each image's outputs; the policy's if left out, e.g. 1e-4.")
     ] = None

@@ -1,4 +1,4 @@
-"""What each stage may be asked for: the only place where a knob has its type, its default and its words.
+"""What each stage may be asked for: each knob with its type, its default and its words; see `shared` for those of many.
 
 A field stands where its option stands in the command's help. What a stage is of (a checkpoint, a run, a model) is no
 field: it is the stage's first argument.
@@ -12,32 +12,36 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
-from repaconv.orders.texts import BATCH, LINKS, NAMES, SETTINGS, SHARE, SIZE, TOLERANCES
+from repaconv.orders.shared import (
+    AcceptInconclusive,
+    Again,
+    Against,
+    Arch,
+    Checkpoint,
+    Classes,
+    Deployed,
+    Images,
+    ImagesACall,
+    ImageSize,
+    OfTheRun,
+    Rounds,
+    Scheduler,
+    Seed,
+    Settings,
+    Sha256,
+    Target,
+    Threads,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    Unverified,
+    Weights,
+    Workspace,
+)
+from repaconv.orders.texts import BATCH, LINKS, NAMES, SHARE, SIZE, TOLERANCES
 
-Target = Annotated[str, Knob("A target's name, or the path of a .toml.")]
-Images = Annotated[str | Path | None, Knob("A folder of images, or of one folder a class.")]
-Classes = Annotated[str | Path | None, Knob("Class names, one a line, where the folders' order is another.")]
-Unverified = Annotated[bool, Knob("Go on behind a failed verdict, and record it.")]
-Settings = Annotated[
-    Mapping[str, str] | None,
-    Knob("What the file does not tell.", option=("--set",), metavar="NAME=VALUE", text=SETTINGS),
-]
-Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
-Sha256 = Annotated[str | None, Knob("The file's SHA-256: another file is refused.", metavar="HEX")]
-Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
-OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
-ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
 LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
 Objective = Annotated[str, Knob("latency of a call, or throughput: images a second of several calls at once.")]
-Deployed = Annotated[str | Path | None, Knob("Of the run's ONNX models; tune's file brings runtime and settings.")]
-Threads = Annotated[int | None, Knob("Of one inference; the target's if left out.", least=1)]
-Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]
-Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]
-AcceptInconclusive = Annotated[bool, Knob("Write a baseline even of an inconclusive measurement.", recorded=False)]
-Scheduler = Annotated[str | None, Knob("Of a Dask cluster with workers of the target.", metavar="tcp://HOST:PORT")]
-TlsCa = Annotated[Path | None, Knob("The cluster's certificate authority.", recorded=False)]
-TlsCert = Annotated[Path | None, Knob("This machine's certificate.", recorded=False)]
-TlsKey = Annotated[Path | None, Knob("Its key.", recorded=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +58,7 @@ class FoldOrder(Order):
     """What `repaconv.fold` may be asked for."""
 
     method: Annotated[str, Knob("The method, or auto.", recorded=False)] = "auto"
-    arch: Annotated[
-        str | None,
-        Knob("What builds the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION, which is then run."),
-    ] = None
+    arch: Arch = None
     settings: Settings = None
     weights: Weights = None
     sha256: Sha256 = None
@@ -151,11 +152,11 @@ class BenchOrder(Order):
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"
     form: Deployed = None
-    against: Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")] = None
+    against: Against = None
     threads: Threads = None
     batch: ImagesACall = None
-    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
-    rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)] = None
+    image_size: ImageSize = None
+    rounds: Rounds = None
     protocol: Annotated[str | None, Knob("A paper's: repavit, nondeep, nondeep-throughput, dwconv, riformer.")] = None
     profile: Annotated[bool, Knob("Also say where the time goes, node by node.")] = False
     baseline: Annotated[str | Path | None, Knob("A committed file of baselines, by machine.", recorded=False)] = None
@@ -186,7 +187,7 @@ class EstimateOrder(Order):
     precision: OfTheRun = "fp32"
     threads: Threads = None
     batch: ImagesACall = None
-    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
+    image_size: ImageSize = None
     unverified: Unverified = False
     out: Annotated[
         str | Path | None,
@@ -252,9 +253,6 @@ class BundleOrder(Order):
         str | Path | None,
         Knob("The bundle; build/<target>.tar.gz of the run.", option=("-o", "--out"), recorded=False),
     ] = None
-
-
-Again = Annotated[bool, Knob("Run every step, also those that stand: of which nothing has changed.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
-from repaconv.orders.stages import Deployed, ImagesACall, OfTheRun, Seed, Target, Unverified
-from repaconv.orders.texts import SIZE
+from repaconv.orders.shared import Against, Deployed, ImagesACall, ImageSize, OfTheRun, Rounds, Seed, Target, Unverified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +17,12 @@ class ThroughputOrder(Order):
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"
     form: Deployed = None
-    against: Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")] = None
+    against: Against = None
     streams: Annotated[int | None, Knob("Calls at once; one for every core if left out.", least=1)] = None
     threads: Annotated[int | None, Knob("Of a call; 1 if left out.", least=1)] = None
     batch: ImagesACall = None
-    image_size: Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)] = None
-    rounds: Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)] = None
+    image_size: ImageSize = None
+    rounds: Rounds = None
     seed: Seed = 0
     unverified: Unverified = False
     out: Annotated[

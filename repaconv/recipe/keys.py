@@ -10,7 +10,8 @@ from pydantic import Field
 from repaconv.artefacts import Record
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import Knob, Order, knobs
-from repaconv.orders.stages import BenchOrder, BuildOrder, BundleOrder, ExportOrder, Target, VerifyOrder
+from repaconv.orders.shared import Target
+from repaconv.orders.stages import BenchOrder, BuildOrder, BundleOrder, ExportOrder, VerifyOrder
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 

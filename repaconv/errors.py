@@ -78,6 +78,22 @@ class Refused(RepaconvError):
     exit_code = 4
 
 
+class SettingNeeded(Refused):
+    """What only the user can tell was not told (exit 4).
+
+    Args:
+        name: The setting.
+        example: A value that it might have.
+        instead: A setting that was given and is probably it, misspelt.
+    """
+
+    def __init__(self, message: str, name: str, example: str, instead: str = "") -> None:
+        misspelt = f", in place of --set {instead}" if instead else ""
+        hint = f"Give it with --set {name}=..., e.g. {example}{misspelt}."
+        super().__init__(message, hint=hint, code="setting.needed")
+        self.name, self.example = name, example
+
+
 class Inconclusive(RepaconvError):
     """The measurement does not allow a verdict (exit 5)."""
 
@@ -108,5 +124,10 @@ def require_module(module: str, called: str, hint: str) -> Any:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What was probably meant, as the beginning of a hint; empty if nothing is near."""
-    near = get_close_matches(name, list(known), 1)
-    return f"Did you mean {near[0]}? " if near else ""
+    near = near_to(name, known)
+    return f"Did you mean {near}? " if near else ""
+
+
+def near_to(name: str, known: Iterable[str]) -> str:
+    """The one of them that is nearest, if any is near."""
+    return next(iter(get_close_matches(name, list(known), 1)), "")

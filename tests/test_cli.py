@@ -256,6 +256,22 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
     assert (code, "Did you mean" in err) == (2, True)
 
 
+def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(repaconv):
+    weights = registry.load(registry.METHODS, "repavit").example("tiny", 0)
+    torch.save({"model": weights}, "heads.pth")
+    code, out, err = repaconv("inspect", "heads.pth")
+    assert (code, "cannot be folded" in out) == (0, True)
+    assert "next repaconv fold heads.pth --set num_heads=N" in " ".join(err.split())
+    example = repaconv("fold", "heads.pth", "--set", "heads=4")[2].partition("e.g. ")[2]
+    assert "in place of --set heads" in example
+    assert repaconv("new-recipe", "heads.pth")[0] == 0
+    recipe = Path("heads.toml").read_text().replace("# num_heads", "num_heads").split("[verify]")[0]
+    assert "mended: no tensor tells" in recipe
+    Path("heads.toml").write_text(recipe)
+    assert repaconv("run", "heads.toml", "--dry-run")[0] == 0
+    assert "They are of repavit." in " ".join(repaconv("fold", "heads.pth", "--method", "riformer")[2].split())
+
+
 def test_no_color_is_no_bold_either(monkeypatch):
     from repaconv.cli import render
 

@@ -34,6 +34,13 @@ def test_repavit():
         assert row.agrees or row.remark
 
 
+@pytest.mark.parametrize("arch", ["tiny-swin", "tiny-poolformer", "tiny-mixer"])
+def test_a_published_net_of_each_family_is_read(arch):
+    """On the meta device, where no tensor has values: the table and every report count it there."""
+    published = REPAVIT.published(arch)
+    assert cost_of(published.deploy, published.input_shape).macs
+
+
 def test_a_count_by_hand():
     """C = 192, 12 blocks, 197 tokens: qkv, proj, idle, and fc1 and fc2 on A = 2C; 196 patches; the head."""
     tiny = REPAVIT.published("deit-tiny/0.50")

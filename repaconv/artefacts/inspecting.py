@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from repaconv.artefacts.records import SCHEMA_VERSION, Cost, Fact, Known, Origin, Record, WeightSet
 
 
@@ -14,7 +16,8 @@ class BlockCost(Record):
 
 
 class Inspection(Record):
-    """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded.
+    """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded;
+    ``lacks`` are the settings without which it cannot, each with an example.
 
     ``networks`` are told where no method knows it: several exact ones compute different things with equal tensors.
     """
@@ -32,6 +35,7 @@ class Inspection(Record):
     backbone: str | None = None
     facts: tuple[Fact, ...] = ()
     problems: tuple[str, ...] = ()
+    lacks: dict[str, str] = Field(default_factory=dict)
     training: Cost | None = None
     deploy: Cost | None = None
     blocks: tuple[BlockCost, ...] = ()

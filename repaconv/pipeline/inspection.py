@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv import registry
 from repaconv.artefacts import BlockCost, Inspection
 from repaconv.backbones.sizes import require_size
-from repaconv.errors import Refused
+from repaconv.errors import Refused, SettingNeeded
 from repaconv.steps.common import contradictions
 from repaconv.steps.pinning import require_pinned
 from repaconv.subjects.origin import choose_method, understood
@@ -56,7 +56,8 @@ def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
     try:
         reading = understood(method, found, settings)
     except Refused as error:
-        return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),)})
+        lacks = {error.name: error.example} if isinstance(error, SettingNeeded) else {}
+        return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),), "lacks": lacks})
     return seen.model_copy(update=_understood(found, method.name, reading))
 
 

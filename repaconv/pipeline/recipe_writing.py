@@ -97,9 +97,20 @@ def _settings(seen: Inspection) -> Iterator[str]:
         yield ""
         yield "[set]                          # what the file does not tell"
     for problem in seen.problems:
-        yield f"# To be mended: {problem}"
+        yield f"# To be mended: {problem.partition(' Give it with --set')[0] if seen.lacks else problem}"
+    for name, example in seen.lacks.items():
+        yield f"# {name} = {_example(example)}".ljust(30) + " # an example"
     for fact in open_ones:
         yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {UNTOLD}"
+
+
+def _example(text: str) -> str:
+    """A number as TOML has it, or a word."""
+    try:
+        float(text)
+    except ValueError:
+        return _value(text)
+    return text
 
 
 def _fact(fact: Fact) -> str:

@@ -181,7 +181,8 @@ def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: st
         source = f"width {width} and depth {depth}, as in the published models"
         heads = knobs.take("num_heads", positive, default, default, source, free=True)
     else:
-        heads = knobs.need("num_heads", positive, "3", f"no tensor tells how {width} channels are split into heads")
+        example = next(str(heads) for heads in (3, 4, 2, 1) if not width % heads)
+        heads = knobs.need("num_heads", positive, example, f"no tensor tells how {width} channels are split into heads")
     if width % heads:
         raise Refused(
             f"{width} channels do not split into {heads} heads.",

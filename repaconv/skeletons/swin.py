@@ -128,10 +128,11 @@ def _masked(tensors: Mapping[str, Tensor], patch: int, windows: Sequence[int]) -
 
 
 def _require_indices(tensors: Mapping[str, Tensor], tables: Sequence[Tensor]) -> None:
-    """Refuse pairs of tokens whose row of the table of biases is not there."""
+    """Refuse pairs of tokens whose row of the table of biases is not there; a published net has none to read."""
     for name, index in tensors.items():
         match = re.match(r"layers\.(\d+)\.blocks\.\d+\.attn\.relative_position_index$", name)
-        rows = len(tables[int(match[1])]) if match and int(match[1]) < len(tables) and index.numel() else 0
+        known = match and int(match[1]) < len(tables) and index.numel() and not index.is_meta
+        rows = len(tables[int(match[1])]) if match and known else 0
         if rows and not 0 <= int(index.min()) <= int(index.max()) < rows:
             raise Refused(
                 f"{name} counts from {int(index.min())} to {int(index.max())} in a table of {rows} rows.",

@@ -47,9 +47,18 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     require_base(checkpoint)
     raise Refused(
         f"{checkpoint.path} has no keys of {wanted if wanted != 'auto' else 'any method that is known here'}.",
-        hint=f"Known methods: {', '.join(registry.registered(registry.METHODS))}. See `repaconv inspect`.",
+        hint=_another(checkpoint, wanted)
+        + f"Known methods: {', '.join(registry.registered(registry.METHODS))}. See `repaconv inspect`.",
         code="method.mismatch",
     )
+
+
+def _another(checkpoint: Checkpoint, wanted: str) -> str:
+    """Whose keys they are, where another method was asked for."""
+    try:
+        return f"They are of {choose_method(checkpoint, 'auto')[0].name}. " if wanted != "auto" else ""
+    except RepaconvError:
+        return ""
 
 
 def load_method(name: str) -> Method:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from repaconv.artefacts import Fact
 from repaconv.checkpoint import read_mmconfig
-from repaconv.errors import Refused, UsageProblem, nearest
+from repaconv.errors import SettingNeeded, UsageProblem, near_to, nearest
 
 T = TypeVar("T")
 
@@ -95,10 +95,10 @@ class Knobs:
         """One value that only the file or the user can give.
 
         Raises:
-            Refused: Naming the setting, if neither does; ``why`` says why it cannot be known.
+            SettingNeeded: If neither does; ``why`` says why it cannot be known.
         """
         if name not in self._left and found is None:
-            raise Refused(f"{why}.", hint=f"Give it with --set {name}=..., e.g. {example}.", code="setting.needed")
+            raise SettingNeeded(f"{why}.", name, example, near_to(name, self._left))
         return self.take(name, parse, parse(example), found, source)
 
     def done(self) -> None:

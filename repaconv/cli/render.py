@@ -153,8 +153,9 @@ def next_step(command: str, done: Record) -> None:
     took = short(str(getattr(getattr(done, "origin", None), "path", "")))
     if "{took}" in NEXT[command] and not took:
         return
-    lacks = getattr(done, "lacks", {})
-    if command == "inspect" and getattr(done, "problems", ()) and not lacks:
+    lacks: dict[str, str] = getattr(done, "lacks", {})
+    problems: tuple[str, ...] = getattr(done, "problems", ())
+    if command == "inspect" and problems and not lacks:
         return  # they say what to do
     named = {name: getattr(done, name, "") for name in ("target", "recipe")}
     words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)

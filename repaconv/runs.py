@@ -233,6 +233,7 @@ def find_run(given: Path | None) -> Run:
 
     Raises:
         UsageProblem: If there is none.
+        Refused: If what was given is not there.
     """
     if given is None:
         if not LATEST.is_file():
@@ -242,6 +243,8 @@ def find_run(given: Path | None) -> Run:
                 code="run.none",
             )
         given = OUT / LATEST.read_text().strip()
+    elif not given.exists():
+        raise Refused(f"there is no {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)
     if not run.fold_json.is_file():
         raise UsageProblem(

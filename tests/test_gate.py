@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import onnx
 import pytest
 import torch
 import xmlschema
+import yaml
 from conftest import SHARED, one_net_a_method
 from faults import wrong_initializer
 
@@ -391,8 +393,77 @@ def test_a_lossy_link_says_what_its_pass_means_at_its_line(tmp_path):
         assert "accuracy was not looked at" in check.message
 
 
+ACTION = HERE.parent / ".github" / "actions" / "gate" / "action.yml"
+
+
+def act(folder: Path, **inputs: str) -> tuple[int, dict[str, str], str, list[str]]:
+    """The action's steps as its platform runs them, by a runner of our own: no platform is here.
+
+    Returns:
+        The exit code of the step that failed, or 0; what the steps gave out; the summary; what of others was not run.
+    """
+    action = yaml.safe_load(ACTION.read_text())
+    given = {name: each.get("default", "") for name, each in action["inputs"].items()} | inputs
+    outputs, summary, others, code = folder / "outputs", folder / "summary", [], 0
+    places = {"GITHUB_OUTPUT": outputs, "GITHUB_STEP_SUMMARY": summary, "GITHUB_ACTION_PATH": ACTION.parent}
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for step in action["runs"]["steps"]:
+        condition = step.get("if", "")
+        if wanted := re.fullmatch(r"inputs\.(\w+) != '(\w*)'", condition):
+            condition = "" if given[wanted[1]] != wanted[2] else "never"
+        if condition not in ("", "always()") or (code and condition != "always()"):
+            continue
+        if "uses" in step:
+            others.append(step["uses"])
+            continue
+        told = {
+            name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: given[found[1]], text)
+            for name, text in step.get("env", {}).items()
+        }
+        environment = {**os.environ, **{name: str(place) for name, place in places.items()}, **told, "PATH": path}
+        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        code = subprocess.run(shell, cwd=folder, env=environment, check=False).returncode or code
+    given_out = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
+    return code, given_out, summary.read_text(), others
+
+
+def test_the_steps_of_the_action_run_and_leave_what_they_say(tmp_path, capfd):
+    recipe(tmp_path / "recipes", "[verify]\nimage = 'x'\n", name="wrong")
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@" > installed\n')
+    (tmp_path / "python").chmod(0o755)
+    code, given_out, summary, others = act(tmp_path, recipes="recipes/*.toml")
+    assert (code, given_out) == (2, {"exit-code": "2"})
+    assert "::error file=recipes/wrong.toml,line=" in capfd.readouterr().out
+    assert "wrong.toml" in summary
+    assert (tmp_path / "repaconv-gate.xml").is_file()
+    assert (tmp_path / "installed").read_text() == f"-m pip install {ACTION.parent}/../../..\n"
+    assert [name.partition("@")[0] for name in others] == ["actions/setup-python", "actions/upload-artifact"]
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_action_pass_what_is_sound(tmp_path):
+    recipe(tmp_path / "recipes", "[export]\nsimplify = false\n", name="sound")
+    code, given_out, summary, _ = act(tmp_path, recipes="recipes/*.toml", install="none", python="")
+    assert (code, given_out, "sound.toml" in summary) == (0, {"exit-code": "0"}, True)
+
+
+def test_the_hook_gates_the_recipes_that_a_commit_changes(tmp_path, monkeypatch):
+    """What pre-commit does with it: the entry, split as a shell would, and the files that the pattern finds."""
+    (hook,) = yaml.safe_load((HERE.parent / ".pre-commit-hooks.yaml").read_text())
+    wrong = recipe(tmp_path / "recipes", "[verify]\nimage = 'x'\n", name="wrong")
+    staged = ["recipes/wrong.toml", "recipes/wrong.pth", "pyproject.toml"]
+    files = [name for name in staged if re.search(hook["files"], name)]
+    assert files == ["recipes/wrong.toml"]
+    program, *words = hook["entry"].split()
+    assert (program, hook["language"]) == ("repaconv", "system")
+    monkeypatch.chdir(tmp_path)
+    done = shell(*words, *files)
+    assert done.returncode == 2
+    assert wrong.name in done.stdout
+
+
 def test_the_action_calls_the_gate_with_options_that_it_has(repaconv):
-    action = (HERE.parent / ".github" / "actions" / "gate" / "action.yml").read_text()
+    action = ACTION.read_text()
     assert "repaconv gate" in action
     options = set(re.findall(r"(--[a-z][a-z-]+)", action)) - {"--upgrade"}
     told = repaconv("gate", "--help")[1]

@@ -110,7 +110,8 @@ def _usage(problem: BaseException, command: str) -> UsageProblem:
         if command in {c.name or _name(c) for c in app.registered_commands}
         else ("repaconv --help")
     )
-    return UsageProblem(message.rstrip(".") + ".", hint=f"See `{help_command}`.", code="usage.arguments")
+    told = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
+    return UsageProblem(told, hint=f"See `{help_command}`.", code="usage.arguments")
 
 
 def _name(command: Any) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from repaconv import registry, runs
 from repaconv.artefacts import Check, RecipeRun
-from repaconv.errors import RepaconvError, UsageProblem
+from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.orders.deploying import DeployOrder
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import GateOrder
@@ -38,8 +38,11 @@ def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress 
 
     Raises:
         UsageProblem: If there is no such target, or it does not compute in that precision.
+        Refused: If there is no such checkpoint.
     """
     device, source = load_target(order.target), Path(checkpoint)
+    if not source.exists():
+        raise Refused(f"there is no {source}.", hint="Check its path.", code="checkpoint.missing")
     known = [each for each in runs.PRECISIONS if each in device.precisions]
     if order.precision not in known:
         raise UsageProblem(

@@ -176,7 +176,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
         Refused: If there is one of another file or other settings: its exports are not this stage's to remove.
     """
     if source is not None and not Path(source).exists():
-        raise UsageProblem(
+        raise Refused(
             f"there is no file and no folder {source}.", hint="Give a checkpoint or a run's folder.", code="tune.none"
         )
     if source is None or Path(source).is_dir():

@@ -193,8 +193,9 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"{others[0]!r} is no array")
             return found
     except Exception as error:  # numpy, zipfile and zlib raise whatever they meet; TypeError: a lone .npy
+        what = f"is not a readable .npz: {said_by(error)}" if path.exists() else "is not there"
         raise Refused(
-            f"{path} is not a readable .npz: {said_by(error)}.",
+            f"{path} {what}.",
             hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",
             code="inputs.unreadable",
         ) from error

@@ -223,6 +223,32 @@ def test_a_reader_that_has_seen_enough_fails_nothing(tiny):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("repaconv fold c.pth --method rep", {"repavit", "repconv"}),
+        ("repaconv bench --target orin", {"orin-agx", "orin-nano"}),
+        ("repaconv verify ", {"repaconv-out/tiny"}),
+        ("repaconv export --precision f", {"fp16", "fp32"}),
+        ("repaconv gate ", {"recipes/one.toml"}),
+        ("repaconv ta", {"table", "targets"}),
+    ],
+)
+def test_tab_completes_names_and_imports_nothing_heavy(typed, offered, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for path in ("repaconv-out/tiny/fold.json", "recipes/one.toml", "pyproject.toml"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+    line = {"COMP_WORDS": typed, "COMP_CWORD": str(len(f"{typed}|".split()) - 1)}
+    tab = (
+        "import atexit, sys; from repaconv.cli.main import main; "
+        "atexit.register(lambda: sys.stderr.write(' '.join({'torch', 'numpy', 'onnx'} & {*sys.modules}))); main()"
+    )
+    environment = {**os.environ, **line, "_REPACONV_COMPLETE": "complete_bash"}
+    done = subprocess.run([sys.executable, "-c", tab], capture_output=True, text=True, check=True, env=environment)
+    assert (set(done.stdout.split()), done.stderr) == (offered, "")
+
+
 def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

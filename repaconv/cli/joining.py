@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from repaconv.cli.completing import completion_of
 from repaconv.cli.render import show_all
 from repaconv.orders.knobs import Asked, Order, knobs
 
@@ -24,7 +26,7 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
             if name in orders:
                 yield from map(_option, knobs(orders[name]))
             else:
-                yield parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+                yield parameter.replace(annotation=_completed(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         if "quiet" in own:
             all_of_it = typer.Option(False, "-v", "--verbose", help="Show every row and every column.")
             yield Parameter("verbose", Parameter.KEYWORD_ONLY, default=all_of_it, annotation=bool)
@@ -47,9 +49,22 @@ def _is_order(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Order)
 
 
+def _completed(name: str, hint: Any) -> Any:
+    """The hint of an argument or an option, with what a shell offers for it; hints of several commands are one."""
+    offered, described = completion_of(name), getattr(hint, "__metadata__", ())
+    if offered is None or not described:
+        return hint
+    parameter = copy(described[0])
+    parameter.autocompletion = offered
+    return Annotated[hint.__origin__, parameter]
+
+
 def _option(field: Asked) -> Parameter:
     """A field as Typer reads it."""
     knob = field.knob
     names = knob.option or (() if field.default is True else (field.option,))
-    option = typer.Option(field.typed_default, *names, help=knob.help, metavar=knob.metavar, min=knob.least)
+    offered = completion_of(field.name)
+    option = typer.Option(
+        field.typed_default, *names, help=knob.help, metavar=knob.metavar, min=knob.least, autocompletion=offered
+    )
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)

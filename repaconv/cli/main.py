@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,12 +23,15 @@ from repaconv.cli import overview
 from repaconv.cli import fleet, house, tuning
 
 # isort: split
+from repaconv.cli.completing import name_of, named_alone
 from repaconv.cli.options import app
 from repaconv.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
 from repaconv.still import require_none_cut
 
 COMMANDS = (stages, converting, running, overview, tuning, fleet, house)
 """Where the commands are: importing them registers each."""
+COMPLETING = "_REPACONV_COMPLETE"
+"""Set by the script of `repaconv --install-completion`."""
 
 
 @app.callback(invoke_without_command=True)
@@ -55,6 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # names of files may be no text
+    if COMPLETING in os.environ:
+        app.registered_commands = named_alone(app.registered_commands, os.environ)
     given = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
@@ -106,16 +111,10 @@ def _of_the_machine(problem: Exception) -> EnvironmentProblem:
 def _usage(problem: BaseException, command: str) -> UsageProblem:
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
     help_command = (
-        f"repaconv {command} --help"
-        if command in {c.name or _name(c) for c in app.registered_commands}
-        else ("repaconv --help")
+        f"repaconv {command} --help" if command in map(name_of, app.registered_commands) else ("repaconv --help")
     )
     told = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
     return UsageProblem(told, hint=f"See `{help_command}`.", code="usage.arguments")
-
-
-def _name(command: Any) -> str:
-    return str(command.callback.__name__) if command.callback else ""
 
 
 def _report(problem: RepaconvError, command: str, given: list[str]) -> int:

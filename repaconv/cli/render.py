@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from repaconv.errors import RepaconvError
-from repaconv.files import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,6 +82,8 @@ def _colours() -> Literal["auto"] | None:
 
 def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
     """Print the JSON envelope, the same for success and for every failure."""
+    from repaconv.files import finite  # brings pydantic, which Tab and --help do without
+
     statuses = {0: "ok", 1: "failed", 5: "inconclusive"}
     found = [{"code": error.code, "message": error.message, "hint": error.hint} for error in errors]
     whole = {

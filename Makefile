@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
-.PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
+.PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -34,7 +34,12 @@ arm: .venv/installed-dev
 docker-steps:
 	$(PYTHON) tests/docker_steps.py .docker-steps
 
-bench-deploy: .venv/installed
+# Row by row into benchmarks/results/deploy_peers.jsonl; broken off, it goes on. ROWS: names, `--list` says which.
+bench-deploy: .venv/installed-dev build/nncf/installed
+	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers $(if $(ROWS),--rows $(ROWS)) \
+	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),300) $(if $(SECONDS),--seconds $(SECONDS))
+
+bench-hand: .venv/installed
 	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/deploy_forms.json
 
 bench-convert: .venv/installed-dev
@@ -131,6 +136,13 @@ train: .venv/installed-dev
 .venv/installed-dev: .venv/installed
 	$(PIP) -e ".[dev]"
 	[ "$$(uname -sm)" != "Linux x86_64" ] || $(PIP) --no-deps $(TRT_RTX) || echo "no TensorRT-RTX: its tests are skipped"
+	touch $@
+
+# NNCF brings what ours has no use for: an environment of its own, for the rows of bench-deploy that are its.
+build/nncf/installed:
+	$(PYTHON) -m venv build/nncf
+	build/nncf/bin/pip install --quiet --disable-pip-version-check -c constraints.txt nncf==3.4.0 openvino onnx \
+	|| echo "no NNCF: its rows say so"
 	touch $@
 
 build/supply/installed:

@@ -24,7 +24,7 @@ TAIL = """
 ## What pays on x86-64 with ONNX Runtime
 
 float32, one thread, batch 1, times as fast as the exported graph without it, process time on an AMD EPYC with AVX-512
-(`make bench-deploy` has the whole against what is made by hand):
+(`make bench-hand` has the whole against what is made by hand):
 
 - `read-tokens`: 1.05 to 1.12 where a class token is read; the last block then computes one row.
 - `attention-op`: 1.02 to 1.06, by the transposes that it saves; more the narrower the heads.

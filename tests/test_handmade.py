@@ -7,13 +7,17 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import peers.__main__ as peers
 import pytest
 import torch
 from conftest import TINY
 from deploy_table import markdown
 from handmade import dwconv, nondeep, pyra, repavit, riformer
+from peers import page
+from peers.nets import NETS
 
-from repaconv import registry
+from repaconv import models, registry
 from repaconv.checkpoint import read_checkpoint
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import ARCHS
@@ -72,7 +76,25 @@ def test_dwconv(tmp_path):
     assert error_of("dwconv", checkpoint, lambda c: dwconv.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
 
 
+def test_a_gated_net_by_hand():
+    net = next(net for net in NETS if net.name == "dwconv-digits")
+    double = {**net.checkpoint(), "model": in_double(net.checkpoint()["model"])}
+    held = torch.from_numpy(np.load(models.HELD_OUT)["input"][:3]).double()
+    found = read_checkpoint(models.checkpoint("dwconv"))
+    form = choose_method(found, "dwconv")[0].read(found, {})
+    training = form.module().double()
+    training.load_state_dict(in_double(form.tensors))
+    with torch.no_grad():
+        assert (net.by_hand(double)(held) - training(held)).abs().max() < 1e-10
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_page_of_the_peers_shows_the_result():
+    assert page.written(peers.kept(peers.RESULT)) == (ROOT / "docs" / "peers.md").read_text()
+
+
 def test_the_page_shows_the_result():
-    root = Path(__file__).resolve().parents[1]
-    result = json.loads((root / "benchmarks/results/deploy_forms.json").read_text())
-    assert markdown(result) in (root / "docs" / "benchmarks.md").read_text()
+    result = json.loads((ROOT / "benchmarks/results/deploy_forms.json").read_text())
+    assert markdown(result) in (ROOT / "docs" / "benchmarks.md").read_text()

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 import repaconv as package
 from repaconv import registry
-from repaconv.artefacts import Change, Deployment, ExportArtefact, Ratio, TuneArtefact
+from repaconv.artefacts import Candidate, Change, Deployment, ExportArtefact, Ratio, TuneArtefact
 from repaconv.backbones.metaformer import MetaFormer
 from repaconv.engines.openvino import OpenVino
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
@@ -31,10 +31,12 @@ from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
 from repaconv.methods.riformer import METHOD
 from repaconv.pipeline import tuning
+from repaconv.proof.data import random_inputs
 from repaconv.steps import candidates, judging
 from repaconv.steps.arms import Called, starts
 from repaconv.steps.arms import Machine as Runtimes
 from repaconv.steps.common import load_target
+from repaconv.steps.inputs import Split
 from repaconv.subjects.proved import Proving, exported_graph
 from repaconv.subjects.subject import GraphSpec
 
@@ -346,7 +348,9 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     assert loose.model_sha256
     judged = [row for row in loose.candidates if row.link]
     assert {row.deployment.precision for row in judged} == {"fp16", "int8"}
-    assert all(row.disagreement is not None and row.link.metrics.images == 32 for row in judged)
+    assert all(row.disagreement is not None and row.link.metrics.images == 16 for row in judged)
+    assert loose.images.endswith("32 calibrate, 16 choose, the other 16 judge")
+    assert (loose.link.metrics.images, loose.link.verdict) == (16, "passed")
     other = package.fold(saved("second.pth", 2), num_heads=3)
     with pytest.raises(Refused, match="judged of other weights"):
         package.export("repaconv-out/second", form=loose.wrote[0])
@@ -393,7 +397,33 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     assert (row.told == "failed as a link") == (classes == 1)
     assert (row.disagreement, row.link.verdict) == (0, "failed" if classes == 1 else "passed")
     of = {image.tobytes() for image in calibrated}, {image.tobytes() for image in judged}
-    assert (len(of[0]), len(of[1]), of[0] & of[1]) == (4, 4, set())
+    assert (len(of[0]), len(of[1]), of[0] & of[1]) == (4, 2, set())
+
+
+def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way():
+    places = Split.of(random_inputs((1, 2, 2), count=100, seed=0)).halved()
+    parts = [set(places.fitting), set(places.choosing), set(places.judging)]
+    assert [len(part) for part in parts] == [32, 34, 34]
+    assert set.union(*parts) == set(range(100))
+    exact, other, low = (Deployment(target="here", runtime=name, rewrites=()) for name in ("one", "two", "two"))
+    low = low.model_copy(update={"precision": "int8"})
+    rows = [Candidate(deployment=low, ratio=ratio_of(3.0), told="the fastest")]
+    rows += [Candidate(deployment=other, ratio=ratio_of(1.2), told="finalist"), Candidate(deployment=exact, told="")]
+
+    class Judged:
+        def __init__(self, told):
+            self.told = told
+
+        def held_out(self, _way):
+            return judging.Loss(0.01, None, self.told)
+
+    assert judging.reported(rows, Judged(""), exact) == (rows, judging.Loss(0.01, None, ""))
+    held, loss = judging.reported(rows, Judged("too much"), exact)
+    assert [row.deployment for row in held] == [other, low, exact]
+    assert (held[1].told, loss.disagreement) == ("too much, on images that chose nothing", 0.01)
+    slow = [rows[0], rows[1].model_copy(update={"ratio": ratio_of(1.0)}), rows[2]]
+    assert judging.reported(slow, Judged("too much"), exact)[0][0].deployment == exact
+    assert judging.reported(held, Judged("not asked"), exact) == (held, None)
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):

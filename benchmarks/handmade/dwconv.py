@@ -46,7 +46,8 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attn = Attention(width, heads) if kernel is None else DropIn(width, kernel.shape[-1], side)
         self.mlp = Mlp(width, len(weights["mlp.fc1.weight"]))
-        self.ls1, self.ls2 = LayerScale(width), LayerScale(width)
+        scaled = "ls1.gamma" in weights
+        self.ls1, self.ls2 = (LayerScale(width) if scaled else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
@@ -72,7 +73,24 @@ class DropInViT(nn.Module):
         return self.head(self.norm(x).mean(dim=1))
 
 
+def gated(weights: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The largest gates take their convolution, over the values that attention had; the others attend."""
+    chosen = weights["gate.weight"].argsort(descending=True)[:count].tolist()
+    found = {name: weight for name, weight in weights.items() if ".attn." not in name and name != "gate.weight"}
+    for index in range(depth_of(weights)):
+        attn = under(weights, f"blocks.{index}.attn.")
+        kept = {name: weight for name, weight in attn.items() if name.startswith("dw.") == (index in chosen)}
+        kept |= {name: weight for name, weight in attn.items() if name.startswith("proj.")}
+        if index in chosen:
+            kept = {name: weight for name, weight in kept.items() if not name.startswith("qkv.")}
+            kept |= {f"v.{kind}": attn[f"qkv.{kind}"].chunk(3)[2] for kind in ("weight", "bias")}
+        found |= {f"blocks.{index}.attn.{name}": weight for name, weight in kept.items()}
+    return found
+
+
 def deployed(checkpoint: dict[str, Any], heads: int) -> nn.Module:
-    """The net as trained."""
+    """The net as trained; where it has gates, what they chose."""
     weights = checkpoint["model"]
+    if "gate.weight" in weights:
+        weights = gated(weights, checkpoint["meta"]["gate"]["p"])
     return filled(bare(DropInViT, weights, heads), weights)

@@ -31,8 +31,8 @@ class Candidate(Record):
 
     ``expected`` is how many times as fast as the baseline it should be, by the effects of its rewrites alone;
     ``rounds`` and ``ratio`` (an image's time, against the baseline in the same rounds) are of its longest measurement,
-    None if there was none. Of a lossy one ``disagreement`` is the share of images whose first class is another than in
-    float32, ``link`` how it was judged. ``told`` says how far it came.
+    None if there was none. Of a lossy one ``disagreement`` is the share of the images that choose whose first class is
+    another than in float32, ``link`` how it was judged on those. ``told`` says how far it came.
     """
 
     deployment: Deployment
@@ -50,8 +50,9 @@ class TuneArtefact(Artefact):
     ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints of which it holds; a lossy one
     holds for these weights alone, of which ``model_sha256`` is the hash, else empty. ``baseline`` is the target's own
     form and runtime with their defaults, against which every ratio is. ``allowed_disagreement`` is None where only
-    exact deployments were allowed; ``images`` judged the others. ``left_out`` are runtimes that were not tried, and
-    why. ``complete`` says whether nothing was left because ``budget_s`` was spent.
+    exact deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
+    and ``link`` are what it loses on those of the ``images`` that chose nothing. ``left_out`` are runtimes not
+    tried, and why. ``complete`` says whether nothing was left because ``budget_s`` was spent.
     """
 
     stage: str = "tune"
@@ -69,6 +70,8 @@ class TuneArtefact(Artefact):
     allowed_disagreement: float | None = None
     candidates: tuple[Candidate, ...]
     images: str = ""
+    disagreement: float | None = None
+    link: Link | None = None
     left_out: tuple[str, ...] = ()
     seconds: float
     budget_s: float = 0.0

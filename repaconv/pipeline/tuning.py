@@ -23,7 +23,7 @@ from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.forms import TUNED, remembered, shapes_sha256
 from repaconv.steps.inputs import Split
 from repaconv.steps.journal import Journal
-from repaconv.steps.judging import Judge, require_judges
+from repaconv.steps.judging import Judge, Loss, reported, require_judges
 from repaconv.steps.rounds import Elsewhere, Here, Measurer, Sound
 from repaconv.subjects.subject import Subject, subject_of
 
@@ -218,7 +218,8 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         rows = every(arms, journal.measure, judge.allows, plan.rounds)
     else:
         rows = search(arms, graphs.macs, journal.measure, judge.allows, plan.rounds)
-    return _artefact(plan, [judge.said(row, journal.left) for row in rows], baseline, journal, left)
+    told, loss = reported([judge.said(row, journal.left) for row in rows], judge, baseline)
+    return _artefact(plan, told, loss, baseline, journal, left)
 
 
 def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Arm]:
@@ -244,7 +245,7 @@ def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | 
 
 
 def _artefact(
-    plan: _Plan, rows: list[Candidate], baseline: Deployment, journal: Journal, left: list[str]
+    plan: _Plan, rows: list[Candidate], loss: Loss | None, baseline: Deployment, journal: Journal, left: list[str]
 ) -> TuneArtefact:
     from repaconv.measure.fingerprint import fingerprint
 
@@ -267,6 +268,8 @@ def _artefact(
         allowed_disagreement=plan.order.max_disagreement,
         candidates=tuple(rows),
         images=plan.given.told if plan.given else "",
+        disagreement=loss.disagreement if loss else None,
+        link=loss.link if loss else None,
         left_out=(*plan.machine.left_out, *dict.fromkeys(left)),
         seconds=round(journal.seconds, 1),
         budget_s=plan.order.budget_s,

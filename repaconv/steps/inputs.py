@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,19 +134,21 @@ def _untaken(subject: Subject) -> list[Fact]:
 
 
 class Split(NamedTuple):
-    """Images of which some calibrate a lower precision, evenly spread, and the others judge it.
+    """Images of which some calibrate a lower precision, evenly spread, some may choose among several, others judge it.
 
     Attributes:
         given: All of them.
         fitting: Places of those that calibrate.
-        judging: Places of the others.
+        judging: Places of those that judge what was chosen.
         batch: Of a call where it is fixed, else None.
+        choosing: Places of those that choose.
     """
 
     given: Inputs
     fitting: list[int]
     judging: list[int]
     batch: int | None
+    choosing: tuple[int, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -171,12 +173,17 @@ class Split(NamedTuple):
         fitting = [place * count // wanted for place in range(wanted)]
         return cls(given, fitting, sorted(set(range(count)) - set(fitting)), batch)
 
+    def halved(self) -> Split:
+        """Of those that would judge every second one chooses: what is reported in the end has chosen nothing."""
+        return self._replace(choosing=tuple(self.judging[::2]), judging=self.judging[1::2])
+
     @property
     def told(self) -> str:
         """Which they are, in words."""
-        if not self.fitting:
-            return f"{self.given.name}: {len(self.judging)} judge"
-        return f"{self.given.name}: {len(self.fitting)} calibrate, the other {len(self.judging)} judge"
+        calibrate = [f"{len(self.fitting)} calibrate"] if self.fitting else []
+        choose = [f"{len(self.choosing)} choose"] if self.choosing else []
+        others = f"{'the other ' if calibrate else ''}{len(self.judging)} judge"
+        return f"{self.given.name}: {', '.join([*calibrate, *choose, others])}"
 
     def calibrating(self) -> list[Feeds]:
         """Calls; of images where the batch is fixed, the last is filled up with images of its own."""
@@ -187,7 +194,11 @@ class Split(NamedTuple):
         """Calls; the last may have fewer images."""
         return self._calls(self.judging)
 
-    def _calls(self, places: list[int]) -> Iterator[Feeds]:
+    def chooses(self) -> Iterator[Feeds]:
+        """Calls; the last may have fewer images."""
+        return self._calls(self.choosing)
+
+    def _calls(self, places: Sequence[int]) -> Iterator[Feeds]:
         step = 1 if self.given.whole else self.batch or 8
         for start in range(0, len(places), step):
             calls = [self.given.piece(place, place + 1).given for place in places[start : start + step]]

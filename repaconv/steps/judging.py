@@ -1,9 +1,9 @@
-"""What a lossy deployment loses, on images that neither calibrated nor are of the search: within what is allowed."""
+"""What a lossy deployment loses: on images that choose, and of the chosen one on images that have chosen nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +42,7 @@ class Judge:
     """Holds lossy deployments to what is allowed.
 
     Attributes:
-        graphs: The deployments', and the images: those that do not calibrate judge.
+        graphs: The deployments', and the images.
         baseline: Whose float32 graph is right.
         allowed: The share of images whose first class may be another than in float32.
         here: Whether deployments run here, by their own runtime; else ONNX Runtime stands for it.
@@ -63,17 +63,31 @@ class Judge:
         return deployment.precision == "fp32" or not self.loss(deployment).told
 
     def loss(self, deployment: Deployment) -> Loss:
-        """Of a lossy one; however many calls it makes at once."""
+        """Of a lossy one, on the images that choose; however many calls it makes at once."""
         alike = _alike(deployment)
         if alike not in self.seen:
             self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
+            assert self.graphs.given is not None
+            choosing = list(self.graphs.given.chooses())
+            self._expected = self._expected or self._right(choosing)
             try:
-                self.seen[alike] = self._judged(deployment, self._opened(deployment))
+                self.seen[alike] = self._judged(deployment, choosing, self._expected)
             except RepaconvError as problem:
                 self.seen[alike] = Loss(None, None, f"left: {problem.message}")
             except Exception as error:  # what a runtime raises where it runs what it took
                 self.seen[alike] = Loss(None, None, f"left: it does not run: {first_line(error)}")
         return self.seen[alike]
+
+    def held_out(self, deployment: Deployment) -> Loss:
+        """Of the lossy one that was chosen, on the images that have chosen nothing."""
+        assert self.graphs.given is not None
+        judges = list(self.graphs.given.judges())
+        return self._judged(deployment, judges, self._right(judges))
+
+    def _right(self, calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """What the baseline's form computes in float32."""
+        right = load_onnx(self.graphs.path(self.baseline))
+        return [right.run(_named(right, call)) for call in calls]
 
     def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
         """A row of the search with what it loses, or why it was left."""
@@ -94,26 +108,42 @@ class Judge:
         sizes = self.graphs.sizes(deployment.batch)
         return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
 
-    def _judged(self, deployment: Deployment, session: Session) -> Loss:
+    def _judged(
+        self, deployment: Deployment, calls: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
+    ) -> Loss:
         """By its outputs beside float32's; what does not pass as a link of its precision is out in any case."""
         from repaconv.proof.parity import Meter
         from repaconv.proof.policy import tolerance
 
-        given, subject = self.graphs.given, self.graphs.subject
-        assert given is not None
-        precision, whole = deployment.precision, given.whole
-        if not self._expected:
-            right = load_onnx(self.graphs.path(self.baseline))
-            self._expected += [right.run(_named(right, call)) for call in given.judges()]
+        session, precision = self._opened(deployment), deployment.precision
+        whole = self.graphs.given is not None and self.graphs.given.whole
         runner = FixedBatch(session, None if whole else deployment.batch)
-        meter = Meter(tolerance(precision, decides=subject.decides), logits=True)
-        for call, right_outputs in zip(given.judges(), self._expected, strict=True):
+        meter = Meter(tolerance(precision, decides=self.graphs.subject.decides), logits=True)
+        for call, right_outputs in zip(calls, expected, strict=True):
             got = runner.run(_named(session, call))
             meter.add(*(next(iter(each.values())) for each in (got, right_outputs)))
         link, found = meter.link(precision, "ONNX, float32", f"{deployment.runtime}, {precision}"), meter.metrics()
         other = found.top1_flips / found.images
         told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
         return Loss(other, link, "disagrees with float32 more than allowed" if other > self.allowed else told)
+
+
+def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple[list[Candidate], Loss | None]:
+    """The rows, and what the first one loses on images that chose nothing; None of an exact one.
+
+    One that loses more there than is allowed makes way for the fastest exact one, which nothing has to judge.
+    """
+    if rows[0].deployment.precision == "fp32":
+        return rows, None
+    loss = judge.held_out(rows[0].deployment)
+    if not loss.told:
+        return rows, loss
+    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and row.told == "finalist"]
+    exact = [row for row in exact if row.ratio is not None and row.ratio.low > 1]
+    exact += [row for row in rows if row.deployment == baseline]
+    given_up = rows[0].model_copy(update={"told": f"{loss.told}, on images that chose nothing"})
+    others = [row for row in rows[1:] if row is not exact[0]]
+    return [exact[0].model_copy(update={"told": "the fastest exact one"}), given_up, *others], loss
 
 
 def _alike(deployment: Deployment) -> Deployment:
@@ -142,13 +172,13 @@ def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
             hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
             code="tune.features",
         )
-    given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images))
+    given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images)).halved()
     allowed = bounded("max_disagreement", order.max_disagreement, 1)
     wanted = ceil(1 / max(allowed, SMALLEST))
     if len(given.judging) < wanted:
         raise UsageProblem(
             f"{given.told}: they cannot tell whether no more than {allowed:.2%} get another first class.",
-            hint=f"Give {wanted + len(given.fitting)} images or more, or allow more with --max-disagreement.",
+            hint=f"Give {2 * wanted + len(given.fitting)} images or more, or allow more with --max-disagreement.",
             code="tune.too-few",
         )
     return given

@@ -31,8 +31,11 @@ def show(done: TuneArtefact) -> None:
         f"the fastest for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
         f"{_how(best, done.baseline)}{gain} ({seconds})"
     )
+    if done.disagreement is not None:
+        other = "" if best.precision != "fp32" else "what was chosen, and given up, "
+        out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing")
     if done.images:
-        out().print(f"[dim]judged on {plain(done.images)}[/]")
+        out().print(f"[dim]by {plain(done.images)}[/]")
     if done.wrote:
         file = plain(short(done.wrote[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"

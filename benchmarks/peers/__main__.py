@@ -1,0 +1,103 @@
+"""Measure rows, each kept as it comes; what is trusted already on this processor is not measured again.
+
+PYTHONPATH=benchmarks python -m peers [--rows NAME ...] [--batch 1] [--threads 1] [--budget 300] [--seconds N]
+PYTHONPATH=benchmarks python -m peers --list
+PYTHONPATH=benchmarks python -m peers --page            # docs/peers.md of what was measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peers import ours, page, row
+from peers.nets import NETS, Net
+from peers.ours import Ours
+from peers.row import Place
+from repaconv.measure.fingerprint import fingerprint, machine_key
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT, WORK = ROOT / "benchmarks/results/deploy_peers.jsonl", ROOT / "build/peers"
+ROUNDS = 40
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    """Rows that were measured, the last of each."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return list({page.key(found): found for found in map(json.loads, lines)}.values())
+
+
+def allowed_for(net: Net, place: Place, known: list[dict[str, Any]]) -> dict[str, float]:
+    """What each of our ways loses on the trained net of the method, on this processor; judged now unless it was.
+
+    Lower precision is of one image on one thread: what it loses is no matter of those, and its bars are for them.
+    """
+    if net.large or (place.batch, place.threads) != (1, 1):
+        return {}
+    here = machine_key(fingerprint(()))
+    for found in known:
+        if found["allowed"] and found["method"] == net.method and machine_key(found["machine"]) == here:
+            return dict(found["allowed"])
+    trained = next(each for each in NETS if each.trained and each.method == net.method)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        ready = row.prepared(trained, place, scratch)
+        return ours.losses(Ours(ready.ours.run, ready.ours.images, 1, 1), scratch)
+
+
+def measured(given: argparse.Namespace) -> None:
+    """Every row that was asked for, appended to the result."""
+    begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget)
+    wanted = [net for net in NETS if not given.rows or net.name in given.rows]
+    for net in wanted:
+        known, here = kept(given.out), machine_key(fingerprint(()))
+        same = [found for found in known if page.key(found) == (here, net.name, place.batch, place.threads)]
+        if any(page.trusted(found) for found in same) and not given.again:
+            print(f"{net.name}: trusted already", flush=True)
+            continue
+        if given.seconds is not None and time.monotonic() - begun > given.seconds:
+            print(f"{net.name}: the time is over; the same command goes on here", flush=True)
+            continue
+        work = WORK / f"{net.name}-b{place.batch}-t{place.threads}"
+        found = row.measured(net, place, work, allowed_for(net, place, known))
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        with given.out.open("a") as lines:
+            lines.write(json.dumps(found) + "\n")
+        shutil.rmtree(work)
+        torch.compiler.reset()
+        print(page.told(found), flush=True)
+
+
+def main() -> None:
+    """Measure, and write the page where that is asked for."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", nargs="+", choices=[net.name for net in NETS], help="these networks; all")
+    options.add_argument("--batch", type=int, default=1)
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--budget", type=float, default=300, help="seconds of `tune`, each row")
+    options.add_argument("--seconds", type=float, help="begin no row after that")
+    options.add_argument("--again", action="store_true", help="measure what is trusted, too")
+    options.add_argument("--list", action="store_true", help="say which networks there are")
+    options.add_argument("--page", action="store_true", help="write docs/peers.md of what was measured, no more")
+    options.add_argument("-o", "--out", type=Path, default=RESULT)
+    given = options.parse_args()
+    if given.list:
+        print("\n".join(net.name for net in NETS))
+        return
+    if not given.page:
+        torch.set_num_threads(given.threads)
+        measured(given)
+    if given.out == RESULT:
+        (ROOT / "docs/peers.md").write_text(page.written(kept(given.out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What other people's tools make of the deploy form that was made by hand, each with its own defaults."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from handmade import pipeline
+from numpy.typing import NDArray
+from torch import nn
+
+Images = NDArray[np.float32]
+Run = Callable[[Images], Images]
+NNCF_PYTHON = Path(__file__).resolve().parents[2] / "build/nncf/bin/python"
+"""Of an environment beside ours: `make build/nncf/installed`."""
+
+
+class Contender(NamedTuple):
+    """Who takes part: opened when asked, which may fail, and whether its numbers are lower than float32."""
+
+    name: str
+    open: Callable[[], Run]
+    lossy: bool = False
+
+
+class Hand(NamedTuple):
+    """The hand-made form: its module, its graph, the images that calibrate [n, B, C, H, W], and how it is called."""
+
+    module: nn.Module
+    graph: Path
+    calls: Images
+    threads: int
+
+
+def exact(hand: Hand) -> Iterator[Contender]:
+    """In float32; the first is what all are compared with."""
+    yield Contender("hand-made, ONNX Runtime", partial(pipeline.runner, hand.graph, hand.threads))
+    yield Contender("hand-made, OpenVINO", partial(_openvino, hand.graph, hand.threads, "f32"))
+    yield Contender("hand-made, torch.compile", partial(_compiled, hand))
+
+
+def lower(hand: Hand) -> Iterator[Contender]:
+    """In lower precision."""
+    yield Contender("hand-made, OpenVINO bf16", partial(_openvino_bf16, hand), lossy=True)
+    for kind in (_static, _dynamic):
+        yield Contender(f"hand-made, ONNX Runtime int8,{kind.__name__.replace('_', ' ')}", partial(kind, hand), True)
+    yield Contender("hand-made, NNCF int8", partial(_nncf, hand), lossy=True)
+
+
+def _openvino(path: Path, threads: int, precision: str | None) -> Run:
+    """Images to logits; without a precision the processor's own default, which is bf16 where it multiplies that."""
+    import openvino
+
+    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    options |= {"ENABLE_CPU_PINNING": False, **({"INFERENCE_PRECISION_HINT": precision} if precision else {})}
+    request = openvino.Core().compile_model(str(path), "CPU", options).create_infer_request()
+    return lambda images: np.array(request.infer([images])[0])
+
+
+def _openvino_bf16(hand: Hand) -> Run:
+    import openvino
+
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise RuntimeError("this processor has no bf16")
+    return _openvino(hand.graph, hand.threads, "bf16")
+
+
+def _compiled(hand: Hand) -> Run:
+    torch.set_num_threads(hand.threads)
+    call = torch.compile(hand.module, dynamic=False)
+
+    def run(images: Images) -> Images:
+        with torch.inference_mode():
+            found: Images = call(torch.from_numpy(images)).numpy()
+        return found
+
+    run(hand.calls[0])  # compiles
+    return run
+
+
+def _static(hand: Hand) -> Run:
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Calls(CalibrationDataReader):
+        """Each once."""
+
+        def __init__(self) -> None:
+            self.left = list(hand.calls)
+
+        def get_next(self) -> dict[str, Images] | None:
+            return {name: self.left.pop(0)} if self.left else None
+
+    import onnx
+
+    name = onnx.load(hand.graph, load_external_data=False).graph.input[0].name
+    ready, typed = hand.graph.with_suffix(".ready.onnx"), hand.graph.with_suffix(".static.onnx")
+    quant_pre_process(str(hand.graph), str(ready), skip_symbolic_shape=True)
+    quantize_static(str(ready), str(typed), Calls())
+    return pipeline.runner(typed, hand.threads)
+
+
+def _dynamic(hand: Hand) -> Run:
+    from onnxruntime.quantization import quantize_dynamic
+
+    typed = hand.graph.with_suffix(".dynamic.onnx")
+    quantize_dynamic(str(hand.graph), str(typed))
+    return pipeline.runner(typed, hand.threads)
+
+
+def _nncf(hand: Hand) -> Run:
+    have = [NNCF_PYTHON, "-c", "import nncf"]
+    if not NNCF_PYTHON.is_file() or subprocess.run(have, capture_output=True, check=False).returncode:
+        raise RuntimeError("NNCF is not installed: make build/nncf/installed")
+    calls, typed = hand.graph.with_suffix(".calls.npz"), hand.graph.with_suffix(".nncf.xml")
+    np.savez(calls, calls=hand.calls)
+    script = Path(__file__).with_name("by_nncf.py")
+    done = subprocess.run(
+        [NNCF_PYTHON, script, hand.graph, calls, typed], capture_output=True, text=True, check=False, timeout=1800
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "NNCF failed")
+    return _openvino(typed, hand.threads, None)

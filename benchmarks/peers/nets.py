@@ -1,0 +1,68 @@
+"""The networks that are measured: the trained ones that come along, and published sizes with seeded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from deploy_models import MODELS, Model
+from handmade import dwconv, nondeep, pyra, repavit, riformer
+from torch import nn
+
+from repaconv import models
+
+HEADS = 4
+"""Of the trained ones."""
+LEFT = ("4x3 value-sum", "3x4 value-sum", "4x3 output-sum", "3x4 output-sum")
+"""Published sizes that only `deploy_forms.py` measures: what they show, 6x2 does."""
+BY_HAND: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
+    "repavit": partial(repavit.deployed, heads=HEADS),
+    "nondeep": nondeep.deployed,
+    "riformer": riformer.deployed,
+    "dwconv": partial(dwconv.deployed, heads=HEADS),
+    "pyra": partial(pyra.deployed, heads=HEADS),
+}
+
+
+class Net(NamedTuple):
+    """One network.
+
+    Attributes:
+        method: Its method.
+        size: As the method names it, or ``digits`` of a trained one.
+        checkpoint: Makes its training checkpoint.
+        by_hand: Makes the hand-made deploy form of that.
+        trained: Whether images say what is lost.
+        large: Whether so few fit in memory that only float32 is measured.
+    """
+
+    method: str
+    size: str
+    checkpoint: Callable[[], dict[str, Any]]
+    by_hand: Callable[[dict[str, Any]], nn.Module]
+    trained: bool = False
+    large: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return f"{self.method}-{self.size}".replace("/", "-").replace(" ", "-")
+
+
+def _trained(method: str) -> dict[str, Any]:
+    """A checkpoint that comes along, in float32."""
+    saved = torch.load(models.checkpoint(method), weights_only=False)
+    weights = saved.pop("state_dict", None) or saved.pop("model")
+    return {**saved, "model": {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}}
+
+
+def _published(model: Model) -> Net:
+    return Net(model.method, model.name, model.checkpoint, model.deployed, large=model.large)
+
+
+NETS = (
+    *(Net(method, "digits", partial(_trained, method), BY_HAND[method], trained=True) for method in models.METHODS),
+    *(_published(model) for model in MODELS if model.name not in LEFT),
+)

@@ -1,0 +1,139 @@
+"""docs/peers.md, made from what was measured: a table a processor, and what each way loses."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any
+
+from repaconv.measure.fingerprint import machine_key
+
+Row = dict[str, Any]
+HEAD = """# Against everybody else's tools
+
+Every row is one interleaved run of one network, float32 where nothing else is said: *by hand* is the deploy form as
+people make it (`benchmarks/handmade`), and the fastest of what ONNX Runtime, OpenVINO and `torch.compile` make of that
+is the peer. *Ours* is what `repaconv tune` leaves: runtime, form and settings, exact, or also the precision where at
+most 0.5% of the images may get another first class. The lower-precision peers are OpenVINO's bfloat16, ONNX Runtime's
+own quantiser, static and dynamic, and NNCF, each with its defaults, calibrated on the same images, whatever they lose.
+All times are relative to the hand-made graph on ONNX Runtime with its defaults, larger is faster.
+
+*digits* are the trained networks that come along, of which the images that nothing has seen judge everybody. The others
+are of published sizes with seeded weights, which tell nothing of quality: there a way of ours counts only if it lost no
+more than 0.5% on the trained network of its method. Rows that are not *trusted* are marked with the measurement's own
+verdict (`make bench-deploy`, `benchmarks/results/deploy_peers.jsonl`)."""
+
+
+def key(row: Row) -> tuple[str, str, int, int]:
+    """What a row is of."""
+    return machine_key(row["machine"]), row["net"], row["batch"], row["threads"]
+
+
+def trusted(row: Row) -> bool:
+    """Whether all that it says can be believed."""
+    return all(part["measurement"] == "trusted" for part in (row["exact"], row["lower"]) if part)
+
+
+def told(row: Row) -> str:
+    """A row as a line."""
+    words = [f"{row['net']}, batch {row['batch']}, {row['threads']} thread(s), tuned in {row['tune']['seconds']:.0f} s"]
+    for kind in ("exact", "lower"):
+        if part := row[kind]:
+            words.append(f"{kind}: {_times(row, part['ours'])} of {part['ours']} ({_way(row, part['ours'])})")
+            words.append(f"{_times(row, part['peer'])} of {part['peer']}; ours {_interval(part['ratio'])} times that")
+            words.append(f"{part['measurement']} {'; '.join(part['reasons'])}".strip())
+    return "\n  ".join([*words, *(f"{name}: {why}" for name, why in row["missing"].items())])
+
+
+def written(rows: list[Row]) -> str:
+    """The page."""
+    parts = [HEAD] if rows else [HEAD, "Nothing has been measured yet."]
+    for machine in sorted({key(row)[0] for row in rows}):
+        own = [row for row in rows if key(row)[0] == machine]
+        parts += [f"## {machine}", _about(own)]
+        for place in sorted({key(row)[2:] for row in own}):
+            there = [row for row in own if key(row)[2:] == place]
+            parts += [_heading(place), _speed(there), *_means(there)]
+        if lossy := [row for row in own if row["trained"] and row["allowed"]]:
+            parts += ["### What lower precision loses", _losses(lossy)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(rows: list[Row]) -> str:
+    machine, days = rows[-1]["machine"], sorted({row["date"] for row in rows})
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("onnxruntime", "openvino", "torch"))
+    return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {versions}."
+
+
+def _heading(place: tuple[int, int]) -> str:
+    batch, threads = place
+    return f"### Batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _speed(rows: list[Row]) -> str:
+    lower = any(row["lower"] for row in rows)
+    heads = ["network", "fastest peer, float32", "ours, exact", "ours / peer"]
+    heads += ["fastest peer, lower", "ours, within 0.5%", "ours / peer"] if lower else []
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        cells = [row["net"], *_cells(row, "exact"), *(_cells(row, "lower") if lower else [])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(row: Row, kind: str) -> list[str]:
+    """Peer, ours, and the one by the other."""
+    part = row[kind]
+    if not part:
+        return ["-", "-", "-"]
+    doubt = "" if part["measurement"] == "trusted" else f", {part['measurement']}"
+    peer = f"{_times(row, part['peer'])} {part['peer'].removeprefix('hand-made, ')}"
+    return [peer, f"{_times(row, part['ours'])} {_way(row, part['ours'])}", _interval(part["ratio"]) + doubt]
+
+
+def _means(rows: list[Row]) -> list[str]:
+    """Of ours by the peer in float32, over methods, each counted once, of the published sizes."""
+    own = [row for row in rows if not row["trained"] and row["exact"]]
+    methods: dict[str, list[float]] = {}
+    for row in own:
+        methods.setdefault(row["method"], []).append(log(row["exact"]["ratio"][0]))
+    if len(methods) < 2:
+        return []
+    mean = exp(sum(sum(each) / len(each) for each in methods.values()) / len(methods))
+    return [
+        f"Geometric mean over {len(methods)} methods, published sizes, float32: **{mean:.3f}** times the fastest peer."
+    ]
+
+
+def _losses(rows: list[Row]) -> str:
+    """Other first classes and accuracy of every trained network: the fastest of both sides, and all our ways."""
+    lines = ["| network | way | other first classes | accuracy | in float32 |", "|---|---|---|---|---|"]
+    for row in rows:
+        right = row["losses"]["hand-made, ONNX Runtime"]["accuracy"]
+        for name in [row["lower"][side] for side in ("ours", "peer")] if row["lower"] else []:
+            lost, what = row["losses"][name], f"{name.removeprefix('hand-made, ')}{_named(row, name)}"
+            found = f"{lost['disagreement']:.2%} of {lost['images']} | {lost['accuracy']:.2%} | {right:.2%}"
+            lines.append(f"| {row['net']} | {what} | {found} |")
+        ways = "; ".join(f"{way} {lost:.2%}" for way, lost in row["allowed"].items())
+        lines.append(f"| {row['net']} | ours, in default forms: {ways} | | | |")
+    return "\n".join(lines)
+
+
+def _named(row: Row, name: str) -> str:
+    return f": {_way(row, name)}" if name in row["ways"] else ""
+
+
+def _way(row: Row, name: str) -> str:
+    """Runtime, precision and what is not the default of a deployment of ours."""
+    way = row["ways"][name]
+    precision = "" if way["precision"] == "fp32" else f" {way['precision']}"
+    rest = " with bf16" if any(each.endswith("=bf16") for each in way["settings"]) else ""
+    return f"{way['runtime']}{precision}{rest}"
+
+
+def _times(row: Row, name: str) -> str:
+    return f"{row['times_hand'][name][0]:.2f}"
+
+
+def _interval(found: list[float]) -> str:
+    median, low, high = found
+    return f"{median:.3f} ({low:.3f} to {high:.3f})"

@@ -1,0 +1,210 @@
+"""One row: everybody opened, held to the same images, and measured in one interleaved run."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import io
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from handmade import pipeline
+
+import repaconv
+from peers import by_hand, ours
+from peers.by_hand import Contender, Hand, Images, Run
+from peers.nets import Net
+from peers.ours import ALLOWED, Ours
+from repaconv import models, runs
+from repaconv.artefacts import Deployment
+from repaconv.errors import first_line
+from repaconv.measure.fingerprint import fingerprint, version_of
+from repaconv.measure.protocol import Measured, measure, pinned
+from repaconv.measure.quality import quality
+from repaconv.measure.statistics import ratio
+from repaconv.proof.data import random_inputs
+
+HAND, DEFAULT, EXACT, LOWER = "hand-made, ONNX Runtime", "ours, default form", "ours, tuned", "ours, within 0.5%"
+IMAGES, LARGE = 48, 8
+"""Random images of published sizes, of which a third judges: they say whether all compute the same, no more."""
+SAME = 1e-4
+"""Of the largest output, by which float32 contenders may differ."""
+PACKAGES = ("onnxruntime", "openvino", "torch")
+
+
+class Place(NamedTuple):
+    """How a row is called, and how long what may take."""
+
+    batch: int
+    threads: int
+    rounds: int
+    budget_s: float
+
+
+class Prepared(NamedTuple):
+    """A network by hand and by us, with the labels of its images where it is trained."""
+
+    hand: Hand
+    ours: Ours
+    images: Images
+    labels: Images | None
+    judging: list[int]
+
+
+def prepared(net: Net, place: Place, work: Path) -> Prepared:
+    """Both graphs, in a folder where what is there already is taken."""
+    checkpoint = net.checkpoint()
+    module = net.by_hand(checkpoint)
+    run, given, graph = work / "run", work / "images.npz", work / "hand.onnx"
+    if not (run / "fold.json").is_file():
+        torch.save(checkpoint, work / "c.pth")
+        repaconv.fold(work / "c.pth", out=run, force=True)
+        (work / "c.pth").unlink()
+    images, labels = _images(net, runs.fold_of(runs.Run(run)).image_size or (0, 0))
+    if not given.is_file():
+        np.savez(given, input=images)
+    if not graph.is_file():
+        pipeline.export(module, (place.batch, *images.shape[1:]), graph)
+    taken = Ours(run, given, place.batch, place.threads)
+    fitting, judging = ours.fitting(taken)
+    calls = np.resize(images[fitting], (-(-len(fitting) // place.batch), place.batch, *images.shape[1:]))
+    return Prepared(Hand(module, graph, calls, place.threads), taken, images, labels, judging)
+
+
+def _images(net: Net, size: tuple[int, int]) -> tuple[Images, Images | None]:
+    """Those that a trained net never saw, with their labels; else random ones."""
+    if not net.trained:
+        return random_inputs((3, *size), count=LARGE if net.large else IMAGES, seed=0).images, None
+    held = np.load(models.HELD_OUT)
+    return held["input"], held["labels"]
+
+
+def measured(net: Net, place: Place, work: Path, allowed: Mapping[str, float]) -> dict[str, Any]:
+    """The row of a network.
+
+    Args:
+        net: Which.
+        place: How it is called.
+        work: A folder of the row's own: what a run that was broken off left there is used.
+        allowed: What each of our ways loses on the trained net of the method; empty where only float32 is measured.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
+    ready = prepared(net, place, work)
+    loss = None if not allowed else ALLOWED if net.trained else 1.0
+    found = ours.tuned(ready.ours, loss, place.budget_s)
+    chosen = {DEFAULT: found.baseline, EXACT: ours.fastest(found, _is_exact) or found.baseline}
+    if _gain_of(chosen[EXACT], found) <= 1:
+        chosen[EXACT] = found.baseline
+    fits = {way for way, lost in allowed.items() if lost <= ALLOWED}
+    lower = ours.fastest(found, lambda way: not _is_exact(way) and ours.way_of(way) in fits)
+    if lower is not None:
+        chosen[LOWER] = lower
+    scratch = work / "graphs"
+    scratch.mkdir(exist_ok=True)
+    everybody = [*by_hand.exact(ready.hand), *ours.contenders(ready.ours, scratch, chosen)]
+    everybody += by_hand.lower(ready.hand) if allowed else []
+    row = {"net": net.name, "method": net.method, "trained": net.trained, "batch": place.batch}
+    row |= {"threads": place.threads, "rounds": place.rounds, "date": datetime.date.today().isoformat()}
+    row |= {"ways": {name: way.model_dump(mode="json") for name, way in chosen.items()}, "allowed": dict(allowed)}
+    row |= {"tune": {"seconds": found.seconds, "budget_s": place.budget_s, "complete": found.complete}}
+    return row | _interleaved(ready, place, everybody)
+
+
+def _is_exact(way: Deployment) -> bool:
+    return way.precision == "fp32"
+
+
+def _gain_of(way: Deployment, found: Any) -> float:
+    return next((row.ratio.low for row in found.candidates if row.deployment == way and row.ratio), 1.0)
+
+
+def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> dict[str, Any]:
+    """Times, ratios and losses of all that run, and why others do not."""
+    with pinned(place.threads) as cores:
+        machine = {**fingerprint(tuple(cores)), **{name: version_of(name) for name in PACKAGES}}
+        opened, missing = _opened(everybody)
+        losses = {name: _loss(run, opened[HAND], ready, place.batch) for name, run in opened.items()}
+        _require_same(losses, {each.name for each in everybody if each.lossy})
+        images = np.resize(ready.images, (place.batch, *ready.images.shape[1:]))
+        calls = {name: partial(run, images) for name, run in opened.items()}
+        gc.collect()
+        timed = measure(calls, rounds=place.rounds, warmup_rounds=10, seed=0, cores=cores)
+    lossy = {each.name for each in everybody if each.lossy}
+    return {
+        "machine": machine,
+        "p50_ms": {name: round(float(np.median(times)), 4) for name, times in timed.samples_ms.items()},
+        "times_hand": {name: _ratio(timed, name, HAND) for name in opened},
+        "exact": _against(timed, [name for name in opened if name not in lossy]),
+        "lower": _against(timed, list(opened)) if lossy & set(opened) else None,
+        "losses": losses,
+        "missing": missing,
+    }
+
+
+def _opened(everybody: list[Contender]) -> tuple[dict[str, Run], dict[str, str]]:
+    """Those that run, and why the others do not."""
+    opened: dict[str, Run] = {}
+    missing: dict[str, str] = {}
+    for each in everybody:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                opened[each.name] = each.open()
+        except Exception as error:  # somebody else's tool, on a graph that it may not take
+            missing[each.name] = first_line(error)
+        gc.collect()
+    return opened, missing
+
+
+def _loss(run: Run, right: Run, ready: Prepared, batch: int) -> dict[str, float]:
+    """What one loses on the images that judge: first classes, right ones where labels tell, and how near it comes."""
+    images = ready.images[ready.judging]
+    mine, theirs = (np.concatenate(list(_batched(each, images, batch)))[: len(images)] for each in (run, right))
+    first = mine.argmax(1)
+    found = {"images": len(images), "disagreement": round(float((first != theirs.argmax(1)).mean()), 5)}
+    found["max_rel_error"] = float((abs(mine - theirs).max(1) / abs(theirs).max(1)).max())
+    if ready.labels is not None:
+        found["accuracy"] = round(float((first == ready.labels[ready.judging]).mean()), 5)
+    return found
+
+
+def _batched(run: Run, images: Images, batch: int) -> Iterator[Images]:
+    for start in range(0, len(images), batch):
+        yield run(np.resize(images[start : start + batch], (batch, *images.shape[1:]))).copy()
+
+
+def _require_same(losses: Mapping[str, Mapping[str, float]], lossy: set[str]) -> None:
+    """Whoever is in float32 computes the same on most images: rounding may decide which tokens merge."""
+    for name, found in losses.items():
+        assert name in lossy or found["max_rel_error"] <= SAME or found["disagreement"] <= 0.5, (name, found)
+
+
+def _against(timed: Measured, names: list[str]) -> dict[str, Any] | None:
+    """Ours as `tune` leaves it beside their fastest; None where one of us is not there."""
+    medians = {name: float(np.median(timed.samples_ms[name])) for name in names}
+    mine = [name for name in names if name in (EXACT, LOWER)]
+    theirs = [name for name in names if not name.startswith("ours")]
+    if not mine or not theirs:
+        return None
+    best, other = (min(several, key=medians.__getitem__) for several in (mine, theirs))
+    faster = ratio(best, timed.samples_ms[best], other, timed.samples_ms[other], seed=0)
+    pair = {name: timed.samples_ms[name] for name in (best, other)}
+    believed = quality(pair, timed.watched, compared=faster, stable=timed.stable)
+    return {"ours": best, "peer": other, "ratio": _kept(faster), "measurement": believed.verdict} | {
+        "reasons": list(believed.reasons)
+    }
+
+
+def _ratio(timed: Measured, name: str, other: str) -> list[float]:
+    return _kept(ratio(name, timed.samples_ms[name], other, timed.samples_ms[other], seed=0))
+
+
+def _kept(found: Any) -> list[float]:
+    """Median, low, high."""
+    return [round(value, 4) for value in (found.median, found.low, found.high)]

@@ -65,8 +65,10 @@ bench-profile: .venv/installed
 bench-export: .venv/installed
 	$(BIN)/python benchmarks/export_huge.py -o benchmarks/results/export_huge.json
 
-bench-tuner: .venv/installed
-	$(BIN)/python benchmarks/tuner.py -o $(CURDIR)/benchmarks/results/tuner.json
+# The exhaustive half goes on for SLICE seconds each time, until it has measured everything.
+bench-tuner: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tuner.py $(if $(NET),--net $(NET)) --budget $(or $(BUDGET),600) \
+	--slice $(or $(SLICE),3600) -o $(CURDIR)/benchmarks/results/tuner.json
 
 bench-gate: .venv/installed
 	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json

@@ -1,84 +1,131 @@
-"""The tuner against an exhaustive search: how near its winner comes to the best form, and in what share of the time.
+"""The tuner against an exhaustive search of the same space: how near it comes in ten minutes to the best of a night.
 
-    python benchmarks/tuner.py [--rounds 40] [-o result.json]
+    python benchmarks/tuner.py [--net repavit-deit-base-0.75] [--budget 600] [--slice 3600] [-o result.json]
 
-Two published sizes with seeded weights, float32, batch 1, one thread. Both searches measure the same compositions of
-the same rewrites in the same way; the winner is judged by the exhaustive search's own figures.
+Both choose among the same compositions of the same rewrites, on the same runtimes with the same settings, float32,
+batch 1, one thread. The exhaustive search goes on for a slice of time whenever this is called; once it has measured
+everything, its best and the tuner's winner run in one interleaved run, which says how near that came.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
-from argparse import Namespace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from peers import ours
+from peers.nets import NETS
 
 import repaconv
-from repaconv import registry
-from repaconv.artefacts import TuneArtefact
+from repaconv import registry, runs
+from repaconv.artefacts import Deployment, TuneArtefact
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.measure.protocol import measure, pinned
+from repaconv.measure.quality import quality
+from repaconv.measure.statistics import ratio
+from repaconv.progress import silent
+from repaconv.proof.runners import Images
+from repaconv.steps.candidates import Candidates
+from repaconv.steps.deploying import session_of
+from repaconv.subjects.subject import subject_of
 
-REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
-MODELS = (
-    ("repavit", "deit-tiny/0.75", {"args": REPAVIT}),
-    ("nondeep", "6x2", {"meta": example_meta(img_size=224, num_heads=12, num_branches=2)}),
-)
+ROOT = Path(__file__).resolve().parents[1]
 REWRITES = (
     "read-tokens", "scores-as-matrix", "patch-gemm", "attention-op", "linear-each", "rms-norm", "concat-linear",
     "linear-as-gemm",
 )  # fmt: skip
-"""Eight, of which nondeep has seven: all 256 and 128 compositions can be measured in minutes."""
+"""Eight: of each runtime all 256 compositions, each with every setting, can be measured in a night."""
 
 
-def gain(rewrites: tuple[str, ...], searched: TuneArtefact) -> float:
-    """Of a form over the default one, by the exhaustive search; equal graphs were measured once."""
-    plain = [row for row in searched.candidates if not row.deployment.settings]
-    rows = {row.deployment.rewrites: row.ratio.median for row in plain if row.ratio is not None}
-    return rows.get(rewrites, 1.0)
+def folded(net: str, work: Path) -> Path:
+    """Its run, made unless it is there."""
+    run = work / "run"
+    if not (run / "fold.json").is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        torch.save(next(each for each in NETS if each.name == net).checkpoint(), work / "c.pth")
+        repaconv.fold(work / "c.pth", out=run, force=True)
+        (work / "c.pth").unlink()
+    return run
 
 
-def compare(method: str, size: str, beside: dict[str, object], rounds: int) -> dict[str, object]:
-    """Both searches of one model."""
-    torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
-    folded = Path(f"run-{method}")
-    repaconv.fold("c.pth", out=folded)
-    asked = {"rounds": rounds, "rewrites": REWRITES, "again": True, "budget_s": 1e6, "runtimes": ["onnxruntime"]}
-    tuned = repaconv.tune(folded, **asked)
-    patient = repaconv.tune(folded, exhaustive=True, **asked)
-    best = gain(patient.deployment.rewrites, patient)
-    row = {
-        "model": f"{method} {size}",
-        "compositions": len(patient.candidates),
-        "winner": " + ".join(tuned.deployment.rewrites),
-        "best": " + ".join(patient.deployment.rewrites),
-        "winner_over_best": round(gain(tuned.deployment.rewrites, patient) / best, 4),
-        "seconds": tuned.seconds,
-        "exhaustive_seconds": patient.seconds,
-        "share_of_time": round(tuned.seconds / patient.seconds, 4),
+def tuned(run: Path, asked: dict[str, Any], budget_s: float) -> TuneArtefact:
+    """What the tuner finds in its time, searched once."""
+    return repaconv.tune(run, budget_s=budget_s, out=run.parent / "tuned.json", **asked)
+
+
+def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -> dict[str, Any]:
+    """How many times as fast the winner is as the best, and whether that can be believed."""
+    with tempfile.TemporaryDirectory(dir=run.parent) as name, pinned(1) as cores:
+        graphs = Candidates(subject_of(runs.Run(run)), REWRITES, None, Path(name), silent)
+        sessions = [session_of(way, graphs.deployable(way), graphs.sizes(1)) for way in (winner, best)]
+        images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
+        calls = {name: partial(Images(each).run, images) for name, each in zip("wb", sessions, strict=True)}
+        timed = measure(calls, rounds=rounds, warmup_rounds=10, seed=0, cores=cores)
+    found = ratio("winner", timed.samples_ms["w"], "best", timed.samples_ms["b"], seed=0)
+    believed = quality(timed.samples_ms, timed.watched, compared=found, stable=timed.stable)
+    return {"winner_over_best": found.model_dump(), "measurement": believed.verdict, "reasons": list(believed.reasons)}
+
+
+def told(way: Deployment) -> str:
+    """A deployment in words."""
+    return " ".join([way.runtime, " + ".join(way.rewrites) or "no rewrites", *way.settings])
+
+
+def compared(given: argparse.Namespace, work: Path) -> dict[str, Any] | None:
+    """The row of a network; None while the exhaustive search has not measured everything."""
+    run = folded(given.net, work)
+    names = [name for name in given.rewrites if name in registry.registered(registry.REWRITES)]
+    asked = {"rounds": given.rounds, "rewrites": names, "runtimes": given.runtimes}
+    quick = tuned(run, asked, given.budget)
+    patient = repaconv.tune(run, exhaustive=True, budget_s=given.slice, out=work / "every.json", **asked)
+    measured = [row for row in patient.candidates if row.ratio is not None]
+    print(f"the tuner: {told(quick.deployment)} in {quick.seconds:.0f} s", flush=True)
+    print(f"of all, {len(measured)} were measured; the best: {told(patient.deployment)}", flush=True)
+    if not patient.complete:
+        print("there is more to measure: the same command goes on")
+        return None
+    both = [ours.fastest(found, lambda _: True) or found.baseline for found in (quick, patient)]
+    return {
+        "model": given.net,
+        "compositions": len(measured),
+        "winner": told(both[0]),
+        "best": told(both[1]),
+        "budget_s": given.budget,
+        "seconds": quick.seconds,
+        **side_by_side(run, both[0], both[1], given.rounds),
+        "machine": fingerprint(()),
     }
-    print(row, flush=True)
-    return row
 
 
 def main() -> None:
     """Compare, print, write the result where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--net", choices=[net.name for net in NETS], default="repavit-deit-base-0.75")
+    parser.add_argument("--budget", type=float, default=600, help="seconds of the tuner")
+    parser.add_argument("--slice", type=float, default=3600, help="seconds of the exhaustive search, each call")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rewrites", nargs="+", default=list(REWRITES), help="the space: compositions of these")
+    parser.add_argument("--runtimes", nargs="+", default=["auto"])
     parser.add_argument("-o", "--out", type=Path)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        os.chdir(folder)
-        rows = [compare(method, size, beside, chosen.rounds) for method, size, beside in MODELS]
-        machine = fingerprint(())
-    if chosen.out:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(canonical_json({"machine": machine, "rounds": chosen.rounds, "models": rows}))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    work = ROOT / "build/tuner" / given.net
+    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
+    row = compared(given, work)
+    if row is None:
+        return
+    print(row, flush=True)
+    if given.out:
+        known = json.loads(given.out.read_text()) if given.out.is_file() else {"models": []}
+        others = [each for each in known["models"] if each["model"] != row["model"]]
+        given.out.write_text(canonical_json({**known, "models": [*others, row]}))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,6 @@ IDLE = (
         lambda given: given["max_disagreement"] is None,
         "they judge lower precision, which --max-disagreement asks for",
     ),
-    Idle(("tune",), ("budget_s",), lambda given: given["exhaustive"], "--exhaustive measures everything"),
     Idle(
         ("tune",),
         ("settings",),

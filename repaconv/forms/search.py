@@ -84,12 +84,12 @@ def search(arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, 
 
 
 def every(arms: Sequence[Arm], measure: Measure, allowed: Allowed, rounds: int) -> list[Candidate]:
-    """Every composition of rewrites with every one of its arm's tries, fully measured; arguments as of `search`."""
+    """Every composition of rewrites with every one of its arm's tries; arguments as of `search`."""
     rows = _Rows(arms[0].start, measure)
     forms = [(arm, arm.toggled(names)) for arm in arms for names in _subsets(arm.rewrites)]
     wanted = [form.model_copy(update=dict(each)) for arm, form in forms for each in ({}, *arm.tries)]
-    found = rows.measured(wanted, rounds, "measured")
-    return rows.decided(_finalists(found, allowed)[:1], rounds)
+    found = rows.measured(wanted, min(MIDDLE, rounds), "measured")
+    return rows.decided(_finalists(found, allowed), rounds)
 
 
 @dataclass

@@ -224,7 +224,7 @@ class TuneOrder(Order):
     images: Images = None
     seed: Seed = 0
     rewrites: Annotated[Sequence[str] | None, Knob("Consider no others: names with commas.", text=NAMES)] = None
-    exhaustive: Annotated[bool, Knob("Measure every composition in full.")] = False
+    exhaustive: Annotated[bool, Knob("Measure everything; asked again, it goes on for another --budget.")] = False
     again: Annotated[bool, Knob("Search even if the answer is known.")] = False
     unverified: Unverified = False
     out: Annotated[

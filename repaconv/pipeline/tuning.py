@@ -102,7 +102,8 @@ class _Plan(NamedTuple):
     def answer(self) -> TuneArtefact | None:
         """What is known, unless it is of a search that was cut short and had less time than there is now."""
         found = None if self.again else remembered(self.known)
-        enough = found is not None and (found.complete or self.order.budget_s <= found.budget_s)
+        slices = self.order.exhaustive  # each goes on for its time
+        enough = found is not None and (found.complete or (not slices and self.order.budget_s <= found.budget_s))
         return found if enough else None
 
 

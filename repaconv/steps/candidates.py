@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from repaconv.targets import Target
 
 
+ROOM = 8 * 1024**3
+"""Bytes of graphs that lie on the disk at once."""
+
+
 @dataclass
 class Graphs:
     """The graph of a network for one target, and the rewrites that change it."""
@@ -121,9 +125,9 @@ class Candidates:
 
         if takes_networks(load_target(deployment.target)):
             return 1
-        path = self.exact(deployment)
+        path = self._named(deployment)
         if path not in self.counted:
-            self.counted[path] = macs_of(onnx.load(path))
+            self.counted[path] = macs_of(onnx.load(self.exact(deployment)))
         return self.counted[path]
 
     def exact(self, deployment: Deployment) -> Path:
@@ -133,7 +137,12 @@ class Candidates:
 
     def same(self, deployment: Deployment) -> str:
         """Equal for deployments whose forms come to equal graphs."""
-        return "" if takes_networks(load_target(deployment.target)) else self.exact(deployment).stem
+        return "" if takes_networks(load_target(deployment.target)) else self._named(deployment).stem
+
+    def _named(self, deployment: Deployment) -> Path:
+        """Of its form in float32, whether or not it lies there now."""
+        known = self.made.get((deployment.target, deployment.rewrites))
+        return known or self.exact(deployment)
 
     def bytes(self, deployment: Deployment) -> int:
         """Of its weights, about."""
@@ -170,12 +179,25 @@ class Candidates:
         return {"batch": batch, "height": size[0], "width": size[1]} if size else self.subject.free_sizes(batch)
 
     def _file(self, key: tuple[Any, ...], make: Callable[[], onnx.ModelProto]) -> Path:
-        if key not in self.made:
+        """A graph, written unless it lies there; equal ones are one file."""
+        path = self.made.pop(key, None)
+        if path is None or not path.is_file():
             content = make().SerializeToString(deterministic=True)
-            self.made[key] = path = self.scratch / f"{sha256_of_bytes(content)}.onnx"
+            path = self.scratch / f"{sha256_of_bytes(content)}.onnx"
             if not path.is_file():
                 write_bytes(path, content)
-        return self.made[key]
+        self.made[key] = path  # the last: in the order of their use
+        self._make_room()
+        return path
+
+    def _make_room(self) -> None:
+        """Remove those that were not used for longest; they are written again where they are wanted."""
+        there = [path for path in dict.fromkeys(reversed(self.made.values())) if path.is_file()]
+        total = 0
+        for path in there:
+            total += path.stat().st_size
+            if total > ROOM and path != there[0]:
+                path.unlink()
 
 
 def judging_call(subject: Subject) -> Batch:

@@ -16,6 +16,8 @@ from repaconv.steps.candidates import Candidates
 from repaconv.steps.rounds import Found
 
 HELD_BYTES = 4 * 1024**3
+AT_A_TIME = 16
+"""Deployments whose graphs are written before any is measured: all of an exhaustive search's fill a disk."""
 PREPARED = 3
 """Times its file that a session takes: the file, and the weights packed."""
 
@@ -73,22 +75,41 @@ class Journal:
 
         What was measured in as many rounds or more is not measured again.
         """
-        same = {each: self._same(each) for each in deployments}
-        missing = [each for each in dict.fromkeys(same.values()) if not self._known(each, rounds)]
-        for group in self._groups([each for each in missing if each not in (*self.left, self.baseline)]):
-            if time.monotonic() > self.deadline and rounds < self.rounds:
+        for start in range(0, len(deployments), AT_A_TIME):
+            if not self._measured(deployments[start : start + AT_A_TIME], rounds):
                 self.cut = True
                 break
+        return {each: self.rows[_key(each)][1] for each in deployments if self._known(each, rounds)}
+
+    def _measured(self, deployments: Sequence[Deployment], rounds: int) -> bool:
+        """Those of which nothing is known yet; whether there was time for all of them."""
+        unknown = [each for each in deployments if not self._known(each, rounds) and each not in self.left]
+        if unknown and self._over(rounds):
+            return False
+        same = {each: self._same(each) for each in unknown}
+        missing = [each for each in dict.fromkeys(same.values()) if not self._known(each, rounds)]
+        for group in self._groups([each for each in missing if each not in (*self.left, self.baseline)]):
+            if self._over(rounds):
+                return False
             self.progress(f"tune: {rounds} rounds of {len(group)}", 0, 0)
             for each, found in self.measuring(group, rounds).items():
                 if isinstance(found, str):
                     self.left[each] = found
                 else:
                     self.rows[_key(each)] = (rounds, found)
-            plain = {key: (count, row.model_dump(mode="json")) for key, (count, row) in self.rows.items()}
-            write_text(self.path, canonical_json(plain))
+            self._keep(same)
+        self._keep(same)
+        return True
+
+    def _over(self, rounds: int) -> bool:
+        return time.monotonic() > self.deadline and rounds < self.rounds
+
+    def _keep(self, same: dict[Deployment, Deployment]) -> None:
+        """What is known so far, of those that are all the same, too."""
         self.left |= {each: self.left[first] for each, first in same.items() if first in self.left}
-        return {each: self.rows[_key(first)][1] for each, first in same.items() if self._known(first, rounds)}
+        self.rows |= {_key(each): self.rows[_key(first)] for each, first in same.items() if _key(first) in self.rows}
+        plain = {key: (count, row.model_dump(mode="json")) for key, (count, row) in self.rows.items()}
+        write_text(self.path, canonical_json(plain))
 
     def _known(self, deployment: Deployment, rounds: int) -> bool:
         return self.rows.get(_key(deployment), (0, None))[0] >= rounds

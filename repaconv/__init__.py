@@ -9,7 +9,11 @@ names; they take the same arguments and return the artefacts that these write. `
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# ONNX Runtime's Linux builds since 1.29 tell their maker of each graph that is opened, unless this is there before.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from repaconv.pipeline import bench as bench

@@ -125,11 +125,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
         temporary.replace(path)
         temporary = None
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write {path}: {error.strerror or error}.",
-            hint="Give a folder that you may write to with -o, and check the free space.",
-            code="write.failed",
-        ) from error
+        raise unwritable(str(path), error, "Give a folder that you may write to with -o") from error
     finally:
         if handle is not None:
             os.close(handle)
@@ -160,11 +156,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write in {folder}: {error.strerror or error}.",
-            hint="Give a folder that you may write to with -o, and check the free space.",
-            code="write.failed",
-        ) from error
+        raise unwritable(f"in {folder}", error, "Give a folder that you may write to with -o") from error
     try:
         if not _locked(held):
             raise EnvironmentProblem(
@@ -216,23 +208,10 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(path)
 
 
-@contextmanager
-def scratch_folder(begins: str, folder: Path) -> Iterator[Path]:
-    """A folder in ``folder`` to work in, which goes again.
-
-    Raises:
-        EnvironmentProblem: If there can be none.
-    """
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=begins, dir=folder)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write in {folder}: {error.strerror or error}.",
-            hint="Make it a folder that you may write to, and check the free space.",
-            code="write.failed",
-        ) from error
-    with scratch as name:
-        yield Path(name)
+def unwritable(what: str, error: OSError, hint: str) -> EnvironmentProblem:
+    """What is raised where something cannot be written."""
+    told = f"cannot write {what}: {error.strerror or error}."
+    return EnvironmentProblem(told, hint=f"{hint}, and check the free space.", code="write.failed")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

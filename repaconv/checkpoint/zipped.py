@@ -13,7 +13,6 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from repaconv.beside import workers
 from repaconv.checkpoint.mapped import Checksums, Contents, broken, mapped, typed
 from repaconv.checkpoint.pickles import StorageIds, unpickle
 from repaconv.errors import Refused
@@ -78,7 +78,7 @@ def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
     if sum(record.size for record in records) < WORTH_THREADS:
         yield from map(partial(_crc, file), records)
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with workers(os.cpu_count()) as pool:
         yield from pool.map(partial(_crc, file), records)
 
 

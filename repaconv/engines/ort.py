@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +23,9 @@ from repaconv.engines.contract import (
     require_device,
 )
 from repaconv.engines.settings import own_settings, require_one_stream
-from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, first_line, require_module
+from repaconv.errors import Refused, RepaconvError, first_line, require_module
 from repaconv.onnxfile import require_inside
+from repaconv.scratch import scratch_folder
 
 PROVIDER = "CPUExecutionProvider"
 # What computes, as ONNX Runtime calls it after fusing.
@@ -51,7 +51,7 @@ class OrtSession:
         source = model if isinstance(model, bytes) else str(model)
         # on one thread a call runs in its caller's, so one session serves all; a pool of threads is each stream's own
         count = spec.streams if spec.threads > 1 else 1
-        sessions = [onnxruntime.InferenceSession(source, settings, providers=list(providers)) for _ in range(count)]
+        sessions = [session_of(source, settings, providers) for _ in range(count)]
         self._session, self._free = sessions[0], SimpleQueue[Any]()
         for stream in range(spec.streams):
             self._free.put(sessions[stream % count])
@@ -165,15 +165,13 @@ class OnnxRuntime:
         settings.graph_optimization_level = level
         settings.intra_op_num_threads = order.threads
         settings.log_severity_level = 4  # what it refuses it also raises
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "optimised.onnx"
+        with scratch_folder("repaconv-") as folder:
+            path = folder / "optimised.onnx"
             settings.optimized_model_filepath = str(path)
             try:
-                onnxruntime.InferenceSession(str(order.model), settings, providers=providers)
+                session_of(str(order.model), settings, providers)
             except Exception as error:
-                raise (
-                    _no_room(folder) if "serialization failed" in str(error) else unloadable(order.model, error)
-                ) from error
+                raise unloadable(order.model, error) from error
             content = path.read_bytes()
             types = _types(onnx.load(path))
         options = {
@@ -193,13 +191,11 @@ class OnnxRuntime:
         )
 
 
-def _no_room(folder: str) -> EnvironmentProblem:
-    """ONNX Runtime does not say why it cannot write a graph."""
-    return EnvironmentProblem(
-        f"ONNX Runtime cannot write the optimised graph in {folder}.",
-        hint="Check the free space there, or set TMPDIR to a folder that has some.",
-        code="write.failed",
-    )
+def session_of(source: bytes | str, settings: Any, providers: Sequence[Any]) -> Any:
+    """Where there is one provider there is nothing to fall back to, which it would try, and print to stdout."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(source, settings, providers=list(providers), enable_fallback=len(providers) > 1)
 
 
 def settings_for(spec: SessionSpec) -> Any:

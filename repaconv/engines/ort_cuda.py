@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -22,6 +21,7 @@ from repaconv.engines.card import require_card, within_memory
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
 from repaconv.engines.ort import PROVIDER, OnnxRuntime, OrtSession, settings_for
 from repaconv.errors import EnvironmentProblem, require_module
+from repaconv.scratch import scratch_folder
 
 SIZES = 8
 """Numbers of a shape, at most."""
@@ -83,9 +83,9 @@ class OrtCudaSession(OrtSession):
         """What ONNX Runtime's profiler writes of one run."""
         import onnxruntime
 
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder("repaconv-") as folder:
             settings = settings_for(self._spec)
-            settings.enable_profiling, settings.profile_file_prefix = True, str(Path(folder) / "profile")
+            settings.enable_profiling, settings.profile_file_prefix = True, str(folder / "profile")
             source = self._model if isinstance(self._model, bytes) else str(self._model)
             session = onnxruntime.InferenceSession(source, settings, providers=self._providers)
             session.run(None, dict(feeds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.engines.contract import Deployable, Feeds, SessionSpec
-from repaconv.engines.ort import PROVIDER, OrtSession, settings_for, unloadable
+from repaconv.engines.ort import PROVIDER, OrtSession, session_of, settings_for, unloadable
 from repaconv.onnxfile import read_graph, restore_names
+from repaconv.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -30,15 +30,15 @@ def profiled(
     """
     import onnxruntime
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimised.onnx"
+    with scratch_folder("repaconv-") as folder:
+        path = folder / "optimised.onnx"
         settings = settings_for(SessionSpec(threads=spec.threads))
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.enable_profiling = True
-        settings.profile_file_prefix = str(Path(folder) / "profile")
+        settings.profile_file_prefix = str(folder / "profile")
         try:
             optimised = _optimised(model, spec, path)
-            session = onnxruntime.InferenceSession(str(path), settings, providers=[PROVIDER])
+            session = session_of(str(path), settings, [PROVIDER])
         except Exception as error:
             raise unloadable(model, error) from error
         for _ in range(warmup_runs + runs):
@@ -54,12 +54,11 @@ def profiled(
 def _optimised(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelProto:
     """The graph as ONNX Runtime optimises it, written there, with the names of its modules, which fusing takes."""
     import onnx
-    import onnxruntime
 
     settings = settings_for(spec)
     settings.optimized_model_filepath = str(path)
     source = model if isinstance(model, bytes) else str(model)
-    onnxruntime.InferenceSession(source, settings, providers=[PROVIDER])
+    session_of(source, settings, [PROVIDER])
     optimised = onnx.load(path)
     restore_names(optimised, onnx.load_from_string(model) if isinstance(model, bytes) else read_graph(model))
     onnx.save(optimised, path)

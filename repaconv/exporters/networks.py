@@ -3,14 +3,13 @@ the old one."""
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import _quiet, _without_traces
+from repaconv.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -83,8 +82,8 @@ def _old(
     import onnx
     import torch
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.onnx"
+    with scratch_folder("repaconv-") as folder:
+        path = folder / "network.onnx"
         torch.onnx.export(
             module,
             (_example(shape, free),),

@@ -7,15 +7,14 @@ the converter does not write, is in `repaconv.exporters.bfloat16`.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repaconv.engines.contract import Feeds
+from repaconv.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -137,8 +136,8 @@ def to_int8(
             call = next(self._left, None)
             return None if call is None else dict(zip(names, map(call.get, _order(names, call)), strict=True))
 
-    with tempfile.TemporaryDirectory() as folder, quiet_logging():
-        single, path = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
+    with scratch_folder("repaconv-") as folder, quiet_logging():
+        single, path = folder / "fp32.onnx", folder / "int8.onnx"
         onnx.save(model, single)  # given a model, the quantizer writes into it
         quantize_static(
             str(single),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import is_zipfile
 
 from repaconv import registry, runs
 from repaconv.artefacts import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.backbones.sizes import require_size
+from repaconv.beside import workers
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import alone_in, sha256_of
 from repaconv.orders.knobs import by_name
@@ -109,10 +108,10 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
     sha256 = stamp = None
     if _worth_hashing(checkpoint):
         stamp = stamp_of(checkpoint)
-        importing = Thread(target=_import_torch)
-        importing.start()
-        sha256 = sha256_of(checkpoint)
-        importing.join()  # what is half imported is no module yet
+        with workers(1) as beside:
+            importing = beside.submit(_import_torch)
+            sha256 = sha256_of(checkpoint)
+            importing.result()  # what is half imported is no module yet
     from repaconv.checkpoint import read_checkpoint
 
     found = read_checkpoint(checkpoint, weights, require_pinned(checkpoint, pinned, sha256))
@@ -216,7 +215,7 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
     known: list[tuple[Cost, Cost, str]] = []
 
     def described(weights: Path) -> None:
-        with ThreadPoolExecutor(1) as pool:
+        with workers(1) as pool:
             digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
             costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
             known.append((*costs, digest.result()))

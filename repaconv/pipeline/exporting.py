@@ -9,13 +9,14 @@ from repaconv import runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
-from repaconv.files import alone_in, payload_of, scratch_folder
+from repaconv.files import alone_in, payload_of
 from repaconv.forms.choice import NAMED, chosen
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import ExportOrder
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
+from repaconv.scratch import scratch_folder
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.deploying import export_given
 from repaconv.steps.exports import target_sha256

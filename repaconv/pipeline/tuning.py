@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, FoldArtefact, TuneArtefact
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import alone_in, scratch_folder, sha256_of, write_artefact
+from repaconv.files import alone_in, sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import OBJECTIVES, THROUGHPUT, TuneOrder
 from repaconv.pipeline.folding import fold
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
+from repaconv.scratch import scratch_folder
 from repaconv.steps.answers import brought_by, judged_by, place_of
 from repaconv.steps.arms import Called, Machine, machine_of, starts, threads_of
 from repaconv.steps.candidates import Candidates

@@ -6,7 +6,6 @@ Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Preprocessing
+from repaconv.beside import workers
 from repaconv.engines.contract import Feeds, Port
 from repaconv.errors import Refused, said_by
 from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
@@ -102,7 +102,7 @@ class Inputs:
         """All images in order; the next batch is read while one is worked on."""
         step = 1 if self.whole else at_once
         ends = [(start, min(start + step, self.shape[0])) for start in range(0, self.shape[0], step)]
-        with ThreadPoolExecutor(1) as pool:
+        with workers(1) as pool:
             following = pool.submit(self.piece, *ends[0])
             for end in ends[1:]:
                 batch, following = following.result(), pool.submit(self.piece, *end)

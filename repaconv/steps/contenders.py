@@ -16,10 +16,11 @@ from repaconv.artefacts import (
     parse_image_size,
 )
 from repaconv.errors import Refused
-from repaconv.files import payload_of, read_artefact, scratch_folder, sha256_of, stage_of
+from repaconv.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.onnxfile import read_graph, said_by
 from repaconv.progress import Progress
 from repaconv.replacing import put, require_ours
+from repaconv.scratch import scratch_folder
 from repaconv.steps.common import load_target, made_by
 from repaconv.steps.engines import built_as, takes_networks
 from repaconv.steps.exports import Export, export_for

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from repaconv.artefacts import TensorInfo
+from repaconv.beside import workers
 from repaconv.errors import GateFailed, Refused
 from repaconv.replacing import write_payload
 
@@ -103,7 +104,7 @@ def _write_parts(
             file.seek(offsets[name])
             file.write(stored.numpy().data)
 
-    with ThreadPoolExecutor(1) as pool:
+    with workers(1) as pool:
         written: Future[None] | None = None
         for part in parts:
             if written:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from torture import checkpoints, crafted, graphs, kills, long_kills, others, warm
+from torture import checkpoints, crafted, disks, graphs, kills, long_kills, others, warm
 from torture.arena import Case, outcomes
 from torture.page import PAGE, RESULT, collated, written
 
@@ -38,6 +38,7 @@ def batches() -> dict[str, Callable[[], Iterable[Case]]]:
     found |= {f"messages-{n:03}": partial(crafted.messages, AT_ONCE, n) for n in range(2)}
     found |= {f"kills-{n:03}": partial(kills.killed, AT_ONCE, n) for n in range(3)}
     found |= {f"kills-{name}": partial(long_kills.killed, name, 20) for name in long_kills.STAGES}
+    found |= {f"disks-{name}": partial(disks.full, name) for name in disks.STAGES}
     return found
 
 

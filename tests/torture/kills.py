@@ -29,6 +29,7 @@ from torture.arena import Case
 from torture.nets import HEADS, net, plain
 
 Stage = Callable[[Path], object]
+Prepare = Callable[[Path], None]
 
 
 def _fold(at: Path) -> object:
@@ -73,7 +74,7 @@ def with_a_run(at: Path) -> None:
     fold.write_text(fold.read_text().replace(str(others.whole_run()), str(at)))
 
 
-def _without(*names: str) -> Callable[[Path], None]:
+def _without(*names: str) -> Prepare:
     def prepare(at: Path) -> None:
         with_a_run(at)
         for name in names:
@@ -105,7 +106,7 @@ def _fold_and_export(at: Path) -> object:
     return _export(at)
 
 
-STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
+STAGES: dict[str, tuple[Stage, Prepare, float, int]] = {
     "fold": (_fold, _bare, 0.3, 6),
     "fold, again": (_fold, with_a_run, 0.3, 3),
     "fold, of other weights": (_fold, _of_other_weights, 0.3, 4),
@@ -120,7 +121,7 @@ STAGES: dict[str, tuple[Stage, Callable[[Path], None], float, int]] = {
 
 
 STEPS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")
-BY_STEPS: dict[str, tuple[Stage, Callable[[Path], None]]] = {
+BY_STEPS: dict[str, tuple[Stage, Prepare]] = {
     **{name: (stage, prepare) for name, (stage, prepare, _, _) in STAGES.items()},
     "export, of another fold": (_fold_and_export, _with_an_export_elsewhere),
 }
@@ -190,7 +191,7 @@ def killed(count: int, seed: int) -> Iterator[Case]:
         yield case(name, f"{seed}.{number}", (stage, prepare), rng.random() * seconds)
 
 
-def case(name: str, number: str, killed: tuple[Stage, Callable[[Path], None]], after: float) -> Case:
+def case(name: str, number: str, killed: tuple[Stage, Prepare], after: float) -> Case:
     """A stage, with what is there before, killed after so many seconds of a quiet machine."""
     stage, prepare = killed
     read = partial(_killed, stage=stage, after=after * _load())
@@ -208,7 +209,7 @@ def _load() -> float:
     return max((time.monotonic() - began) / seconds, 1.0)
 
 
-def _prepared(prepare: Callable[[Path], None], folder: Path) -> Path:
+def _prepared(prepare: Prepare, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     prepare(folder)
     return folder

@@ -22,12 +22,15 @@ tensor is the one that was saved. *Other*: read, of a container that has no chec
 can tell. *Sound*: folded, and proved as any fold is. *Fault*: anything else: a traceback, a process that died or hung,
 a command that ran, something written by what was refused, other weights out of a container with checksums. Of kills:
 *sound* is killed, with nothing left that is taken for whole, and completed by the same command; *the same* was done
-before. A batch in which there was a fault was run again on what was mended.
+before. Of full disks, with each number of pages and of files that is left: *sound* is done in that room; *refused* is
+one sentence, exit 3, nothing that is taken for whole, and done by the same command once there is room. A batch in which
+there was a fault was run again on what was mended.
 
 What this found was mended: a picture that was PostScript ran Ghostscript; a file that was cut while it was mapped ended
 the process; an archive without an end was hashed for ever; names that no file can have, texts where arrays are
-expected, indices without a row ended in a traceback; NaN was compared, bombs were unpacked, and a job could name files
-of the worker.
+expected, indices without a row ended in a traceback; NaN was compared, bombs were unpacked, a job could name files of
+the worker; quantizing on a full disk ended in a traceback; a thread that found no memory was waited for without end;
+ONNX Runtime told its maker of each graph.
 
 | what was read | cases | refused | the same | other | sound | faults |
 |---|---|---|---|---|---|---|

@@ -12,7 +12,12 @@ from foreign_faults import F, Net, norm, normal, weight
 from test_fold_proof import planted
 
 import repaconv as rc
-from repaconv.errors import GateFailed
+from repaconv.errors import GateFailed, Refused
+from repaconv.proof.outputs import Comparison
+from repaconv.proof.policy import tolerance
+from repaconv.runs import Run
+from repaconv.subjects.subject import subject_of
+from repaconv.subjects.swaying import sway_of
 
 
 def ill_conditioned(*last: tuple[Any, ...], kind: int = F) -> onnx.ModelProto:
@@ -50,3 +55,66 @@ def test_classes_that_hang_on_a_rounding_are_left_out_and_wrong_ones_are_not(mon
     planted(monkeypatch, weight("nw", lambda g: -g))
     with pytest.raises(GateFailed):
         rc.fold("net.onnx", out="wrong.onnx")
+
+
+def test_what_float32_shows_as_one_number_is_proved_in_float64_where_it_moves(monkeypatch):
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"),
+        ("Mul", "b little", "c"), ("Add", "c high", "y"),
+    ]  # fmt: skip
+    weights = {"w": normal(4, 4, 3, 3), "little": np.array(1e-10), "high": np.array(1.0), **norm(4)}
+    onnx.save(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "still.onnx")
+    (link,) = rc.fold("still.onnx").links
+    assert (link.verdict, "proved in float64 alone" in link.note) == ("passed", True)
+    planted(monkeypatch, weight("nw", lambda w: w * np.float32(1.01)))
+    with pytest.raises(Refused, match="the same numbers on every probe"):
+        rc.fold("still.onnx", out="wrong.onnx")
+
+
+@pytest.fixture
+def quiet() -> Path:
+    """A map of probabilities near zero, of images whose sides are even: float32's sigmoid keeps one digit of it."""
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"),
+        ("MaxPool", "b", "p", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("Resize", "p  twice", "u", {"mode": "nearest", "coordinate_transformation_mode": "asymmetric",
+                                     "nearest_mode": "floor"}),
+        ("Add", "b u", "c"), ("Conv", "c k", "d"), ("Sub", "d high", "e"), ("Sigmoid", "e", "y"),
+    ]  # fmt: skip
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((4, 3, 3, 3)), "k": 0.1 * random.standard_normal((1, 4, 1, 1))}
+    weights |= {"nw": np.ones(4), "nb": np.ones(4), "nm": np.zeros(4), "nv": np.ones(4), "high": np.array(18.0)}
+    model = Net(rows, {**weights, "twice": np.array([1, 1, 2, 2.0])}, {"x": (F, ("n", 3, "h", "w0"))}, {"y": F}).model()
+    model.graph.node[3].input[:] = ["p", "", "twice"]
+    onnx.save(model, "quiet.onnx")
+    return Path("quiet.onnx")
+
+
+def test_a_network_that_is_near_zero_on_noise_goes_on_by_inputs_that_move_it(quiet):
+    done = rc.fold(quiet)
+    assert done.float64
+    assert done.sizes.gain > 1
+    assert done.tolerances["onnx"] < 1e-3
+    assert {link.verdict for link in rc.verify().links} == {"passed"}
+    assert (rc.export().verdict, rc.verify().verdict) == ("passed", "passed")
+    assert {link.verdict for link in rc.build(target="x86-64").links} == {"passed"}
+
+
+def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_found_on_others(quiet):
+    done = rc.fold(quiet)
+    stored = subject_of(Run(Path("repaconv-out/quiet")))
+
+    def judged(gain: float, by: float) -> str:
+        call = {"x": gain * np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)}
+        right = stored.reference.run(call)
+        found = Comparison("stored", tolerance("stored", usual=done.tolerances))
+        wrong = {"y": stored.stored.run(call)["y"] * np.float32(1 + by)}
+        found.add(wrong, right, sway=sway_of(stored, call, right))
+        (link,) = found.links("stored", "float64")
+        return f"{link.verdict}: {link.note}"
+
+    assert "rounding alone" in judged(1.0, 0)
+    assert judged(1.0, 0).startswith("not verified")
+    assert judged(1.0, 10).startswith("failed")
+    assert judged(done.sizes.gain, 0).startswith("passed")
+    assert judged(done.sizes.gain, 1e-2).startswith("failed")

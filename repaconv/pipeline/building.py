@@ -24,6 +24,7 @@ from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs
 from repaconv.steps.timings import Timings
 from repaconv.subjects.subject import subject_of
+from repaconv.subjects.swaying import sway_of
 
 if TYPE_CHECKING:
     import onnx
@@ -194,7 +195,7 @@ def _write(plan: _Plan, built: Built) -> list[Path]:
 
 def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     """The engine against the ONNX model that it was built from, on random images."""
-    from repaconv.proof.outputs import compared
+    from repaconv.proof.outputs import Comparison
     from repaconv.proof.policy import tolerance
     from repaconv.proof.runners import FixedBatch
 
@@ -208,11 +209,12 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     given = choose_inputs(subject, count=PROBES, size=size, pixels=folded.preprocessing is not None)
     after = FixedBatch(plan.engine.open(plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
-    batches = (piece.feeds(before.inputs) for piece in given.batches(AT_ONCE))
+    found = Comparison(plan.file.name, allowed)
+    for piece in given.batches(AT_ONCE):
+        feeds, sway = piece.feeds(before.inputs), sway_of(subject, piece.feeds(subject.inputs))
+        found.add(after.run(feeds), before.run(feeds), whole=whole, sway=sway)
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
-    return compared(before, after, batches, plan.file.name, allowed, whole=whole).links(
-        "engine", f"{name} under ONNX Runtime"
-    )
+    return found.links("engine", f"{name} under ONNX Runtime")
 
 
 def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:

@@ -18,6 +18,7 @@ from repaconv.replacing import put, require_ours
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.ends import End, end_of
 from repaconv.steps.inputs import choose_inputs
+from repaconv.subjects.swaying import sway_of
 
 Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 """The same inputs, as either end takes them."""
@@ -125,8 +126,13 @@ def _links(order: CompareOrder, right: End, other: End, pairs: Iterator[Pair], p
         progress("compare: run", number, 0)
         expected, got = _ran(right, own), _ran(other, its)
         whole = subject.folded.whole if subject else not _by_image(expected, own)
-        compared.add(got, expected, whole=whole)
+        sway = None if subject is None or order.rtol or _pixels(own) else sway_of(subject, own)
+        compared.add(got, expected, whole=whole, sway=sway)
     return tuple(compared.links("agreement", right.told.name))
+
+
+def _pixels(feeds: Mapping[str, Any]) -> bool:
+    return any(array.dtype.name == "uint8" for array in feeds.values())
 
 
 def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:

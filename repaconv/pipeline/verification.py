@@ -21,6 +21,7 @@ from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs
 from repaconv.steps.parent import ParentLink, parent_link
 from repaconv.subjects.subject import Subject, subject_of
+from repaconv.subjects.swaying import sway_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
@@ -123,15 +124,25 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
     """Run all ends batch by batch; what is measured for scale is so on the first batch alone."""
     scale: dict[str, Metrics] = {}
     subject, given, done = plan.subject, plan.given, 0
+    asked = {*(plan.order.rtol or {}), *(plan.order.atol or {})}
     for batch in given.batches():
         progress("verify", done, given.shape[0])
         feeds = batch.feeds(subject.inputs)
         reference = subject.reference.run(feeds)
+        sway = sway_of(subject, feeds, reference)
         for step in plan.chain.steps:
             # both ends of the fold are in float64, where rounding decides nothing
             decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
             undecided = None if decided else subject.exact.undecided
-            step.compared.add(step.run(batch), reference, labels=batch.labels, undecided=undecided, whole=batch.whole)
+            judged = step.name == "fold" or step.name in asked
+            step.compared.add(
+                step.run(batch),
+                reference,
+                labels=batch.labels,
+                undecided=undecided,
+                whole=batch.whole,
+                sway=None if judged else sway,
+            )
         if not done:
             single = subject.single().run(feeds)
             scale = _for_scale(single, reference, whole=batch.whole)

@@ -18,12 +18,13 @@ from repaconv.artefacts import Link, Metrics, Tolerance, Verdict
 from repaconv.engines.contract import Array, Feeds
 from repaconv.proof.parity import measure
 from repaconv.proof.runners import Runner
+from repaconv.proof.swayed import SWAYED
 
 # An output whose numbers change by less than so many tolerances over all probes would hide what a fault changes.
 MOVES = 10
 # What rounding may move a number by, of its neighbours, unless it is rounded to less than float32 has.
 UNDECIDED = 0.01
-SWAYED = "rounding alone moves it so far that nothing is proved by it"
+STILL = "the same numbers on every probe, so that a fault would not show"
 # How much further than the few other roundings that are run another one may lie.
 SLACK = 4
 # What float32 keeps of 1: what saturates there (a sigmoid, a softmax) has steps of as much, however small 1 - p is.
@@ -159,7 +160,7 @@ class _Output:
         if not self.proved:
             return SWAYED, "not verified"
         if not self.moves:
-            return "the same numbers on every probe, so that a fault would not show", "not verified"
+            return STILL, "not verified"
         return "", "passed"
 
     def _moved(self, right: Array) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,12 @@ class Decided:
         *,
         labels: NDArray[np.int64] | None = None,
         undecided: NDArray[np.bool_] | None = None,
+        sway: Callable[[], Array] | None = None,
     ) -> None:
-        """One batch [n, ...] of each; images that rounding may decide otherwise, and that are others, are left out."""
+        """One batch [n, ...] of each; images that rounding may decide otherwise, and that are others, are left out.
+
+        What is decided is moved by nothing; ``sway`` is not asked.
+        """
         first = self._first.setdefault(reference.shape[1:], reference[:1])
         self._moves = self._moves or bool((reference != first).any())
         apart = (candidate != reference).reshape(len(reference), -1)

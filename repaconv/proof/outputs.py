@@ -7,6 +7,7 @@ that is `repaconv.proof.compare`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from repaconv.errors import Refused
 from repaconv.proof.decided import Decided
 from repaconv.proof.parity import Meter, not_verified
 from repaconv.proof.runners import Runner, named
+from repaconv.proof.swayed import Sway
 
 
 class Comparison:
@@ -43,6 +45,7 @@ class Comparison:
         labels: NDArray[np.int64] | None = None,
         undecided: NDArray[np.bool_] | None = None,
         whole: bool = False,
+        sway: Sway | None = None,
     ) -> None:
         """One batch; see `repaconv.proof.parity.Meter.add`.
 
@@ -52,6 +55,7 @@ class Comparison:
             labels: Of the images.
             undecided: Of the images, or of the one call.
             whole: Every output is one, not one for each image, and may have another shape at each call.
+            sway: By how much rounding alone moves the reference.
 
         Raises:
             Refused: If the outputs are others, in number or in shape.
@@ -68,7 +72,9 @@ class Comparison:
             if got.shape == expected.shape and expected.size:
                 meter = self.meters.setdefault(name, self._meter(name, expected))
                 rows = (1, -1) if whole or expected.ndim < 2 else expected.shape
-                meter.add(*_alike(got.reshape(rows), expected.reshape(rows)), labels=labels, undecided=undecided)
+                pair = _alike(got.reshape(rows), expected.reshape(rows))
+                moved = None if sway is None else partial(_moved, sway, name, expected)
+                meter.add(*pair, labels=labels, undecided=undecided, sway=moved)
             elif got.shape == expected.shape:
                 self.unlike.setdefault(name, ("not verified", "empty on every call"))
             elif undecided is not None and undecided.any():
@@ -134,6 +140,12 @@ def joined(links: Sequence[Link]) -> Link:
         return worst
     told = f"{len(passed)} of {len(links)} outputs passed"
     return worst.model_copy(update={"note": "; ".join(filter(None, [told, worst.note]))})
+
+
+def _moved(sway: Sway, name: str, right: NDArray[Any]) -> NDArray[Any]:
+    """By how much rounding moves one output; by nothing where that is not known."""
+    found = sway().get(name)
+    return found if found is not None and found.shape == right.shape else np.zeros(right.shape)
 
 
 def _numbers(value: Any) -> NDArray[Any] | None:

@@ -7,6 +7,7 @@ excuses nothing in the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from repaconv.artefacts import Link, Metrics, Tolerance
 from repaconv.proof.accuracy import Counts
 from repaconv.proof.policy import DECIDING_COSINE, SHOWN, UNDECIDED_SHARE, norm_error
+from repaconv.proof.swayed import SWAYED, swayed
 from repaconv.proof.verdicts import lossy_words, verdict_by
 
 Array = NDArray[np.floating]
@@ -49,6 +51,7 @@ class Meter:
         *,
         labels: NDArray[np.int64] | None = None,
         undecided: NDArray[np.bool_] | None = None,
+        sway: Callable[[], Array] | None = None,
     ) -> None:
         """One batch, [N, ...] each.
 
@@ -58,6 +61,8 @@ class Meter:
             labels: Class of each image, -1 where unknown.
             undecided: Images in which rounding may decide what merges; those that differ are left out, if by no more
                 than another merge explains.
+            sway: By how much rounding alone moves every number of the reference, as it is shaped; asked where an exact
+                tolerance does not suffice.
 
         Raises:
             ValueError: If the shapes differ or there is no image.
@@ -67,6 +72,9 @@ class Meter:
         a, b = (output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference))
         found = _rows(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
         found["image"] = self._seen + np.arange(float(len(b)))
+        found["sway"] = np.zeros(len(b))
+        if sway is not None and self.tolerance.kind == "exact" and not self._within(found).all():
+            found["sway"] = sway().reshape(len(b), -1).max(1, initial=0.0)
         self._seen += len(b)
         if undecided is not None and undecided.any():
             kept = ~(undecided & self._merged_otherwise(found))
@@ -88,6 +96,12 @@ class Meter:
             alike = ~(found["cosine"] < DECIDING_COSINE) & (found["off"] <= norm_error(DECIDING_COSINE) * found["norm"])
         merged: NDArray[np.bool_] = apart & alike
         return merged
+
+    def _within(self, found: Mapping[str, Array]) -> NDArray[np.bool_]:
+        """Images [n] that are no further off than the tolerance."""
+        with np.errstate(invalid="ignore"):
+            within: NDArray[np.bool_] = found["error"] <= (self.tolerance.rtol or 0.0) * found["scale"]
+            return within | (found["error"] <= (self.tolerance.atol or 0.0))
 
     def _column(self, name: str) -> Array:
         """One number for each image that is not left out."""
@@ -158,28 +172,32 @@ class Meter:
             why = f"in {self._undecided} of {self._seen} images rounding decides what comes out"
             return not_verified(name, reference, candidate, why)
         metrics, accuracy = self.metrics(), self.counts.accuracy()
-        verdict = verdict_by(metrics, self.tolerance, accuracy)
+        sways = self._column("sway") / _floored(self._column("scale"))
+        rounding, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance)
+        if nothing:
+            return not_verified(name, reference, candidate, f"{SWAYED}: {rounding}")
+        verdict = verdict_by(metrics, allowed, accuracy)
         words = lossy_words(metrics, self.tolerance, accuracy) if self.tolerance.kind == "lossy" else ""
-        if verdict == "passed" and self._shows_nothing(metrics):
+        if verdict == "passed" and self._shows_nothing(metrics, allowed):
             alike = f"the output is the same for all {metrics.images} images, as far as the tolerance tells"
             verdict, words = "not verified", f"{alike}: it does not depend on the input, and a fault would not show"
         return Link(
             name=name,
             reference=reference,
             candidate=candidate,
-            tolerance=self.tolerance,
+            tolerance=allowed,
             metrics=metrics,
             verdict=verdict,
-            note="; ".join(filter(None, [note, words])),
+            note="; ".join(filter(None, [note, rounding, words])),
             accuracy=accuracy,
         )
 
-    def _shows_nothing(self, metrics: Metrics) -> bool:
+    def _shows_nothing(self, metrics: Metrics, allowed: Tolerance) -> bool:
         """Whether what is allowed is so much that one output for all images would pass."""
         if metrics.spread is None:
             return False
-        relative = SHOWN if self.tolerance.kind == "lossy" else self.tolerance.rtol or 0.0
-        return metrics.spread <= relative or float(self._column("apart").max()) <= (self.tolerance.atol or 0.0)
+        relative = SHOWN if allowed.kind == "lossy" else allowed.rtol or 0.0
+        return metrics.spread <= relative or float(self._column("apart").max()) <= (allowed.atol or 0.0)
 
 
 def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:

@@ -14,6 +14,7 @@ from repaconv.proof.policy import coarser
 from repaconv.steps.engines import built_as, engine_of, open_engine
 from repaconv.subjects.given import inputs_of
 from repaconv.subjects.subject import subject_of
+from repaconv.subjects.swaying import sway_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,7 +150,9 @@ def agreement(
     compared = Comparison(candidate, tolerance(link, logits="logits" in names, **usual))
     for call, each in zip(calls, outputs, strict=True):
         got, right = (dict(zip(names, each[end].values(), strict=True)) for end in (candidate, reference))
-        compared.add(got, right, undecided=_undecided(network, call) if low == "fp32" else None, whole=whole)
+        undecided = _undecided(network, call) if low == "fp32" else None
+        sway = sway_of(network, call.feeds(network.inputs)) if network else None
+        compared.add(got, right, undecided=undecided, whole=whole, sway=sway)
     return joined(compared.links("agreement", reference))
 
 

@@ -13,6 +13,7 @@ from repaconv.errors import Refused, RepaconvError, first_line
 from repaconv.proof.runners import FixedBatch, call_of, load_onnx
 from repaconv.steps.candidates import Candidates, judging_call
 from repaconv.steps.deploying import session_of
+from repaconv.subjects.swaying import sway_of
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
@@ -39,13 +40,15 @@ class Sound:
 
         if deployment.precision != "fp32":
             return True
-        call = judging_call(self.graphs.subject)
+        subject = self.graphs.subject
+        call = judging_call(subject)
         if self.expected is None:
             right = load_onnx(self.graphs.path(self.baseline))
             self.expected = right.run(call.feeds(right.inputs))
-        found = Comparison("form", tolerance("form"))
+        found = Comparison("form", tolerance("form", usual=subject.folded.tolerances))
         got = FixedBatch(session, None if call.whole else batch).run(call.feeds(session.inputs))
-        found.add(dict(zip(self.expected, got.values(), strict=True)), self.expected, whole=call.whole)
+        sway = sway_of(subject, call.feeds(subject.inputs))
+        found.add(dict(zip(self.expected, got.values(), strict=True)), self.expected, whole=call.whole, sway=sway)
         return verdict_of(found.links("form", "default form")) == "passed"
 
 

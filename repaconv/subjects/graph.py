@@ -134,7 +134,8 @@ class GraphSubject:
         progress(f"{form}: ONNX Runtime", 0, 0)
         model, note = fitted(base.model, self.folded, spec)
         check(model)
-        judge = Judge.of(base, self._calls(spec), ways, whole=self.folded.whole)
+        exact = self._form(base.model, double=True) if self.folded.float64 else None
+        judge = Judge.of(base, self._calls(spec), ways, whole=self.folded.whole, exact=exact)
         before = judge.run(model)
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
         link = judge.link("exported", (called, EXPORTED), before)
@@ -187,7 +188,10 @@ class GraphSubject:
         """Those on which graphs are compared: of one image and of three where the batch is free."""
         from repaconv.subjects.drawing import batches_of
 
-        sizes = [spec.size, (spec.size[0] + 1, spec.size[1] + 6) if spec.free_size and spec.size else spec.size]
+        has, sizes = self.folded.sizes, [spec.size, spec.size]
+        if spec.free_size and spec.size:
+            height, width = (has.other.get(side, size) for side, size in zip(has.sides, spec.size, strict=True))
+            sizes[1] = height, width
         return batches_of(self._drawn_by, self.folded, spec.batch, sizes)
 
     def _form(self, model: onnx.ModelProto, *, double: bool = False) -> GraphForm:

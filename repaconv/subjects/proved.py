@@ -13,7 +13,9 @@ from repaconv.errors import first_line
 from repaconv.exporters.simplify import not_done
 from repaconv.progress import Progress
 from repaconv.proof.runners import load_onnx, named
+from repaconv.proof.swayed import Sway
 from repaconv.replacing import write_payload
+from repaconv.subjects.swaying import sway_between
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,7 +149,8 @@ Outputs = list[Mapping[str, Any]]
 class Judge(NamedTuple):
     """The calls on which graphs are compared, what is right for them, and what is allowed.
 
-    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files.
+    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files, ``sways`` say call by
+    call by how much rounding alone moves what is expected.
     """
 
     feeds: Sequence[Feeds]
@@ -156,16 +159,20 @@ class Judge(NamedTuple):
     ways: Proving
     whole: bool = False
     folder: Path | None = None
+    sways: Sequence[Sway | None] = ()
 
     @classmethod
-    def of(cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False) -> Judge:
-        """By what a form of the network computes."""
+    def of(
+        cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False, exact: Form | None = None
+    ) -> Judge:
+        """By what a form of the network computes; ``exact`` is the same in float64, run where that is asked for."""
         expected: Outputs = []
         undecided = []
         for each in feeds:
             expected.append(form.run(each))
             undecided.append(form.undecided)
-        return cls(feeds, expected, undecided, ways, whole)
+        sways = [None if exact is None else sway_between(form, exact, each) for each in feeds]
+        return cls(feeds, expected, undecided, ways, whole, sways=sways)
 
     def run(self, model: onnx.ModelProto) -> Outputs:
         """A graph's outputs, call by call."""
@@ -181,8 +188,8 @@ class Judge(NamedTuple):
         logits = "logits" in self.expected[0]
         allowed = tolerance(name, logits=logits, decides=self.ways.decides, usual=self.ways.tolerances)
         found = Comparison(ends[1], allowed)
-        for got, right, unsure in zip(outputs, self.expected, self.undecided, strict=True):
-            found.add(got, right, undecided=unsure, whole=self.whole)
+        for got, right, unsure, sway in zip(outputs, self.expected, self.undecided, self.sways, strict=True):
+            found.add(got, right, undecided=unsure, whole=self.whole, sway=sway)
         return joined(found.links(name, ends[0]))
 
     def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:

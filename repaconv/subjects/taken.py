@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ from repaconv.artefacts import ImageSize, Sizes
 from repaconv.artefacts.folding import Batch
 from repaconv.files import sha256_of_bytes
 from repaconv.proof.policy import LARGEST_RTOL
+from repaconv.proof.probes import GAINS
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import unrunnable, usual_rtols
 from repaconv.subjects.given import inputs_of
@@ -28,7 +29,8 @@ WORSE = 4.0
 
 
 DOUBTED = 1e-2
-"""Where float32 is further off than this, it is float64 that computes something else, and it is not taken."""
+"""Where float32 is further off than this, it shows nothing of the network on such a call, and others are drawn; where
+it is on those, too, it is float64 that computes something else, and it is not taken."""
 
 
 class Taken(NamedTuple):
@@ -60,7 +62,10 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         raise unrunnable(source, error) from error
     call = drawn(model, found.usual, 0, gain=found.gain, below=found.below)
     usual = next((probe for probe in found.feeds if _shapes(probe) == _shapes(call)), call)
-    told, rounded = _against_float64(given, folded, usual)
+    calls = {found.gain: usual} | {
+        found.gain * more: drawn(model, found.usual, 0, gain=found.gain * more, below=found.below) for more in GAINS
+    }
+    told, rounded, gain = _against_float64(given, folded, calls)
     size, any_size, batch, names = _images(model, found)
     rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, found.feeds[0])])
     size = None if not rows and batch not in ("dynamic", 1) else size
@@ -69,7 +74,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         any_image_size=any_size,
         batch=batch,
         whole=size is None or not rows,
-        sizes=Sizes(usual=found.usual, other=found.other, gain=found.gain, below=found.below, **names),
+        sizes=Sizes(usual=found.usual, other=found.other, gain=gain, below=found.below, **names),
         tolerances=_tolerances(usual_rtols(model), rounded, doubled=bool(told)),
         float64=told,
         structure=structure_of(folded.model),
@@ -80,27 +85,40 @@ def _shapes(call: Feeds) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in call.items()}
 
 
-def _against_float64(given: Evaluated, folded: Evaluated, call: Feeds) -> tuple[str, float]:
-    """What evaluates the graph in float64, if anything does, and how far float32 is from it on this call.
+def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]) -> tuple[str, float, float]:
+    """What evaluates the graph in float64, if anything does, how far float32 is from it, and at which gain.
 
-    Where something is decided, another decision is no measure of rounding: then the policy's tolerances stay.
+    That is the first, or of the others the one at which float32 says most. Where something is decided, another decision
+    is no measure of rounding: then the policy's tolerances stay.
     """
-    from repaconv.artefacts import Tolerance
     from repaconv.graphs.deciding import decides
+
+    usual = next(iter(calls))
+    errors: dict[float, float] = {}
+    for gain, call in calls.items():
+        if errors.get(usual, inf) <= DOUBTED:
+            break
+        try:
+            right = given.truth(call)
+            if decides(given.model):
+                return given.float64.told, 0.0, usual
+            errors[gain] = _rounded(right, given.run(call), folded.run(call))
+        except Exception:  # of either runtime: an operator that has no float64, or numbers that it does not take
+            continue
+    best = min(errors, key=lambda gain: errors[gain], default=usual)
+    return (given.float64.told, errors[best], best) if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual)
+
+
+def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
+    """The largest difference, relative to the largest number of each output; infinite where there are no numbers."""
+    from repaconv.artefacts import Tolerance
     from repaconv.proof.outputs import Comparison
 
-    try:
-        told, right = given.float64.told, given.truth(call)
-    except Exception:  # of either runtime: an operator that has no float64
-        return "", 0.0
-    if decides(given.model):
-        return told, 0.0
     compared = Comparison("float32", Tolerance(kind="exact", rtol=0.0))
-    for graph in (given, folded):
-        compared.add(graph.run(call), right, whole=True)
-    found = [link.metrics.max_rel_error for link in compared.links("onnx", "float64") if link.metrics]
-    rounded = max(filter(isfinite, found), default=0.0)
-    return (told, rounded) if rounded <= DOUBTED else ("", 0.0)
+    for found in others:
+        compared.add(found, right, whole=True)
+    errors = [link.metrics.max_rel_error for link in compared.links("onnx", "float64") if link.metrics]
+    return max(filter(isfinite, errors), default=inf if errors else 0.0)
 
 
 def _tolerances(usual: Mapping[str, float], rounded: float, *, doubled: bool) -> dict[str, float]:

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from repaconv import extras
 from repaconv.errors import EnvironmentProblem, UsageProblem, nearest
 
 METHODS = "repaconv.methods"
@@ -14,6 +15,8 @@ BACKBONES = "repaconv.backbones"
 REWRITES = "repaconv.rewrites"
 ENGINES = "repaconv.engines"
 TARGETS = "repaconv.targets"
+EXTRAS = "extras"
+"""Among the rows, what may be installed besides."""
 GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
 
 
@@ -77,7 +80,15 @@ def rows() -> list[PluginRow]:
                 found.append(PluginRow(group, name, point.value, "", _runtime(plugin) if group == ENGINES else ""))
             except EnvironmentProblem as error:
                 found.append(PluginRow(group, name, point.value, error.message))
-    return found
+    return found + [_extra(extra) for extra in extras.EXTRAS]
+
+
+def _extra(extra: extras.Extra) -> PluginRow:
+    lacks = extra.missing()
+    here = "here" if extra.packages else "nothing more is needed"
+    if lacks:
+        here = f"{', '.join(lacks)} not here: {extra.line}"
+    return PluginRow(EXTRAS, extra.name, ", ".join(extra.packages), "", f"{extra.purpose}: {here}")
 
 
 def _runtime(engine: Any) -> str:

@@ -11,6 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from repaconv.extras import EXTRAS
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -32,6 +34,24 @@ LOCKED = re.findall(
     r"^(\S+)==(\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$", (ROOT / "requirements.lock").read_text(), re.M
 )
 VERSIONS = {name: Version(version) for name, version, _ in LOCKED}
+
+
+def test_doctor_knows_every_extra_and_all_has_those_that_need_no_card():
+    asked = PROJECT["optional-dependencies"]
+    brought = {name: {Requirement(line).name for line in lines} for name, lines in asked.items()}
+    known = {extra.name: set(extra.packages) for extra in EXTRAS}
+    assert known == {name: packages for name, packages in brought.items() if name not in ("all", "dev")}
+    (everything,) = asked["all"]
+    assert Requirement(everything).extras == set(known) - {"onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "docs"}
+
+
+def test_doctor_is_short_and_names_the_line_that_installs(repaconv, monkeypatch):
+    monkeypatch.setattr("repaconv.extras._is_here", lambda package: package != "timm")
+    code, out, _ = repaconv("doctor")
+    assert code == 0
+    assert len(out.splitlines()) < 40
+    assert "networks of timm: --arch timm:NAME: timm not here: pip install 'repaconv[timm]'" in out
+    assert "6 work" in next(line for line in out.splitlines() if line.split()[:1] == ["methods"])
 
 
 def test_every_line_of_the_lock_is_a_version_with_hashes():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,12 @@ from repaconv.cli.options import (
     Quiet,
     app,
 )
+
+if TYPE_CHECKING:
+    from repaconv.registry import PluginRow
+
+MANY = 20
+"""Names on a line say nothing any more."""
 
 
 @app.command(epilog="Example: repaconv targets")
@@ -45,7 +52,7 @@ def doctor(
     target: Annotated[str | None, typer.Option("--target", help="What of this target works on this machine.")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Say what of repaconv works on this machine: plug-ins and runtimes. Exit 3 if something does not."""
+    """Say what works on this machine, what does not, and what installs it. Exit 3 if a plug-in is broken."""
     from repaconv import registry
     from repaconv.cli import render
 
@@ -58,10 +65,32 @@ def doctor(
     code = 3 if any(row.problem for row in found) else 0
     if format is Format.json:
         render.envelope("doctor", code, [row._asdict() for row in found])
+    elif target is None:
+        render.rows(("", "", ""), summary(found))
     else:
         lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
         render.rows(("group", "name", "plug-in", ""), lines)
     raise typer.Exit(code)
+
+
+def summary(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
+    """Our own plug-ins as a line a group; engines, what is broken and what is of others a line each; then extras."""
+    from repaconv import registry
+
+    for group in registry.GROUPS:
+        rows = [row for row in found if row.group == group]
+        single = group == registry.ENGINES
+        apart = [row for row in rows if single or row.problem or not row.value.startswith("repaconv.")]
+        ours = [row.name for row in rows if row not in apart]
+        kind = group.rpartition(".")[2]
+        if ours:
+            yield kind, f"{len(ours)} work", ", ".join(ours) if len(ours) < MANY else ""
+        for row in apart:
+            own = "" if row.value.startswith("repaconv.") else f" ({row.value})"
+            yield kind, row.name, f"{row.problem or row.note or 'works'}{own}"
+    for row in found:
+        if row.group == registry.EXTRAS:
+            yield "extras", row.name, row.note
 
 
 @app.command(epilog="Example: repaconv demo")

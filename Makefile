@@ -93,7 +93,7 @@ gpu-results: .venv/installed
 
 # The kit in a folder as bare as the machine that it is for: a Python with torch and NumPy, no network, pieces alone.
 gpu-bare: .venv/installed
-	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_bare.py build/gpu-bare
+	PYTHONPATH=benchmarks $(BIN)/python tests/gpu_bare.py build/gpu-bare $(BARE_PYTHON)
 
 docs: .venv/installed-dev
 	$(PIP) -e ".[docs]"

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import one_net_a_method
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from test_locate import graph, net
 
 import repaconv as rc
@@ -41,6 +41,7 @@ NETS = (
 CARDS = ("8.6", "8.9")
 RTX = pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="TensorRT-RTX is absent")
 BUILD = Path("repaconv-out/tiny/build")
+FAULTY = "network.2.0.mlp.fc2"
 
 
 def order(model, **settings):
@@ -280,6 +281,30 @@ def test_openvino_compiles_in_the_precision_that_is_asked_for(tiny):
     engine.write_bytes(engine.read_bytes()[: 2**10])
     with pytest.raises(Refused, match="hash is another"):
         rc.bench(engine, target="x86-64-openvino", image_size=32, rounds=2)
+
+
+def test_an_engine_that_computes_something_else_is_followed_to_the_module(tiny, monkeypatch):
+    pytest.importorskip("openvino", reason="OpenVINO is absent")
+    from repaconv.engines.openvino import OpenVino
+
+    rc.fold(tiny)
+    rc.export(target="x86-64-openvino", image_size=32)
+    right = OpenVino._compiled
+
+    def wrong(engine, deployable, spec):
+        """As if a kernel were off by half, wherever a graph is compiled."""
+        if isinstance(deployable, Path) and deployable.suffix == ".onnx":
+            model = onnx.load(deployable)
+            weight = next(each for each in model.graph.initializer if each.name == f"{FAULTY}.weight")
+            weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.5), weight.name))
+            deployable = model.SerializeToString()
+        return right(engine, deployable, spec)
+
+    monkeypatch.setattr(OpenVino, "_compiled", wrong)
+    assert rc.build(target="x86-64-openvino").verdict == "failed"
+    link = rc.verify(engine=BUILD / "x86-64-openvino.32x32.blob").links[-1]
+    assert (link.name, link.verdict) == ("engine", "failed")
+    assert link.location.module == f"backbone.{FAULTY}"  # as the checkpoint calls it
 
 
 def test_openvino_in_bfloat16_where_the_processor_multiplies_it(tiny):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from onnx import TensorProto, helper
 
 import repaconv as rc
 from repaconv import registry
+from repaconv.engines import trt_session
 from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
-from repaconv.engines.ort_cuda import fallen_of, placed
+from repaconv.engines.ort_cuda import fallen_of, lowered, placed, require_float32
+from repaconv.engines.trt_session import DTYPES
 from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.measure.streams import Burst
 from repaconv.proof.runners import Images
@@ -114,6 +118,45 @@ def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
     assert raised.value.code == "card.memory"
     with pytest.raises(RuntimeError, match="misaligned"), within_memory(2048):
         raise RuntimeError("CUDA error: misaligned address")
+
+
+def test_the_tensorrt_provider_is_told_what_to_compute_in_and_float32_is_float32(monkeypatch):
+    assert [lowered(each) for each in ("fp32", "tf32", "fp16", "bf16")] == [
+        {},
+        {},
+        {"trt_fp16_enable": "1"},
+        {"trt_bf16_enable": "1"},
+    ]
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    for each in ("tf32", "fp16", "bf16"):
+        require_float32(each)
+    with pytest.raises(EnvironmentProblem, match="multiplies float32 in TF32 here") as raised:
+        require_float32("fp32")
+    assert raised.value.exit_code == 3
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    require_float32("fp32")
+
+
+def test_what_an_opened_engine_is_asked_is_there():
+    """Of the two packages with one interface the one that comes without a card; a card alone opens an engine."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is absent")
+    asked = {
+        trt.Runtime: ("deserialize_cuda_engine",),
+        trt.ICudaEngine: (
+            "create_execution_context", "create_engine_inspector", "num_io_tensors",
+            "get_tensor_name", "get_tensor_mode", "get_tensor_dtype", "get_tensor_shape",
+        ),
+        trt.IExecutionContext: ("set_input_shape", "get_tensor_shape", "set_tensor_address", "execute_async_v3"),
+        trt.EngineInspector: ("get_engine_information",),
+        trt.TensorIOMode: ("INPUT",),
+        trt.LayerInformationFormat: ("JSON",),
+    }  # fmt: skip
+    for kind, names in asked.items():
+        assert [name for name in names if not hasattr(kind, name)] == []
+    assert set(DTYPES) <= set(trt.DataType.__members__)
+    session = Path(trt_session.__file__).read_text()
+    calls = set(re.findall(r"self\._(?:engine|context)\.(\w+)", session))
+    assert calls <= {name for names in asked.values() for name in names}
 
 
 def test_nodes_that_the_processor_took_are_read_from_the_profile():

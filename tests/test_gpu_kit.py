@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from gpu import kit, unpacking
 from gpu.judging import judged, place_of, read
-from gpu.plan import CASES, OURS, steps
+from gpu.plan import BATCHES, CASES, OURS, steps
 from gpu.session import canonical
 from gpu.tables import END, START, markdown, put
 
@@ -23,7 +23,7 @@ from repaconv.errors import Refused
 
 RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
 KIT = {"id": RECORDED["kit"], "plan": [step["name"] for step in RECORDED["steps"]]}
-ROW = "repavit-tiny.b4.cpu-torch.fp32"
+ROW, ENGINE = "repavit-tiny.b4.cpu-torch.fp32", "repavit-tiny.x86-64.fp32"
 
 
 def test_the_most_important_comes_first_and_every_method_has_its_rows():
@@ -118,14 +118,14 @@ def written(result, path):
     return path
 
 
-def changed(**fields):
-    """The recorded result with another first row."""
-    rows = [{**step, **fields} if step["name"] == ROW else step for step in RECORDED["steps"]]
+def changed(name=ROW, **fields):
+    """The recorded result with another first row, or another step."""
+    rows = [{**step, **fields} if step["name"] == name else step for step in RECORDED["steps"]]
     return {**RECORDED, "steps": rows}
 
 
-def found(result):
-    return next(step for step in judged(result, KIT)["steps"] if step["name"] == ROW)
+def found(result, name=ROW):
+    return next(step for step in judged(result, KIT)["steps"] if step["name"] == name)
 
 
 def test_a_result_that_came_whole_is_judged_anew(tmp_path):
@@ -136,11 +136,15 @@ def test_a_result_that_came_whole_is_judged_anew(tmp_path):
     assert (row["verdict"], row["faults"]) == ("passed", [])
     assert set(row["p50_ms"]) == {"vanilla", "training form", "official", OURS}
     assert row["ratios"]["official"]["low"] <= row["ratios"]["official"]["median"]
-    engines = [step for step in done["steps"] if step["kind"] == "engine"]
-    assert {step["built"] for step in engines} == {"passed"}
-    assert {step["verdict"] for step in engines} == {"not verified"}
+    engines = {step["name"]: step for step in done["steps"] if step["kind"] == "engine" and "built" in step}
+    assert {step["built"] for step in engines.values()} == {"passed"}
+    assert engines["repavit-tiny.rtx-40.fp32"]["verdict"] == "not verified"
+    assert engines[ENGINE]["verdict"] == "passed"
+    assert [row["batch"] for row in engines[ENGINE]["batches"]] == list(BATCHES)
     text = markdown(done)
     assert "there is none here" in text
+    assert text.count("| x86-64 | fp32 | ") >= len(BATCHES)
+    assert "no form was measured, so the card's targets have none by default" in text
     assert "1.30 (Table 4, an A6000)" in text
 
 
@@ -206,6 +210,66 @@ def test_what_fails_is_named(fields, told):
     assert f"**failed** {ROW}" in markdown(done)
 
 
+def of_engine(**fields):
+    """What the kit recorded of an opened engine, with something wrong."""
+    recorded = next(step for step in RECORDED["steps"] if step["name"] == ENGINE)
+    changes = {key: change(recorded[key]) if callable(change) else change for key, change in fields.items()}
+    return changed(ENGINE, **changes)
+
+
+def worse(links):
+    where = {"module": "blocks.1.attn", "reason": "off by 1.0e+00"}
+    return {OURS: {**links[OURS], "verdict": "failed", "location": where}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"links": worse}, "repaconv computes something else than the training form at blocks.1.attn"),
+        (
+            {"engine_types": {"gemm.FLOAT": 24, "mha.HALF": 2}},
+            "the opened engine computes in 24 gemm.FLOAT, 2 mha.HALF",
+        ),
+        (
+            {"given": lambda given: {**given, "precision": "fp16"}, "engine_types": {"gemm.FLOAT": 26}},
+            "fp16 was not honoured: the opened engine computes in 26 gemm.FLOAT",
+        ),
+        ({"built": "failed", "note": "TopK is not built"}, "the engine's build failed: TopK is not built"),
+        ({"batches": lambda rows: [{**rows[0], "samples_ms": {OURS: [0.0]}}, *rows[1:]]}, "its samples are not"),
+    ],
+)
+def test_what_fails_of_an_engine_is_named(fields, told):
+    done = judged(of_engine(**fields), KIT)
+    assert done["verdict"] == "failed"
+    assert told in "; ".join(found(of_engine(**fields), ENGINE)["faults"])
+    assert f"**failed** {ENGINE}" in markdown(done)
+
+
+def test_what_an_engine_does_not_hold_or_tell_is_said_and_no_fault():
+    told = "the card's memory does not hold 64 images at once."
+    result = of_engine(
+        batches=lambda rows: [*rows[:2], {"batch": 64, "why": told}], without={"official": "no kernel for TopK"}
+    )
+    assert found(result, ENGINE)["verdict"] == "passed"
+    text = markdown(judged(result, KIT))
+    assert f"{ENGINE}: batch 64: {told}" in text
+    assert f"{ENGINE}: official is not beside it: no kernel for TopK" in text
+    assert f"{ENGINE}: the opened engine tells no types of its layers" in text
+    layers = of_engine(engine_types={"gemm.HALF": 24, "conv.FLOAT": 1}, given=lambda has: {**has, "precision": "fp16"})
+    assert not any("types" in fault or "opened" in fault for fault in found(layers, ENGINE)["faults"])
+
+
+def test_a_form_that_the_card_chose_is_shown():
+    way = {"target": "cuda-ort", "runtime": "onnxruntime-cuda", "rewrites": ["no-key-bias", "one-linear"]}
+    ratio = {"median": 1.07, "low": 1.06, "high": 1.08}
+    tuned = {"deployment": way, "ratio": ratio, "complete": False, "budget_s": 120.0}
+    given = {"target": "cuda-ort", "batch": 128}
+    step = {"name": "m.tune", "kind": "tune", "model": "m", "given": given, "status": "done", "tuned": tuned}
+    text = markdown(judged({**RECORDED, "steps": [*RECORDED["steps"], step]}, KIT))
+    shown = "| m | 128 | cuda-ort | no-key-bias, one-linear | 1.070 (1.060 to 1.080) | what 120 s allowed |"
+    assert shown in text
+
+
 def test_a_smaller_batch_is_said():
     told = "the card's memory does not hold 4 images at once."
     assert f"{ROW}: {told} It was measured on 2." in markdown(judged(changed(notes=[told], batch=2), KIT))
@@ -217,7 +281,7 @@ def test_only_a_cards_result_is_kept_and_its_tables_replace_those_of_the_same_ca
     of_card = {**RECORDED, "rehearsal": False, "machine": {**RECORDED["machine"], "card": {"name": "NVIDIA H100 80GB"}}}
     assert place_of(of_card, tmp_path).name == "gpu_nvidia_h100_80gb.json"
     page, done = tmp_path / "gpu.md", judged(of_card, KIT)
-    page.write_text(f"# Cards\n\n{START}\n{END}\n\nthe end\n")
+    page.write_text(f"# Cards\n\n{START}\n\n*Not verified here*: no card has been measured yet.\n\n{END}\n\nthe end\n")
     put(done, page)
     once = page.read_text()
     other = {**done, "machine": {**done["machine"], "card": {"name": "NVIDIA L4"}}}
@@ -225,4 +289,5 @@ def test_only_a_cards_result_is_kept_and_its_tables_replace_those_of_the_same_ca
     put(done, page)
     assert page.read_text().count("### NVIDIA H100 80GB") == once.count("### NVIDIA H100 80GB") == 1
     assert page.read_text().count("### NVIDIA L4") == 1
+    assert "no card has been measured" not in page.read_text()
     assert page.read_text().endswith("\n\nthe end\n")

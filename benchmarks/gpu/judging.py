@@ -19,6 +19,7 @@ import numpy as np
 from gpu.plan import OFFICIAL, OURS, VANILLA
 from gpu.session import FORMAT, canonical
 from repaconv.artefacts import Link
+from repaconv.engines.contract import label
 from repaconv.errors import Refused, RepaconvError
 from repaconv.measure.statistics import ratio
 from repaconv.proof.policy import FLOAT32
@@ -71,10 +72,17 @@ def _judged(step: dict[str, Any]) -> dict[str, Any]:
         faults = [step.get("why") or "it does not say why"]
     verdict = "failed" if faults else "passed" if step["status"] == "done" else "not verified"
     told = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step))}
-    if step["kind"] == "row" and step["status"] == "done" and _samples_sound(step):
-        told |= {"p50_ms": _medians(step), "ratios": _ratios(step)}
-        told.pop("samples_ms")
-    return told
+    if "batches" in step:
+        return {**told, "batches": [_summed(each) for each in step["batches"]]}
+    return _summed(told)
+
+
+def _summed(row: dict[str, Any]) -> dict[str, Any]:
+    """What was timed, with medians and ratios in place of samples that are sound."""
+    if not _samples_sound(row):
+        return row
+    bare = {key: value for key, value in row.items() if key != "samples_ms"}
+    return {**bare, "p50_ms": _medians(row), "ratios": _ratios(row)}
 
 
 def _faults(step: dict[str, Any]) -> Iterator[str]:
@@ -86,10 +94,23 @@ def _faults(step: dict[str, Any]) -> Iterator[str]:
             yield f"{precision} was not honoured: {OURS} is {_error(link):.0e} from float64, as float32 is"
     if nodes := step.get("fallen"):
         yield f"{len(nodes)} nodes fell back to the processor: {', '.join(nodes[:8])}"
-    if step["kind"] == "row" and step["status"] == "done" and not _samples_sound(step):
+    row = step["kind"] == "row" and step["status"] == "done"
+    timed = [step] if row else [each for each in step.get("batches", ()) if "why" not in each]
+    if not all(map(_samples_sound, timed)):
         yield "its samples are not as many times above zero as it counts rounds"
-    if step["kind"] == "engine" and step.get("built", "passed") != "passed":
+    if step["kind"] == "engine":
+        yield from _of_engine(step)
+
+
+def _of_engine(step: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with an engine: its build, and the types that the opened one tells of its layers."""
+    if step.get("built", "passed") != "passed":
         yield f"the engine's build {step['built']}: {step.get('note', '')}"
+    wanted, told = label(step["given"]["precision"]), step.get("engine_types") or {}
+    kinds = {name.rpartition(".")[2] for name in told}
+    if told and (wanted not in kinds or (wanted == "FLOAT" and kinds != {wanted})):
+        found = ", ".join(f"{count} {name}" for name, count in sorted(told.items()))
+        yield f"{step['given']['precision']} was not honoured: the opened engine computes in {found}"
 
 
 def _remarks(step: dict[str, Any]) -> Iterator[str]:
@@ -97,7 +118,12 @@ def _remarks(step: dict[str, Any]) -> Iterator[str]:
     for name, link in step.get("links", {}).items():
         if name != OURS:
             yield from _wrong(name, Link.model_validate(link))
-    yield from step.get("quality", {}).get("reasons", ())
+    for row in (step, *step.get("batches", ())):
+        yield from row.get("quality", {}).get("reasons", ())
+    yield from (f"batch {row['batch']}: {row['why']}" for row in step.get("batches", ()) if "why" in row)
+    yield from (f"{name} is not beside it: {why}" for name, why in step.get("without", {}).items())
+    if step.get("batches") and not step["engine_types"]:
+        yield "the opened engine tells no types of its layers"
     if "placement" in step:
         yield f"which nodes ran where was {step['placement']}"
 
@@ -115,7 +141,7 @@ def _error(link: Link) -> float:
 
 
 def _samples_sound(step: dict[str, Any]) -> bool:
-    samples = step["samples_ms"]
+    samples = step.get("samples_ms", {})
     return OURS in samples and all(len(each) == step["rounds"] and min(each) > 0 for each in samples.values())
 
 

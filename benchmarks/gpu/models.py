@@ -74,7 +74,7 @@ def _vanilla(model: Model, checkpoint: dict[str, Any]) -> nn.Module | None:
         return vanilla.poolformer(model.deployed(checkpoint))  # type: ignore[arg-type]
     if model.size == "tiny":
         return vanilla.vit("rehearsal") if model.method == "repavit" else None
-    sizes = {"deit-tiny/0.75": "tiny", "deit-base/0.75": "base", "vit-large/12": "large"}
+    sizes = {"deit-tiny/0.75": "tiny", "deit-base/0.75": "base", "vit-large/12": "large", "vit-base/6": "base"}
     by_method = {"nondeep": "tiny", "pyra": "base"}
     size = sizes.get(model.size) or by_method.get(model.method)
     return vanilla.vit(size) if size else None
@@ -120,18 +120,26 @@ class In(nn.Module):
 
 def graphs(folder: Path, target: str, precision: str) -> dict[str, Any]:
     """Every form but the training one as an ONNX graph of any batch, typed in that precision."""
-    from handmade import pipeline
-
     exported = repaconv.export(folder / "run", target=target, precision=precision)
     taken = runs.find_run(folder / "run")
-    written = {OURS: str(runs.graph_of(taken, exported))}
-    size = truth(folder)[0].shape[1:]
-    for name, file in ((OFFICIAL, "official.pt"), (VANILLA, "vanilla.pt")):
-        if (folder / file).is_file():
-            module = torch.load(folder / file, weights_only=False)
-            path = folder / f"{Path(file).stem}.{precision}.onnx"
-            typed = module if precision == "fp32" else In(module, DTYPES[precision])
-            pipeline.export(typed, (2, *size), path, free_batch=True)
-            written[name] = str(path)
-    (folder / f"graphs.{precision}.json").write_text(json.dumps(written))
+    written = {OURS: runs.graph_of(taken, exported), **by_hand(folder, precision)}
+    (folder / f"graphs.{precision}.json").write_text(json.dumps({name: str(path) for name, path in written.items()}))
     return {"verdict": exported.verdict}
+
+
+def by_hand(folder: Path, precision: str) -> dict[str, Path]:
+    """The official form and the vanilla network as graphs, written where they are not there yet."""
+    from handmade import pipeline
+
+    written = {}
+    for name, file in ((OFFICIAL, "official.pt"), (VANILLA, "vanilla.pt")):
+        if not (folder / file).is_file():
+            continue
+        written[name] = folder / f"{Path(file).stem}.{precision}.onnx"
+        if not written[name].is_file():
+            module = torch.load(folder / file, weights_only=False)
+            typed = module if precision == "fp32" else In(module, DTYPES[precision])
+            part = written[name].with_suffix(".part")  # a step may be ended in the middle of it
+            pipeline.export(typed, (2, *truth(folder)[0].shape[1:]), part, free_batch=True)
+            part.replace(written[name])
+    return written

@@ -64,8 +64,8 @@ WAYS = (
     ("cuda-ort", "bf16"),
     ("cuda-ort@tensorrt", "fp16"),
 )
-ENGINES = {"rtx-40": "8.9", "rtx-50": "12.0"}
-"""Targets of TensorRT-RTX, and the compute capability that their engines are for."""
+ENGINES = (("rtx-40", "fp32"), ("rtx-50", "fp32"), ("rtx-40", "fp16"), ("rtx-50", "fp16"))
+"""Targets of TensorRT-RTX, with precisions: float32 is built ahead of time anywhere, the other on its card alone."""
 BATCHES = (1, 8, 64)
 """Images a call, of an engine that is opened."""
 TUNED = ("repavit-deit-tiny-0.75", "riformer-s12", "nondeep-6x2-value-sum")
@@ -95,8 +95,9 @@ def steps(rehearsal: bool = False) -> list[Step]:
     """All of them in order; a rehearsal has small networks on a processor, and each kind of step once."""
     cases = REHEARSED if rehearsal else CASES
     ways = (("cpu-torch", "fp32"), ("x86-64", "fp32"), ("cpu-torch", "bf16")) if rehearsal else WAYS
+    engines = (("rtx-40", "fp32"), ("x86-64", "fp32"), ("rtx-40", "fp16")) if rehearsal else ENGINES
     made: dict[str, Step] = {}
-    for step in (*_rows(cases, ways), *_tuned(cases, rehearsal), *_engines(cases)):
+    for step in (*_rows(cases, ways), *_tuned(cases, rehearsal), *_engines(cases, engines)):
         for needed in _needs(step):
             made.setdefault(needed.name, needed)
         made[step.name] = step
@@ -126,14 +127,14 @@ def _rows(cases: tuple[Case, ...], ways: tuple[tuple[str, str], ...]) -> Iterato
             yield Step(name, "row", case.model, given, 300 if "compiled" in target else 150)
 
 
-def _engines(cases: tuple[Case, ...]) -> Iterator[Step]:
+def _engines(cases: tuple[Case, ...], engines: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """One network a method."""
     chosen = {each.method: (each.method, SMALL.get(each.method, each.size), each.note) for each in cases}
-    for method, size, note in chosen.values():
-        model = Case(method, size, 1, None, note).model
-        for target, capability in ENGINES.items():
-            given = {"target": target, "capability": capability, "method": method, "size": size}
-            yield Step(f"{model}.{target}", "engine", model, given, 300)
+    for target, precision in engines:
+        for method, size, note in chosen.values():
+            model = Case(method, size, 1, None, note).model
+            given = {"target": target, "precision": precision, "method": method, "size": size, "claim": None}
+            yield Step(f"{model}.{target}.{precision}", "engine", model, given, 600)
 
 
 def _tuned(cases: tuple[Case, ...], rehearsal: bool) -> Iterator[Step]:

@@ -7,11 +7,11 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu.plan import BATCHES, OFFICIAL, OURS, TRAINING, VANILLA, Step, steps
+from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Step, steps
 from repaconv.errors import EnvironmentProblem
 
 SECONDS, ROUNDS, FEWEST = 15.0, 100, 20
@@ -46,41 +46,46 @@ def _row(step: Step, folder: Path, batch: int) -> dict[str, Any]:
 
     from gpu.models import decides, truth
     from repaconv.measure.fingerprint import fingerprint
-    from repaconv.measure.protocol import measure
-    from repaconv.measure.quality import quality
-    from repaconv.measure.statistics import ratio
 
     images, right, undecided = truth(folder)
     places = np.arange(max(batch, len(images))) % len(images)
     precision = step.given["precision"]
     sessions = dict(_sessions(step, folder, batch))
-    links = {
-        name: _link(name, session, images[places], right[places], undecided[places], batch, precision, decides(folder))
-        for name, session in sessions.items()
-        if name != VANILLA
+    wanted = (images[places], right[places], undecided[places], batch, precision, decides(folder))
+    links = {name: link_of(name, session, *wanted) for name, session in sessions.items() if name != VANILLA}
+    links[OURS] = located(links[OURS], step, folder, images[:1])
+    taken, on_card = images[places][:batch], sessions[OURS].on_card
+    return {
+        **timed(sessions, taken),
+        "links": {name: link.model_dump(mode="json") for name, link in links.items()},
+        **(_fallen(sessions[OURS].session, taken) if on_card else {}),
+        "options": sessions[OURS].options,
+        "engine": runtime_of(step).name,
+        "version": runtime_of(step).version(),
+        "machine": fingerprint((), card=on_card),
     }
-    if links[OURS].verdict == "failed":
-        links[OURS] = _located(links[OURS], step, folder, images[:1])
-    taken = images[places][:batch]
-    calls = {name: session.call(taken) for name, session in sessions.items()}
+
+
+def timed(sessions: Mapping[str, Any], images: Any) -> dict[str, Any]:
+    """All forms interleaved on images [B, C, H, W], and what speaks against their times."""
+    import numpy as np
+
+    from repaconv.measure.protocol import measure
+    from repaconv.measure.quality import quality
+    from repaconv.measure.statistics import ratio
+
+    calls = {name: session.call(images) for name, session in sessions.items()}
     clocked = {name for name, session in sessions.items() if session.on_card}
     once = sum(_milliseconds(call) for call in calls.values())
     rounds = int(np.clip(1e3 * SECONDS / max(once, 1e-3), FEWEST, ROUNDS))
     found = measure(calls, rounds=rounds, warmup_rounds=10, seed=0, clocked=clocked)
     samples = {name: np.round(values, 5) for name, values in found.samples_ms.items()}
-    best = ratio(OURS, samples[OURS], OFFICIAL, samples[OFFICIAL], 0)
-    believed = quality(samples, found.watched, compared=best, stable=found.stable)
+    best = ratio(OURS, samples[OURS], OFFICIAL, samples[OFFICIAL], 0) if OFFICIAL in samples else None
     return {
-        "batch": batch,
+        "batch": len(images),
         "rounds": rounds,
         "samples_ms": {name: values.tolist() for name, values in samples.items()},
-        "links": {name: link.model_dump(mode="json") for name, link in links.items()},
-        **(_fallen(sessions[OURS].session, taken) if clocked else {}),
-        "options": sessions[OURS].options,
-        "engine": _engine(step).name,
-        "version": _engine(step).version(),
-        "quality": believed.model_dump(mode="json"),
-        "machine": fingerprint((), card=bool(clocked)),
+        "quality": quality(samples, found.watched, compared=best, stable=found.stable).model_dump(mode="json"),
     }
 
 
@@ -99,7 +104,7 @@ def _milliseconds(call: Callable[[], Any]) -> float:
     return (time.perf_counter_ns() - begin) / 1e6
 
 
-def _engine(step: Step) -> Any:
+def runtime_of(step: Step) -> Any:
     from repaconv import registry
     from repaconv.steps.common import load_target
 
@@ -112,7 +117,7 @@ def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]
     from repaconv.engines.contract import SessionSpec
     from repaconv.proof.runners import Images
 
-    engine, precision = _engine(step), step.given["precision"]
+    engine, precision = runtime_of(step), step.given["precision"]
     height, width = truth(folder)[0].shape[2:]
     sizes = {"batch": batch, "height": height, "width": width}
     spec = SessionSpec(threads=1, precision=precision, sizes=sizes)
@@ -129,7 +134,7 @@ def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]
             yield name, Images(engine.open(given[name], spec))
 
 
-def _link(
+def link_of(
     name: str, session: Any, images: Any, right: Any, undecided: Any, batch: int, precision: str, decides: bool
 ) -> Any:
     """The link ``engine`` of one form."""
@@ -144,76 +149,31 @@ def _link(
     return compared.links("engine", "training form, float64")[0]
 
 
-def _located(link: Any, step: Step, folder: Path, images: Any) -> Any:
-    """The link with the first module that differs where its runtime computes module by module."""
+def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
+    """A link that failed, with the first module that differs on images [n, C, H, W]: eager, or of the graph."""
     from gpu.models import subject
     from repaconv import registry
     from repaconv.engines.contract import SessionSpec
     from repaconv.proof.locate import locate
     from repaconv.proof.traces import TorchTrace
     from repaconv.steps.common import load_target
+    from repaconv.steps.exports import export_for
+    from repaconv.steps.where import within_engine
     from repaconv.subjects.subject import DEPLOY
 
-    plain = load_target(step.given["target"].partition("@")[0]).runtime
-    eager = registry.load(registry.ENGINES, plain)
-    if "networks" not in eager.can:
+    if link.verdict != "failed":
         return link
-    spec, right = SessionSpec(precision=step.given["precision"]), subject(folder)
-    allowed = link.tolerance.rtol if link.tolerance and link.tolerance.kind == "exact" else None
-    trace = TorchTrace(eager.open(right.network(DEPLOY), spec))
-    found = locate(right.exact.trace(), trace, {"input": images}, allowed=allowed, decides=right.decides)
+    target, precision, right, feeds = step.given["target"], step.given["precision"], subject(folder), {"input": images}
+    plain = target.partition("@")[0]
+    eager = registry.load(registry.ENGINES, load_target(plain).runtime)
+    if "networks" in eager.can:
+        allowed = link.tolerance.rtol if link.tolerance.kind == "exact" else None
+        trace = TorchTrace(eager.open(right.network(DEPLOY), SessionSpec(precision=precision)))
+        found = locate(right.exact.trace(), trace, feeds, allowed=allowed, decides=right.decides)
+    else:
+        taken = export_for(right.run, right.folded, plain, "fp32" if precision == "tf32" else precision)
+        found = within_engine(right, taken, target, precision, feeds, link.tolerance)
     return link.model_copy(update={"location": found})
-
-
-def engine(step: Step, folder: Path) -> dict[str, Any]:
-    """An engine built ahead of time; opened, compared and timed where the card is one that it is for."""
-    import repaconv
-    from repaconv import runs
-    from repaconv.engines.card import require_card
-
-    target = step.given["target"]
-    repaconv.export(folder / "run", target=target)
-    built = repaconv.build(folder / "run", target=target)
-    path = runs.find_run(folder / "run").folder / "build" / built.payload.path
-    told = {
-        "built": built.verdict,
-        "types": dict(built.layer_types),
-        "sha256": built.payload.sha256,
-        "bytes": path.stat().st_size,
-        "version": built.runtime,
-        "note": built.note,
-    }
-    try:
-        card = require_card("TensorRT-RTX")
-        if card.capability != step.given["capability"]:
-            wanted = f"the engine is for compute capability {step.given['capability']}"
-            raise EnvironmentProblem(f"{wanted}, the {card.name} has {card.capability}.", code="card.other")
-    except EnvironmentProblem as problem:
-        return {**told, "not_verified": problem.message}
-    return {**told, **_opened(path, folder)}
-
-
-def _opened(path: Path, folder: Path) -> dict[str, Any]:
-    """The link ``engine``, the layers' types as the engine itself tells them, and its times at every batch."""
-    import numpy as np
-
-    from gpu.models import decides, truth
-    from repaconv.measure.protocol import measure
-    from repaconv.proof.runners import Images
-    from repaconv.steps.engines import built_as, open_engine
-
-    session = Images(open_engine(path, built_as(path), threads=1))
-    images, right, undecided = truth(folder)
-    link = _link(OURS, session, images, right, undecided, 1, "fp32", decides(folder))
-    calls = {f"batch {count}": session.call(images[np.arange(count) % len(images)]) for count in BATCHES}
-    samples = measure(
-        calls, rounds=50, warmup_rounds=10, seed=0, clocked=set(calls) if session.on_card else ()
-    ).samples_ms
-    return {
-        "links": {OURS: link.model_dump(mode="json")},
-        "engine_types": session.options,
-        "samples_ms": {name: np.round(values, 5).tolist() for name, values in samples.items()},
-    }
 
 
 def tuned(step: Step, folder: Path) -> dict[str, Any]:
@@ -228,14 +188,14 @@ def tuned(step: Step, folder: Path) -> dict[str, Any]:
 
 def done(step: Step, work: Path) -> dict[str, Any]:
     """What came of a step, however it ended."""
-    from gpu import models
+    from gpu import engines, models
 
     folder = work / "models" / step.model
     do: dict[str, Callable[[], dict[str, Any]]] = {
         "prepare": lambda: models.prepare(step.model, folder),
         "graphs": lambda: models.graphs(folder, step.given["target"], step.given["precision"]),
         "row": lambda: measured(step, folder),
-        "engine": lambda: engine(step, folder),
+        "engine": lambda: engines.engine(step, folder),
         "tune": lambda: tuned(step, folder),
     }
     try:

@@ -14,7 +14,8 @@ START, END = "<!-- results: make gpu-results writes these -->", "<!-- end of res
 
 def markdown(result: dict[str, Any]) -> str:
     """What the result shows."""
-    return "\n".join([*_head(result), "", *_rows(result), "", *_engines(result), "", *_faults(result)]).strip()
+    parts = (_head, _rows, _engines, _tuned, _faults)
+    return "\n\n".join(filter(None, ("\n".join(part(result)) for part in parts)))
 
 
 def put(result: dict[str, Any], page: Path = PAGE) -> None:
@@ -23,7 +24,7 @@ def put(result: dict[str, Any], page: Path = PAGE) -> None:
     before, _, rest = text.partition(START)
     kept, _, after = rest.partition(END)
     title = _title(result)
-    parts = [part for part in kept.split("\n### ") if part.strip() and not f"### {part}".startswith(f"{title}\n")]
+    parts = [part for part in kept.split("\n### ")[1:] if not f"### {part}".startswith(f"{title}\n")]
     whole = "".join(f"\n### {part.strip()}\n" for part in parts) + f"\n{markdown(result)}\n"
     page.write_text(f"{before}{START}\n{whole}\n{END}{after}")
 
@@ -45,21 +46,21 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
-    rows = [step for step in result["steps"] if step["kind"] == "row" and "p50_ms" in step]
+    rows = [(step, row) for step in result["steps"] for row in step.get("batches", (step,)) if "p50_ms" in row]
     if not rows:
         yield "*Not verified here*: no row was measured."
         return
     forms = f"{VANILLA} | {OFFICIAL} | {OURS} | {OURS} / {OFFICIAL} | {OURS} / {VANILLA}"
     yield f"| model | batch | runtime | precision | {forms} | paper | trust |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    for step in rows:
-        given, times = step["given"], step["p50_ms"]
-        cells = [f"{given['method']} {given['size']}", str(step["batch"]), given["target"], given["precision"]]
+    for step, row in rows:
+        given, times = step["given"], row["p50_ms"]
+        cells = [f"{given['method']} {given['size']}", str(row["batch"]), given["target"], given["precision"]]
         cells += [f"{times[name]:.3f} ms" if name in times else "-" for name in (VANILLA, OFFICIAL, OURS)]
-        cells += [_ratio(step["ratios"].get(name)) for name in (OFFICIAL, VANILLA)]
+        cells += [_ratio(row["ratios"].get(name)) for name in (OFFICIAL, VANILLA)]
         claim = given["claim"]
         cells.append(f"{claim['factor']:.2f} ({claim['source']})" if claim else "-")
-        trust = step["quality"]["verdict"] if step["verdict"] == "passed" else f"**{step['verdict']}**"
+        trust = row["quality"]["verdict"] if step["verdict"] == "passed" else f"**{step['verdict']}**"
         yield f"| {' | '.join([*cells, trust])} |"
 
 
@@ -70,12 +71,29 @@ def _ratio(found: dict[str, Any] | None) -> str:
 def _engines(result: dict[str, Any]) -> Iterator[str]:
     engines = [step for step in result["steps"] if step["kind"] == "engine" and "built" in step]
     if engines:
-        yield "| engine | for | built ahead of time | types | on the card |"
-        yield "|---|---|---|---|---|"
+        yield "| engine | for | precision | built | types | on the card |"
+        yield "|---|---|---|---|---|---|"
     for step in engines:
         types = ", ".join(f"{count} {name}" for name, count in sorted(step["types"].items()))
         ran = step["verdict"] if step["status"] == "done" else f"*not verified here*: {step.get('not_verified', '')}"
-        yield f"| {step['model']} | {step['given']['target']} | {step['built']} | {types} | {ran} |"
+        given = step["given"]
+        yield f"| {step['model']} | {given['target']} | {given['precision']} | {step['built']} | {types} | {ran} |"
+
+
+def _tuned(result: dict[str, Any]) -> Iterator[str]:
+    """The forms that the card's own measurements chose; targets have no default but of these."""
+    tuned = [step for step in result["steps"] if "tuned" in step]
+    if not tuned:
+        yield "*Not verified here*: no form was measured, so the card's targets have none by default."
+        return
+    yield "| model | batch | runtime | the fastest form | times as fast as the target's own | measured |"
+    yield "|---|---|---|---|---|---|"
+    for step in tuned:
+        found, given = step["tuned"], step["given"]
+        form = ", ".join(found["deployment"]["rewrites"]) or "as the paper's"
+        whole = "all" if found["complete"] else f"what {found['budget_s']:.0f} s allowed"
+        cells = [step["model"], str(given["batch"]), given["target"], form, _ratio(found["ratio"]), whole]
+        yield f"| {' | '.join(cells)} |"
 
 
 def _faults(result: dict[str, Any]) -> Iterator[str]:

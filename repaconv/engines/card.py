@@ -17,6 +17,15 @@ class Card(NamedTuple):
     memory: int
 
 
+def card() -> Card | None:
+    """The first card; None if torch sees none."""
+    torch = require_module("torch", "torch", "pip install torch")
+    if not torch.cuda.is_available():
+        return None
+    told = torch.cuda.get_device_properties(0)
+    return Card(str(told.name), f"{told.major}.{told.minor}", int(told.total_memory))
+
+
 def require_card(engine: str) -> Card:
     """The first card.
 
@@ -24,7 +33,7 @@ def require_card(engine: str) -> Card:
         EnvironmentProblem: If torch sees none, and why.
     """
     torch = require_module("torch", "torch", "pip install torch")
-    if not torch.cuda.is_available():
+    if (found := card()) is None:
         built = torch.version.cuda
         why = f"torch {torch.__version__} is built without CUDA" if built is None else "its driver answers for none"
         raise EnvironmentProblem(
@@ -32,8 +41,7 @@ def require_card(engine: str) -> Card:
             hint="Run it on a machine that has one; --target cpu-torch and x86-64 measure this one.",
             code="card.missing",
         )
-    told = torch.cuda.get_device_properties(0)
-    return Card(str(told.name), f"{told.major}.{told.minor}", int(told.total_memory))
+    return found
 
 
 @contextmanager

@@ -8,10 +8,12 @@ without a word; `fallen` names those. Not verified here: no card of ours has bee
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -21,6 +23,7 @@ from repaconv.engines.card import require_card, within_memory
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
 from repaconv.engines.ort import PROVIDER, OnnxRuntime, OrtSession, settings_for
 from repaconv.errors import EnvironmentProblem, require_module
+from repaconv.onnxfile import said_by
 from repaconv.scratch import scratch_folder
 
 SIZES = 8
@@ -159,15 +162,46 @@ class OnnxRuntimeCuda(OnnxRuntime):
             require_module("tensorrt", "TensorRT", "pip install 'repaconv[tensorrt]'")
         return version
 
+    def open(self, deployable: Deployable, spec: SessionSpec) -> OrtSession:
+        """See `repaconv.engines.ort.OnnxRuntime`; in the precision that a graph of ours says it is typed in."""
+        said = "fp32" if isinstance(deployable, bytes) else said_by(deployable).get("repaconv.precision", "fp32")
+        return super().open(deployable, replace(spec, precision=said) if spec.precision == "fp32" else spec)
+
     def providers(self, precision: str) -> list[Any]:
-        """With TensorFloat-32 only where it is asked for."""
+        """With TensorFloat-32 only where it is asked for.
+
+        Raises:
+            EnvironmentProblem: If TensorRT would take it all the same.
+        """
+        if self.first == TENSORRT:
+            require_float32(precision)
         _load_cuda()
         cuda = (CUDA, {"use_tf32": "1" if precision == "tf32" else "0"})
-        return [*([TENSORRT] if self.first == TENSORRT else []), cuda, PROVIDER]
+        return [*([(TENSORRT, lowered(precision))] if self.first == TENSORRT else []), cuda, PROVIDER]
 
     def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
         with redirect_stdout(sys.stderr):  # it prints what it falls back to
             return OrtCudaSession(model, spec, providers)
+
+
+def require_float32(precision: str) -> None:
+    """Refuse float32 by the TensorRT provider, which has no option against TensorFloat-32 but for a variable.
+
+    Raises:
+        EnvironmentProblem: If it is not set, before anything runs on the card.
+    """
+    if precision == "fp32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
+        raise EnvironmentProblem(
+            "ONNX Runtime's TensorRT provider multiplies float32 in TF32 here.",
+            hint="Set NVIDIA_TF32_OVERRIDE=0 before repaconv starts, or ask for --precision tf32.",
+            code="precision",
+        )
+
+
+def lowered(precision: str) -> dict[str, str]:
+    """Options that let TensorRT compute in the type of the graph, as it must be told up to TensorRT 10."""
+    named = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable"}
+    return {named[precision]: "1"} if precision in named else {}
 
 
 def _load_cuda() -> None:

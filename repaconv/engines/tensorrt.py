@@ -1,4 +1,7 @@
-"""TensorRT: engines are built by its own API, and run by Polygraphy's runner, of which any is one of our sessions."""
+"""TensorRT: engines are built and run by its own API, as TensorRT-RTX's are.
+
+Where torch does not see the card they are run by Polygraphy's runner, whose times have the transfers in them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from repaconv.engines.card import card
 from repaconv.engines.contract import (
     Ability,
     Array,
@@ -19,21 +23,14 @@ from repaconv.engines.contract import (
     Profiled,
     SessionSpec,
     cannot,
+    require_device,
 )
-from repaconv.engines.trt import Building
+from repaconv.engines.trt import Building, logger
+from repaconv.engines.trt_session import TrtSession
 from repaconv.engines.trtexec import layer_types
-from repaconv.errors import Refused, require_module
+from repaconv.errors import Refused, first_line, require_module
 
 THERE = "Build and verify on the machine that the engine is for, with its own TensorRT."
-
-
-def require_polygraphy() -> None:
-    """Import it.
-
-    Raises:
-        EnvironmentProblem: If it is not installed.
-    """
-    require_module("polygraphy", "Polygraphy", "pip install 'repaconv[polygraphy]'")
 
 
 class FromPolygraphy:
@@ -89,11 +86,32 @@ def _outputs(trt: Any, engine: Any) -> tuple[Port, ...]:
     )
 
 
+def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
+    """An engine where torch does not see the card, as on a board whose torch is built without CUDA.
+
+    Raises:
+        EnvironmentProblem: If Polygraphy is not installed.
+        Refused: If the engine does not load.
+    """
+    require_module("polygraphy", "Polygraphy", "pip install 'repaconv[polygraphy]'")
+    from polygraphy.backend.trt import EngineFromBytes, TrtRunner
+
+    try:
+        engine = EngineFromBytes(plan)()
+        return FromPolygraphy(TrtRunner(engine), _outputs(trt, engine))
+    except Exception as error:  # Polygraphy and TensorRT raise whatever the driver gives them
+        raise Refused(
+            f"TensorRT does not load the engine: {first_line(error)}.",
+            hint="An engine runs only on the TensorRT version and the kind of GPU that it was built for.",
+            code="engine.unloadable",
+        ) from error
+
+
 class TensorRt:
-    """TensorRT engines: built by its own API, run by Polygraphy's runner.
+    """TensorRT engines.
 
     Not verified here: no machine of ours has had the device. What builds is held by tests on TensorRT-RTX, whose API is
-    the same (`repaconv.engines.trt`).
+    the same (`repaconv.engines.trt`, `repaconv.engines.trt_session`).
     """
 
     name = "tensorrt"
@@ -111,28 +129,19 @@ class TensorRt:
         """
         return str(require_module("tensorrt", "TensorRT", THERE).__version__)
 
-    def open(self, deployable: Deployable, spec: SessionSpec) -> FromPolygraphy:
+    def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession | FromPolygraphy:
         """Load an engine for this TensorRT and this device. That runs code in it, so give none of unknown origin.
 
         Raises:
             EnvironmentProblem: If TensorRT or the device is not here.
             Refused: If the engine does not load.
         """
+        require_device("TensorRT", spec, "cuda")
         self.version()
-        require_polygraphy()
         import tensorrt as trt
-        from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
         content = deployable if isinstance(deployable, bytes) else deployable.read_bytes()
-        try:
-            engine = EngineFromBytes(content)()
-            return FromPolygraphy(TrtRunner(engine), _outputs(trt, engine))
-        except Exception as error:  # Polygraphy and TensorRT raise whatever the driver gives them
-            raise Refused(
-                f"TensorRT does not load the engine: {str(error).splitlines()[0]}.",
-                hint="An engine runs only on the TensorRT version and the kind of GPU that it was built for.",
-                code="engine.unloadable",
-            ) from error
+        return TrtSession(trt, content, logger(trt)) if card() else by_polygraphy(trt, content)
 
     def build(self, order: Order) -> Built:
         """Build for the GPU of this machine, and read back what was built.

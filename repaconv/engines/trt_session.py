@@ -1,4 +1,4 @@
-"""Running a TensorRT-RTX engine by its own Python API, inputs and outputs in torch's memory on the card.
+"""Running an engine of TensorRT or TensorRT-RTX by its own Python API, inputs and outputs in torch's memory.
 
 Not verified here: no card that it knows has been at hand; `make gpu-kit` verifies it on one.
 """
@@ -93,7 +93,7 @@ class TrtSession:
         Raises:
             EnvironmentProblem: Always.
         """
-        raise cannot("TensorRT-RTX", "profile")
+        raise cannot(self._trt.__name__, "profile")
 
     def _layers(self) -> Mapping[str, Any]:
         """What the engine's inspector tells."""

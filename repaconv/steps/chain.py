@@ -16,7 +16,7 @@ from repaconv.proof.outputs import Comparison
 from repaconv.proof.runners import channels_first, load_onnx
 from repaconv.steps.engines import open_engine
 from repaconv.steps.exports import Export
-from repaconv.steps.where import ENGINE, RECORDED, within_graph
+from repaconv.steps.where import ENGINE, RECORDED, within_engine, within_graph
 from repaconv.subjects.proved import BF16_NOTE, runnable
 from repaconv.subjects.subject import TRAINING
 
@@ -108,7 +108,7 @@ def chain_of(
     The fold comes first: it tells in which images rounding decides, and the other links ask.
     """
     of_exports = [_of_export(subject, export, given, rules) for export in exports]
-    of_engine = [_of_engine(engine, built, given, rules)] if engine is not None else []
+    of_engine = [_of_engine(subject, exports, engine, built, given, rules)] if engine is not None else []
     return Chain.of([_of_forms(subject, given, rules), *of_exports, *of_engine])
 
 
@@ -193,7 +193,14 @@ def _graph_steps(
     return steps
 
 
-def _of_engine(engine: Path, built: BuildArtefact | None, given: Inputs, rules: Rules) -> Chain:
+def _of_engine(
+    subject: Subject,
+    exports: Sequence[Export],
+    engine: Path,
+    built: BuildArtefact | None,
+    given: Inputs,
+    rules: Rules,
+) -> Chain:
     """An engine, on as many images at once as it takes, from pixels where it takes those.
 
     Raises:
@@ -223,7 +230,15 @@ def _of_engine(engine: Path, built: BuildArtefact | None, given: Inputs, rules: 
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
     more = f" and {len(fallen) - NAMED} more" if len(fallen) > NAMED else ""
     note = f"on the processor: {', '.join(fallen[:NAMED])}{more}" if fallen else ""
-    step = Step("engine", compared, run, lambda _: ENGINE, note, sha256=sha256_of(engine), fallen=fallen)
+    source = next((each for each in exports if built and each.artefact.payload.sha256 == built.onnx_sha256), None)
+
+    def followed(feeds: Feeds) -> Location:
+        right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))
+        if right or built is None or source is None:
+            return ENGINE
+        return within_engine(subject, source, built.target, built.precision, feeds, compared.allowed)
+
+    step = Step("engine", compared, run, followed, note, sha256=sha256_of(engine), fallen=fallen)
     return Chain((step,), (), (engine,))
 
 

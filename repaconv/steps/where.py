@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
 from repaconv.artefacts import ExportArtefact, Location, Tolerance
+from repaconv.errors import RepaconvError
 from repaconv.proof.runners import load_onnx
-from repaconv.steps.exports import float32_beside
+from repaconv.scratch import scratch_folder
+from repaconv.steps.common import load_target
+from repaconv.steps.comparing import opened
+from repaconv.steps.engines import lowers
+from repaconv.steps.exports import Export, float32_beside
 from repaconv.subjects.proved import runnable
 
 if TYPE_CHECKING:
-    from repaconv.engines.contract import Feeds
+    from repaconv.engines.contract import Feeds, Session
     from repaconv.subjects.subject import Subject
+    from repaconv.targets import Target
 
 RECORDED = Location(
     module="",
@@ -61,6 +68,43 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
     reference = _bare(onnx.load(runs.graph_of(subject.run, single)), single)
     before, after = (OnnxTrace(graph, load_onnx, by_module=False) for graph in (reference, candidate))
     return locate(before, after, _filled(feeds, fixed), allowed=None, decides=subject.decides)
+
+
+def within_engine(
+    subject: Subject, export: Export, target: str, precision: str, feeds: Feeds, allowed: Tolerance
+) -> Location:
+    """What a target's runtime makes of a graph beside ONNX Runtime, both with the values on the way as outputs.
+
+    A runtime that opens engines builds one for each such piece. What is an output is not fused with what reads it.
+    """
+    import onnx
+
+    from repaconv.proof.locate import locate
+    from repaconv.proof.traces import OnnxTrace
+
+    exported = export.artefact
+    if exported.data is not None or exported.precision == "bf16":
+        return Location(module="", reason="an engine of a graph above 2 GiB, or in bfloat16, is not followed")
+    bare = _bare(onnx.load(runs.graph_of(subject.run, exported)), exported)
+    filled = _filled(feeds, {exported.batch})
+    limit = allowed.rtol if allowed.kind == "exact" else None
+    with scratch_folder("repaconv-") as folder:
+        load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
+        right, wrong = (OnnxTrace(bare, each, by_module=subject.by_module) for each in (load_onnx, load))
+        try:
+            found = locate(right, wrong, filled, allowed=limit, decides=subject.decides)
+        except RepaconvError as problem:
+            return Location(module="", reason=f"not followed: {problem.message}")
+    fused = "" if found.module else ", where they are not fused"
+    return found.model_copy(update={"reason": f"{found.reason}{fused}"})
+
+
+def _shown(device: Target, precision: str, feeds: Feeds, path: Path, content: bytes) -> Session:
+    """A graph opened by a target's runtime, for these inputs [n, C, H, W]."""
+    path.write_bytes(content)
+    count, _, *size = next(iter(feeds.values())).shape
+    dims = {"batch": count, **dict(zip(("height", "width"), size, strict=False))}
+    return opened(path, device, precision if lowers(device, precision) else None, threads=1, dims=dims).session
 
 
 def _bare(model: Any, exported: ExportArtefact) -> Any:

@@ -1,0 +1,112 @@
+"""Engines of a card: built ahead of time, and on their card opened, compared and timed beside the others'."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu.plan import BATCHES, OURS, Step
+from gpu.steps import link_of, located, runtime_of, timed
+from repaconv.errors import EnvironmentProblem, RepaconvError
+
+
+def engine(step: Step, folder: Path) -> dict[str, Any]:
+    """An engine built ahead of time; opened, compared and timed where the card is one that it is for."""
+    import repaconv
+    from repaconv import runs
+
+    target, precision = step.given["target"], step.given["precision"]
+    if precision != "fp32":
+        _require_its_card(target)
+    repaconv.export(folder / "run", target=target, precision=precision)
+    built = repaconv.build(folder / "run", target=target, precision=precision)
+    path = runs.find_run(folder / "run").folder / "build" / built.payload.path
+    told = {
+        "built": built.verdict,
+        "types": dict(built.layer_types),
+        "sha256": built.payload.sha256,
+        "bytes": path.stat().st_size,
+        "version": built.runtime,
+        "note": built.note,
+    }
+    try:
+        _require_its_card(target)
+    except EnvironmentProblem as problem:
+        return {**told, "not_verified": problem.message}
+    return {**told, **_opened(step, path, folder)}
+
+
+def _require_its_card(target: str) -> None:
+    """Refuse to open an engine where there is no card that it is for; one for processors needs none.
+
+    Raises:
+        EnvironmentProblem: If there is none, or another.
+    """
+    from repaconv.engines.card import require_card
+    from repaconv.steps.common import load_target
+
+    if not (wanted := load_target(target).compute_capability):
+        return
+    card = require_card("TensorRT-RTX")
+    if card.capability != wanted:
+        told = f"the engine is for compute capability {wanted}, the {card.name} has {card.capability}"
+        raise EnvironmentProblem(f"{told}.", code="card.other")
+
+
+def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
+    """The link ``engine``, the layers' types as the engine itself tells them, and its times beside the others'."""
+    from gpu.models import decides, truth
+    from repaconv.measure.fingerprint import fingerprint
+    from repaconv.proof.runners import Images
+    from repaconv.steps.engines import built_as, open_engine
+
+    precision = step.given["precision"]
+    ours = Images(open_engine(path, built_as(path), threads=1))
+    images, right, undecided = truth(folder)
+    link = link_of(OURS, ours, images, right, undecided, 1, precision, decides(folder))
+    link = located(link, step, folder, images[:1])
+    beside = dict(_beside(step, folder, images.shape[1:]))
+    sessions = {OURS: ours} | {name: each for name, each in beside.items() if isinstance(each, Images)}
+    return {
+        "links": {OURS: link.model_dump(mode="json")},
+        "engine_types": json.loads(ours.options.get("types", "{}")),
+        "batches": list(_batches(sessions, images)),
+        "without": {name: why for name, why in beside.items() if isinstance(why, str)},
+        "machine": fingerprint((), card=ours.on_card),
+    }
+
+
+def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """The official form and the vanilla network as engines of the same batches, or why there is none."""
+    from gpu.models import by_hand
+    from repaconv.engines.contract import Order, SessionSpec
+    from repaconv.onnxfile import read_graph
+    from repaconv.proof.runners import Images
+    from repaconv.steps.common import load_target
+
+    runtime, precision = runtime_of(step), step.given["precision"]
+    capability = load_target(step.given["target"]).compute_capability
+    sizes = tuple((batch, *shape) for batch in (BATCHES[0], BATCHES[0], BATCHES[-1]))  # as `repaconv.build` has it
+    for name, graph in by_hand(folder, precision).items():
+        shapes = {read_graph(graph).graph.input[0].name: sizes}
+        order = Order(graph, precision, (capability,) if capability else (), shapes if capability else {})
+        try:
+            yield name, Images(runtime.open(runtime.build(order).engine, SessionSpec(precision=precision)))
+        except RepaconvError as problem:
+            yield name, problem.message
+
+
+def _batches(sessions: Mapping[str, Any], images: Any) -> Iterator[dict[str, Any]]:
+    """The times at every batch that the card's memory holds; of the first that it does not hold, that it does not."""
+    import numpy as np
+
+    for batch in BATCHES:
+        try:
+            yield timed(sessions, images[np.arange(batch) % len(images)])
+        except EnvironmentProblem as problem:
+            if problem.code != "card.memory":
+                raise
+            yield {"batch": batch, "why": problem.message}
+            return

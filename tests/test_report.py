@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from conftest import save_tiny
 
 import repaconv as rc
@@ -307,6 +308,23 @@ def test_chromium_shows_the_demo_and_the_figures_are_its_own(browse):
 
 
 # --- several runs ---------------------------------------------------------------------------------------
+
+
+def test_a_model_card_has_proof_and_provenance_and_leaves_the_licence(repaconv, tiny):
+    rc.fold(tiny, out="one")
+    rc.verify("one")
+    code, out, _ = repaconv("report", "one", "--format", "card")
+    assert (code, "one/README.md" in out) == (0, False)
+    text = Path("one/README.md").read_text()
+    header = yaml.safe_load(text.split("---")[1])
+    assert header == {"pipeline_tag": "image-classification", "tags": ["repaconv", "riformer"]}
+    folded = rc.report("one", format="json", paper=False).folded
+    for told in (folded.origin.sha256, folded.payload.sha256, "| passed | stored |", "No latency", "## Licence"):
+        assert told in text
+    assert repaconv("report", "one", "--format", "card")[0] == 0  # its own, so it may be written again
+    assert repaconv("report", "one", "one", "--format", "card")[0] == 2
+    Path("one/README.md").write_text("mine")
+    assert repaconv("report", "one", "--format", "card")[0] == 2
 
 
 def test_several_runs_stand_beside_each_other(repaconv, tiny):

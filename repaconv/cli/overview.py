@@ -80,6 +80,7 @@ class ReportFormat(str, Enum):
     html = "html"
     markdown = "markdown"
     json = "json"
+    card = "card"
 
 
 @app.command(epilog="Example: repaconv report")
@@ -92,7 +93,9 @@ def report(
         Path | None, typer.Option("-o", "--out", help="The file; report.html of the run, runs.html beside several.")
     ] = None,
     paper: Annotated[bool, typer.Option(help="The paper's own figures beside ours.")] = True,
-    format: Annotated[ReportFormat, typer.Option("--format", help="What is written.")] = ReportFormat.html,
+    format: Annotated[
+        ReportFormat, typer.Option("--format", help="What is written; card is README.md, for model hubs.")
+    ] = ReportFormat.html,
     quiet: Quiet = False,
 ) -> None:
     """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again.

@@ -20,9 +20,18 @@ def html(report: Report, pictures: Mapping[str, str]) -> str:
     return _render("report.html.j2", report, pictures)
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, _pictures: Mapping[str, str]) -> str:
     """The same without pictures, for where HTML is not shown."""
     return _render("report.md.j2", report, {})
+
+
+def card(report: Report, _pictures: Mapping[str, str]) -> str:
+    """A model card: proof, figures, provenance; the licence is left to who publishes it."""
+    return _render("card.md.j2", report, {})
+
+
+WRITTEN = {"html": html, "markdown": markdown, "card": card}
+"""By format."""
 
 
 def runs_html(report: RunsReport) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from repaconv import runs
 from repaconv.artefacts import Accuracy, BenchArtefact, Link, Report, ReportRow, RunsReport
 from repaconv.errors import UsageProblem
-from repaconv.pipeline.reporting import SUFFIXES, gathered, require_format
+from repaconv.pipeline.reporting import PAGES, gathered, require_format
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_page
 from repaconv.steps.common import made_by, with_files
@@ -35,12 +35,12 @@ def compare_runs(
     """
     from repaconv.pages import report as page
 
-    require_format(format)
+    require_format(format, [each for each in PAGES if each != "card"])
     taken = [runs.find_run(Path(each)) for each in dict.fromkeys(map(str, several))]
     if len(taken) < 2:
         raise UsageProblem("there is but one run.", hint="Name several: repaconv report A B.", code="report.one")
     above = Path(os.path.commonpath([each.folder.resolve() for each in taken]))
-    target = Path(out) if out else above / f"runs{SUFFIXES[format]}"
+    target = Path(out) if out else above / PAGES[format].replace("report", "runs")
     rows = []
     for done, run in enumerate(taken):
         progress(run.folder.name, done, len(taken))
@@ -57,7 +57,7 @@ def compare_runs(
 
 def _page_of(run: runs.Run, target: Path) -> str:
     """The run's own page, if it has one, as seen from the one of all."""
-    own = run.folder / f"report{SUFFIXES['html']}"
+    own = run.folder / PAGES["html"]
     return Path(os.path.relpath(own, target.parent)).as_posix() if own.is_file() else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +39,8 @@ from repaconv.variants import dotted
 if TYPE_CHECKING:
     from repaconv.artefacts import Artefact
 
-SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
+PAGES = {"html": "report.html", "markdown": "report.md", "json": "report.json", "card": "README.md"}
+"""The file of each format, in the run."""
 
 
 def report(
@@ -54,8 +55,8 @@ def report(
 
     Args:
         run: The run's folder; the newest when None.
-        format: ``html``, ``markdown`` or ``json``.
-        out: The file; ``report.html``, ``.md`` or ``.json`` of the run when None.
+        format: ``html``, ``markdown``, ``json``, or ``card``: a model card, as model hubs show it.
+        out: The file; ``report.html``, ``.md`` or ``.json`` of the run, or its ``README.md``, when None.
         paper: Also the paper's own figures beside ours, where the method brings them.
         progress: See `Progress`.
 
@@ -66,28 +67,26 @@ def report(
 
     require_format(format)
     taken = runs.find_run(Path(run) if run else None)
-    target = Path(out) if out else taken.folder / f"report{SUFFIXES[format]}"
+    target = Path(out) if out else taken.folder / PAGES[format]
     with alone_in(taken.folder):
-        found = gathered(taken, _paper(taken, progress) if paper else None)
+        found = gathered(taken, _paper(taken, progress) if paper and format != "card" else None)
         if format == "json":
             require_ours(target, "report")
             put(target, found)
         else:
-            html = format == "html"
-            write_page(target, page.html(found, _pictures(taken, found)) if html else page.markdown(found))
+            pictures = _pictures(taken, found) if format == "html" else {}
+            write_page(target, page.WRITTEN[format](found, pictures))
     return with_files(found, [taken.fold_json], [target])
 
 
-def require_format(format: str) -> None:
+def require_format(format: str, known: Collection[str] = PAGES) -> None:
     """Refuse a format that there is not.
 
     Raises:
         UsageProblem: Naming those that there are.
     """
-    if format not in SUFFIXES:
-        raise UsageProblem(
-            f"there is no format {format!r}.", hint=f"Known: {', '.join(SUFFIXES)}.", code="report.format"
-        )
+    if format not in known:
+        raise UsageProblem(f"there is no format {format!r}.", hint=f"Known: {', '.join(known)}.", code="report.format")
 
 
 def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:

@@ -1,10 +1,10 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
-``inspect``, ``fold``, ``score``, ``convert``, ``finetune``, ``verify``, ``export``, ``build``, ``bundle``, ``collect``,
-``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands of the same
-names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is ``new-recipe``,
-``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``, ``throughput`` is
-``bench --objective throughput``, ``compare_runs`` is ``report`` of several.
+``inspect``, ``fold``, ``fetch``, ``score``, ``convert``, ``finetune``, ``verify``, ``export``, ``build``, ``bundle``,
+``collect``, ``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands
+of the same names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is
+``new-recipe``, ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``,
+``throughput`` is ``bench --objective throughput``, ``compare_runs`` is ``report`` of several.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import deploy as deploy
     from repaconv.pipeline import estimate as estimate
     from repaconv.pipeline import export as export
+    from repaconv.pipeline import fetch as fetch
     from repaconv.pipeline import finetune as finetune
     from repaconv.pipeline import fold as fold
     from repaconv.pipeline import gate as gate
@@ -51,6 +52,7 @@ __all__ = [
     "deploy",
     "estimate",
     "export",
+    "fetch",
     "finetune",
     "fold",
     "gate",

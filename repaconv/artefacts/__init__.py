@@ -29,6 +29,7 @@ from repaconv.artefacts.estimating import Limits as Limits
 from repaconv.artefacts.estimating import NodeEstimate as NodeEstimate
 from repaconv.artefacts.exporting import ExportArtefact as ExportArtefact
 from repaconv.artefacts.exporting import TrainingArtefact as TrainingArtefact
+from repaconv.artefacts.fetching import Fetched as Fetched
 from repaconv.artefacts.finetuning import Epoch as Epoch
 from repaconv.artefacts.finetuning import FinetuneArtefact as FinetuneArtefact
 from repaconv.artefacts.folding import KINDS as KINDS

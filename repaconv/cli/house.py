@@ -13,6 +13,7 @@ from repaconv.cli.options import (
     FormatOption,
     Quiet,
     app,
+    finish,
 )
 
 if TYPE_CHECKING:
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 
 MANY = 20
 """Names on a line say nothing any more."""
+
+
+@app.command(epilog="Example: repaconv fetch hf://OWNER/NAME@REVISION")
+def fetch(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="hf://OWNER/NAME[@REVISION], or fsspec's.")],
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Bring a model here by its address, pinned by hashes. No other command asks a network for one."""
+    from repaconv.pipeline import fetch as stage
+
+    finish("fetch", format, quiet, lambda progress: stage(address, progress=progress))
 
 
 @app.command(epilog="Example: repaconv targets")

@@ -28,6 +28,7 @@ PIPED_WIDTH = 200
 """Of a table that nobody's terminal holds, where COLUMNS says nothing."""
 NEXT = {
     "inspect": "repaconv fold {took}",
+    "fetch": "repaconv fold {address}",
     "fold": "repaconv verify",
     "convert": "repaconv export",
     "form": "repaconv finetune --images DIR",
@@ -158,7 +159,7 @@ def next_step(command: str, done: Record) -> None:
     problems: tuple[str, ...] = getattr(done, "problems", ())
     if command == "inspect" and problems and not lacks:
         return  # they say what to do
-    named = {name: getattr(done, name, "") for name in ("target", "recipe")}
+    named = {name: getattr(done, name, "") for name in ("target", "recipe", "address")}
     words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
     err().print(f"[dim] next[/] {plain(' '.join([words, *(f'--set {name}=N' for name in lacks)]))}")
 

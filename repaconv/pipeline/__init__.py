@@ -12,6 +12,7 @@ from repaconv.pipeline.converting import convert as convert
 from repaconv.pipeline.deploying import deploy as deploy
 from repaconv.pipeline.estimating import estimate as estimate
 from repaconv.pipeline.exporting import export as export
+from repaconv.pipeline.fetching import fetch as fetch
 from repaconv.pipeline.file_inspection import inspect_file as inspect_file
 from repaconv.pipeline.finetuning import finetune as finetune
 from repaconv.pipeline.folding import fold as fold

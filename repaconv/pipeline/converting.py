@@ -15,6 +15,7 @@ from repaconv.orders.stages import FoldOrder
 from repaconv.pipeline.checkpoint_folding import fold_file_by
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_payload
+from repaconv.steps.addresses import weights_here
 from repaconv.steps.calibrating import calibration, require_kernel
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.weights import write_checkpoint
@@ -41,7 +42,7 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
     fitted nor chose. Activations of the images that fit are held in memory.
 
     Args:
-        checkpoint: A plain vision transformer.
+        checkpoint: A plain vision transformer, or its address, see `repaconv.fetch`.
         order: What is asked for.
         progress: See `Progress`.
 
@@ -50,7 +51,8 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
         UsageProblem: If what is asked for makes no sense for this network.
         GateFailed: If the budget allows nothing.
     """
-    plan = _plan(order, Path(checkpoint))
+    checkpoint = weights_here(checkpoint)
+    plan = _plan(order, checkpoint)
     with alone_in(plan.run.folder):
         if order.to:
             wrote = [plan.run.convert_json, plan.run.folder / runs.CONVERTED]

@@ -14,6 +14,7 @@ from repaconv.orders.knobs import knobs
 from repaconv.orders.stages import FoldOrder
 from repaconv.pipeline.checkpoint_folding import fold_file, read_hashed
 from repaconv.progress import Progress, silent
+from repaconv.steps.addresses import here
 from repaconv.subjects.recognising import recognised
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def fold(
 
     Args:
         checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); an
-            ONNX file, for which ``<stem>.folded.onnx`` and it are (`repaconv.pipeline.onnx_folding.fold_onnx_by`); or a
-            ``torch.nn.Module``, of which a folded copy is returned (see `repaconv.steps.live.fold_live`).
+            ONNX file, for which ``<stem>.folded.onnx`` and it are (`repaconv.pipeline.onnx_folding.fold_onnx_by`); the
+            address of what `repaconv.fetch` brought; or a ``torch.nn.Module``, of which a folded copy is returned (see
+            `repaconv.steps.live.fold_live`).
         method: Its method, or ``auto``.
         arguments: Those of `fold_file`, or ``example``, an input of a live module; all others are settings by name,
             e.g. ``num_heads=3``.
@@ -73,6 +75,7 @@ def fold(
         )
     if isinstance(checkpoint, (str, Path)):
         require_nameable(Path(checkpoint))
+        checkpoint = here(checkpoint)
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)) and (known.get("arch") or Path(checkpoint).is_dir()):

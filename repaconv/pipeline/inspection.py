@@ -10,6 +10,7 @@ from repaconv import registry
 from repaconv.artefacts import BlockCost, Inspection
 from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused, SettingNeeded
+from repaconv.steps.addresses import weights_here
 from repaconv.steps.common import contradictions
 from repaconv.steps.pinning import require_pinned
 from repaconv.subjects.origin import choose_method, understood
@@ -36,6 +37,7 @@ def inspect(
     """
     from repaconv.checkpoint import read_checkpoint
 
+    checkpoint = weights_here(checkpoint)
     found = read_checkpoint(checkpoint, weights, require_pinned(Path(checkpoint), sha256))
     seen = _seen(found, settings or {})
     found.require_unchanged()

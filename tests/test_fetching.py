@@ -1,0 +1,97 @@
+"""Addresses: what is fetched once is taken by its address from then on, offline, as long as its hashes hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import repaconv as rc
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.pipeline import fetching
+from repaconv.steps.addresses import address_of, here, weights_here
+
+
+def test_what_is_an_address():
+    assert address_of("hf://owner/name@main") == "hf://owner/name@main"
+    assert address_of(Path("hf://owner/name@main")) == "hf://owner/name@main"  # a Path loses a slash
+    assert address_of("file:///a/b.pth") == address_of(Path("file:///a/b.pth")) == "file:///a/b.pth"
+    for path in ("ckpt.pth", "a/b:c.pth", "C:/a.pth", "./hf://x", ""):
+        assert address_of(path) is None
+
+
+def test_nothing_is_brought_unless_it_is_asked_for(repaconv, tiny):
+    address = f"file://{tiny.resolve()}"
+    for command in ("fold", "inspect", "convert"):
+        code, out, err = repaconv(command, address)
+        assert (code, out) == (3, ""), err
+        assert f"repaconv fetch {address}" in " ".join(err.split())
+    code, out, err = repaconv("fetch", address)
+    assert code == 0
+    assert f"next repaconv fold {address}" in " ".join(err.split())
+    original, moved = rc.inspect(tiny).origin, tiny.rename("gone.pth")
+    assert repaconv("fold", address)[0] == 0
+    folded = json.loads(Path("repaconv-out/tiny/fold.json").read_text())
+    assert folded["origin"]["sha256"] == original.sha256
+    assert rc.verify().verdict == "passed"
+    assert rc.inspect(address).origin.sha256 == original.sha256
+    assert repaconv("fetch", address)[0] == 3  # it is no longer there, and what was fetched still is
+    assert repaconv("inspect", address)[0] == 0
+    here(address).write_bytes(moved.read_bytes() + b"x")
+    with pytest.raises(Refused, match="is not what was fetched"):
+        rc.fold(address)
+
+
+def test_what_is_fetched_again_takes_the_place_of_what_was_and_of_nothing_else(tiny):
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/there/model.safetensors": b"one", "/there/config.json": b"{}", "/there/modeling.py": b"import os"})
+    first = rc.fetch("memory://there")
+    assert [Path(each.path).name for each in first.files] == ["config.json", "model.safetensors"]  # and no code
+    assert weights_here("memory://there").read_bytes() == b"one"
+    assert here("memory://there").is_dir()
+    memory.rm("/there/config.json")
+    memory.pipe("/there/model.safetensors", b"two")
+    again = rc.fetch("memory://there")
+    assert [path.name for path in here("memory://there").iterdir()] == ["model.safetensors"]
+    assert again.files[0].sha256 != first.files[0].sha256
+    weights_here("memory://there").write_bytes(b"mine")
+    with pytest.raises(UsageProblem, match="is not what repaconv wrote"):
+        rc.fetch("memory://there")
+    memory.rm("/there", recursive=True)
+    with pytest.raises(EnvironmentProblem, match="cannot be fetched"):
+        rc.fetch("memory://there")
+
+
+def test_a_place_without_weights_and_a_scheme_that_nobody_knows(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    with pytest.raises(Refused, match="has neither"):
+        rc.fetch(f"file://{tmp_path}/folder")
+    with pytest.raises(EnvironmentProblem, match="cannot be fetched"):
+        rc.fetch("nobody://knows/it")
+    assert not list(Path("repaconv-out/fetched").glob("**/*.json"))
+
+
+def test_a_branch_becomes_the_commit_that_it_stands_for(monkeypatch, tiny):
+    """Of the hub itself only what it answers is here: a branch's commit, and the files of that commit."""
+    commit, asked = "0123abc" * 5, []
+
+    class Hub:
+        class HfApi:
+            def model_info(self, name, revision):
+                asked.append((name, revision))
+                return type("Info", (), {"sha": commit})
+
+    right = fetching.require_module
+    modules = {"huggingface_hub": Hub}
+    monkeypatch.setattr(fetching, "require_module", lambda name, *rest: modules.get(name) or right(name, *rest))
+    memory = fsspec.filesystem("memory")
+    memory.pipe(f"/owner/name@{commit}/model.safetensors", b"weights")
+    to = fsspec.core.url_to_fs
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda address: to(address.replace("hf://", "memory://")))
+    fetched = rc.fetch("hf://owner/name@main")
+    assert asked == [("owner/name", "main")]
+    assert fetched.revision == commit
+    assert here("hf://owner/name@main").name == f"name@{commit}"

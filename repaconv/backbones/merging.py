@@ -1,6 +1,6 @@
 """Blocks that merge tokens (ToMe, PYRA) between attention and FFN, in deploy form.
 
-Every step is a plain operator that all parsers take: slices, products, TopK, row gathers and one-hot products. No
+Every step is a plain operator that all parsers take: products, TopK, row gathers and one-hot products. No
 ScatterElements, which some parsers refuse and some ignore. The order of the tokens is that of the official code:
 class token, distillation token where there is one, the even tokens that stay, ascending, then the odd ones; the next
 block's split depends on it.
@@ -53,7 +53,7 @@ class Modulation(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Pairs [B, r, d], by descending similarity -> [B, r, d]."""
-        n = self.norm(source + target)
+        n = self.norm(source - -target)  # a plain sum becomes ONNX Runtime's SkipLayerNormalization: 7 times as slow
         by_channel = 2 * torch.sigmoid(self.scale * (self.rows @ n) + self.shift)  # [B, 1, d]
         by_row = torch.tanh(self.channels(n))  # [B, r, 1]
         return source + source * by_channel * by_row
@@ -68,31 +68,36 @@ class Merge(nn.Module):
         self.modulation = Modulation(spec.r, width, spec.eps) if spec.modulated else None
 
     def forward(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
-        """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens."""
+        """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens.
+
+        A token of size t at x that takes in those of sizes s_i and weighted sums z_i, modulated, comes to lie at
+
+            (t x + sum_i z_i) / (t + sum_i s_i)  =  x + sum_i (z_i - s_i x) / (t + sum_i s_i)
+
+        so all tokens that stay are picked once, and one product adds what the r others bring.
+        """
         r, dist = self.spec.r, int(self.spec.distilled)
         scores = self._scores(metric)
-        best, partner = scores.amax(-1), scores.argmax(-1) + dist
-        source = _largest(best, r)  # [B, r], by rank
-        count = best.shape[1]
-        merged = (source.unsqueeze(2) == torch.arange(count, device=x.device)).to(x.dtype).sum(1)
-        target = partner.gather(1, source)
-        z = x if size is None else x * size
+        source, kept = self._choice(scores.amax(-1))
+        into = 2 * scores.argmax(-1).gather(1, source) + 1 + 2 * dist
+        first, odd = torch.arange(1 + dist, device=x.device), torch.arange(1 + 2 * dist, x.shape[1], 2, device=x.device)
+        stay = torch.cat([first.expand(len(x), -1), 2 * kept + 2, odd.expand(len(x), -1)], 1)  # [B, N - r]
+        both = torch.cat([2 * source + 2, into], 1)
         size = torch.ones_like(x[:, :, :1]) if size is None else size
-        parts = torch.cat([z, size], -1)
-        even, odd = parts[:, 2::2], parts[:, 1::2]
-        going, into = _rows(even, source), _rows(odd, target)
-        if self.modulation is not None:
-            tokens = self.modulation(going[..., :-1], into[..., :-1])
-            going = torch.cat([tokens, going[..., -1:]], -1)
-        onto = (target.unsqueeze(1) == torch.arange(odd.shape[1], device=x.device).unsqueeze(1)).to(x.dtype)
-        odd = odd + onto @ going
-        kept = [parts[:, :1], odd[:, :dist]]
-        if count > r:
-            place = torch.arange(count, device=x.device) + count * merged  # no two alike
-            kept.append(_rows(even, place.topk(count - r, 1, largest=False, sorted=True).indices))
-        parts = torch.cat([*kept, odd[:, dist:]], 1)
-        size = parts[..., -1:]
-        return parts[..., :-1] / size, size
+        sizes, pairs = _rows(size, both), _rows(x, both)  # [B, 2 r, 1], [B, 2 r, d]
+        z, weight = pairs * sizes, sizes[:, :r]
+        going = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
+        onto = (stay.unsqueeze(2) == into.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
+        size = _rows(size, stay) + onto @ weight
+        return _rows(x, stay) + (onto / size) @ (going - weight * pairs[:, r:]), size
+
+    def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the even tokens [B, E] those that go, by descending similarity, and those that stay, ascending."""
+        count, r = best.shape[1], self.spec.r
+        source, places = _largest(best, r), torch.arange(count, device=best.device)
+        merged = (source.unsqueeze(2) == places).to(best.dtype).sum(1)
+        order = places + count * merged  # no two alike
+        return source, order.topk(count - r, 1, largest=False, sorted=True).indices
 
     def _scores(self, metric: Tensor) -> Tensor:
         """Cosines [B, even, odd]. The class token is even 0, a distillation token odd 0: neither has a part in it."""

@@ -33,7 +33,7 @@ float32, one thread, batch 1, times as fast as the exported graph without it, pr
 - `no-key-bias` and `value-bias-forward`: up to 1.02; `rms-norm`: up to 1.02; `bias-forward` with `accumulate`: 1.01.
 - What does not pay here: `scores-as-matrix` and `values-as-matrix` with 12 heads (0.55; the paper's own form),
   `pointwise-as-matmul` (0.85 on RIFormer), `group-norm-flat` (0.97), `concat-linear`, `patch-gemm`, `one-linear` and
-  the merged rows of PYRA (all 1.00 within 0.02).
+  `gather-as-matmul` (all 1.00 within 0.02).
 
 Together they are this target's default form: 1.15 times RePaViT-Tiny's exported graph, 1.25 that of nondeep with six
 layers. Other targets have none of their own but `read-tokens` on arm64: nothing was measured there.

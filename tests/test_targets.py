@@ -18,6 +18,8 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.lower import lower
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
+from repaconv.measure import processors
+from repaconv.pipeline import exporting
 from repaconv.proof.runners import TorchRunner, image_model
 from repaconv.steps.common import load_target
 from repaconv.targets import from_file
@@ -50,6 +52,34 @@ def test_every_target_says_what_it_is_and_where_that_is_from():
         assert bool(target.architecture) or here == (not target.runtime_version) == (not target.compute_capability)
     assert load_target("orin-nano@jp5.1").runtime_version == "8.5.2"
     assert load_target("orin-nano").compute_capability == load_target("orin-nano@jp7.2").compute_capability == "8.7"
+
+
+def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch, tiny):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(processors.platform, "machine", lambda: "x86_64")
+    for flags, named in (
+        ("avx2 avx512f avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16", "amx"),
+        ("avx2 avx512f avx512_vnni avx512_bf16", "avx512-bf16"),
+        ("avx2 avx512f", "avx512"),
+        ("avx2 avx_vnni", "avx-vnni"),
+        ("sse2", processors.OTHER),
+    ):
+        cpuinfo.write_text(f"model name\t: one\nflags\t\t: fpu {flags}\n")
+        assert processors.family("x86_64", cpuinfo) == named
+    assert processors.family("aarch64", cpuinfo) == processors.family("x86_64", tmp_path / "none") == ""
+    monkeypatch.setattr(processors.platform, "machine", lambda: "aarch64")
+    cpuinfo.write_text("Features\t: fp asimd asimddp\n")
+    assert processors.family("aarch64", cpuinfo) == "dot-product"
+    target = load_target("x86-64")
+    own = target.model_copy(update={"forms": {**target.forms, "default@amx": ("rms-norm",)}})
+    assert own.form("riformer", "amx") == ("rms-norm",)
+    assert own.form("riformer", "avx512-bf16") == own.form("riformer") == target.forms["default"]
+    assert own.form("pyra", "avx2") == ("read-tokens",)
+    rc.fold(tiny)
+    monkeypatch.setattr(exporting, "family", lambda _architecture: "avx2")
+    assert (rc.export().unmeasured, rc.export().rewrites) == ("avx2", ())
+    monkeypatch.setattr(exporting, "family", lambda _architecture: "amx")
+    assert rc.export().unmeasured == ""
 
 
 def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):

@@ -33,7 +33,8 @@ class ExportArtefact(Artefact):
     something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights that
     have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
     thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
-    ``target_sha256`` what the target said that bears on graphs. ``image_size`` is None where the graph takes no images.
+    ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is this processor's family, where nobody
+    measured the default form that was taken. ``image_size`` is None where the graph takes no images.
     """
 
     stage: str = "export"
@@ -48,6 +49,7 @@ class ExportArtefact(Artefact):
     lacks: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
     form: str = "default"
+    unmeasured: str = ""
     rewrites: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     opset: int

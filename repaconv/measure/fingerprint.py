@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from repaconv.measure.card import described
+from repaconv.measure.processors import family
 
 PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
 
 
 def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]:
-    """Processor, cores used, governor, load, system and library versions, and the card where that is what computed.
+    """Processor, its family, cores used, governor, load, system and library versions; the card where that computed.
 
     Unknown is None, never a guess.
     """
     return {
         "cpu": _cpu_model(),
+        "family": family(platform.machine()),
         "cores": os.cpu_count(),
         "cores_used": list(cores),
         "caches": caches(),

@@ -10,7 +10,8 @@ from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import alone_in, payload_of
-from repaconv.forms.choice import NAMED, chosen
+from repaconv.forms.choice import DEFAULT, NAMED, chosen
+from repaconv.measure.processors import family
 from repaconv.onnxfile import opset_of
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import ExportOrder
@@ -114,7 +115,7 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     newest = device.newest_opset or device.opset
     opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
     written = written_for(order.form, subject)
-    wanted = device.form(folded.called) if written.rewrites is None else written.rewrites
+    wanted = device.form(folded.called, family(device.architecture)) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, order.precision), opset if order.precision == "int8" else newest)
     variant = Variant(
         target=device.name,
@@ -259,7 +260,7 @@ def _artefact(
     from repaconv.exporters.to_onnx import operators_of
     from repaconv.proof.verdicts import verdict_of
 
-    precision = plan.order.precision
+    precision, here = plan.order.precision, family(plan.device.architecture)
     against = violations(model, plan.newest, plan.device.lacks, plan.device.forbids)
     return ExportArtefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
@@ -277,6 +278,7 @@ def _artefact(
         lacks=plan.device.lacks,
         violations=tuple(against),
         form=plan.form,
+        unmeasured=here if plan.form == DEFAULT and plan.device.guesses(here) else "",
         rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
         changes=graph.changes,
         exporter_opset=plan.opset,

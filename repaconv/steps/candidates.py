@@ -11,6 +11,7 @@ from repaconv.artefacts import Deployment
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
+from repaconv.measure.processors import family
 from repaconv.progress import Progress
 from repaconv.steps.common import load_target
 from repaconv.steps.engines import lowers, takes_networks
@@ -85,7 +86,8 @@ class Candidates:
         newest = INT8_OPSET if precision == "int8" else device.newest_opset or device.opset
         fit = tuple(name for name, rewrite in graphs.rewrites.items() if rewrite.opset <= newest)
         fit = device.kept(fit, precision)
-        default = tuple(name for name in fit if name in device.form(self.subject.folded.called))
+        usual = device.form(self.subject.folded.called, family(device.architecture))
+        default = tuple(name for name in fit if name in usual)
         return Arm(start.model_copy(update={"rewrites": default}), fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:

@@ -47,7 +47,9 @@ class Target(Record):
         opset: What is written, and the newest that the parser reads unless ``newest_opset`` says otherwise.
         newest_opset: What a form may raise it to.
         forms: The rewrites of the default form, in order: by method, or under ``default`` for all others; under a lower
-            precision's name, those that its graphs keep.
+            precision's name, those that its graphs keep; under ``safest`` those of a processor that nobody measured.
+        measured: By processor family (`repaconv.measure.processors`), on what the default form there rests, and when. A
+            family may have forms of its own: ``default@amx``.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
@@ -68,6 +70,7 @@ class Target(Record):
     opset: int = Field(ge=13)
     newest_opset: int | None = None
     forms: dict[str, tuple[str, ...]] = Field(default={})
+    measured: dict[str, str] = Field(default={})
     lacks: tuple[str, ...] = ()
     forbids: tuple[
         Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
@@ -84,9 +87,16 @@ class Target(Record):
         """Its name, as it is typed."""
         return self.name
 
-    def form(self, method: str) -> tuple[str, ...]:
-        """Names of the rewrites of a method's default form here."""
-        return self.forms.get(method, self.forms.get("default", ()))
+    def form(self, method: str, family: str = "") -> tuple[str, ...]:
+        """Names of the rewrites of a method's default form here, on a processor of that family."""
+        if self.guesses(family) and "safest" in self.forms:
+            return self.forms["safest"]
+        names = (f"{method}@{family}", f"default@{family}", method, "default")
+        return next((self.forms[name] for name in names if name in self.forms), ())
+
+    def guesses(self, family: str) -> bool:
+        """Whether nobody measured what is fast on such a processor; not of a family that is not known."""
+        return bool(family) and family not in self.measured
 
     def kept(self, rewrites: tuple[str, ...], precision: str) -> tuple[str, ...]:
         """Of a form, what is kept in that precision."""

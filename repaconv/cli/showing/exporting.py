@@ -24,6 +24,11 @@ def show(done: ExportArtefact) -> None:
         out().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
     if done.rewrites:
         out().print(f"written as {plain(done.form)} form: {form(done.rewrites)}, {len(done.changes)} changes")
+    if done.unmeasured:
+        out().print(
+            f"[yellow]nobody measured[/] what is fast on a processor of the family {plain(done.unmeasured)}: this is "
+            "the safest form; repaconv tune finds the fastest"
+        )
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")
     pixels = ", takes pixels" if done.preprocessing else ""

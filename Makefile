@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
-.PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-tuner bench-zoo
+.PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -49,6 +49,9 @@ bench-convert: .venv/installed-dev
 
 bench-estimate: .venv/installed
 	$(BIN)/python benchmarks/estimate_error.py -o benchmarks/results/estimate_error.json --page docs/estimates.md
+
+bench-torch: .venv/installed
+	$(BIN)/python benchmarks/torch_beside.py -o benchmarks/results/torch_beside.json --page docs/benchmarks.md
 
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json

@@ -20,6 +20,7 @@ from repaconv.engines.ort_cuda import fallen_of, lowered, placed, require_float3
 from repaconv.engines.trt_session import DTYPES
 from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.measure.streams import Burst
+from repaconv.models import METHODS, checkpoint
 from repaconv.proof.runners import Images
 from repaconv.runs import find_run
 from repaconv.subjects.subject import DEPLOY, subject_of
@@ -219,6 +220,19 @@ def test_bench_measures_torch_beside_itself_and_beside_a_graph(folded):
     assert beside.agreement.name == "agreement"
     with pytest.raises(EnvironmentProblem, match="nothing to build"):
         rc.build(folded, target="cpu-torch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_bench_measures_torch_beside_the_graph_of_every_trained_network(method, tmp_path):
+    run = tmp_path / "run"
+    rc.fold(checkpoint(method), out=run)
+    rc.export(run)
+    done = rc.bench(run, target="cpu-torch", against=run / "model.onnx", rounds=3)
+    assert [each.engine.partition(" ")[0] for each in done.latencies] == ["torch", "onnxruntime"]
+    assert done.ratio is not None
+    assert done.agreement is not None
+    assert done.agreement.verdict == "passed"
 
 
 def test_torch_compiled_says_what_it_lacks(folded, monkeypatch):

@@ -1,0 +1,125 @@
+"""What `bench --target cpu-torch` finds beside ONNX Runtime: one network a method, both in the same rounds.
+
+    python benchmarks/torch_beside.py [--kinds digits published] [-o result.json] [--page docs/benchmarks.md]
+    python benchmarks/torch_beside.py --of result.json --page docs/benchmarks.md     # the table alone, nothing measured
+
+The trained networks that come along (digits), and published sizes with seeded weights; float32, batch 1, one thread.
+One is the folded module as torch runs it, eager, the other the graph of the same fold as `repaconv.export` writes it
+for this processor. Both are held to compute the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from estimate_error import MODELS
+
+import repaconv
+from repaconv import registry
+from repaconv.files import canonical_json
+from repaconv.measure.fingerprint import fingerprint
+from repaconv.models import METHODS, checkpoint
+
+DIGITS = "digits"
+KINDS = (DIGITS, "published")
+START, END = "<!-- torch beside ONNX Runtime: make bench-torch writes this -->", "<!-- end of torch beside it -->"
+
+
+def row_of(method: str, size: str, checkpoint: Path, rounds: int) -> dict[str, Any]:
+    """One network, its run in this folder."""
+    repaconv.fold(checkpoint, method=method, out="run")
+    repaconv.export("run")
+    done = repaconv.bench("run", target="cpu-torch", against="run/model.onnx", rounds=rounds)
+    assert done.ratio is not None
+    assert done.agreement is not None
+    ours, graph = done.latencies
+    found = {
+        "method": method,
+        "size": size,
+        "torch_ms": round(ours.p50_ms, 3),
+        "onnxruntime_ms": round(graph.p50_ms, 3),
+        "onnxruntime_as_fast": [round(1 / value, 3) for value in (done.ratio.median, done.ratio.high, done.ratio.low)],
+        "agreement": done.agreement.verdict,
+        "measurement": done.quality.verdict,
+        "reasons": list(done.quality.reasons),
+    }
+    print(found, flush=True)
+    return found
+
+
+def networks(kinds: list[str]) -> Iterator[tuple[str, str, Path]]:
+    """Method, size and checkpoint of each: the trained ones that come along, and published sizes, written here."""
+    for method in METHODS if DIGITS in kinds else ():
+        yield method, DIGITS, checkpoint(method)
+    for method, size, beside in MODELS if "published" in kinds else ():
+        torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+        yield method, size, Path("c.pth")
+
+
+def measured(given: Namespace) -> dict[str, Any]:
+    """Every network, its run in a folder that goes with it."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            rows = []
+            for network in networks(given.kinds):
+                rows.append(row_of(*network, given.rounds))
+                shutil.rmtree("run")
+        finally:
+            os.chdir(before)
+    return {"machine": {**fingerprint(()), "torch": torch.__version__}, "rounds": given.rounds, "rows": rows}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as the page has it."""
+    machine, rows = result["machine"], result["rows"]
+    versions = f"torch {machine['torch']}, ONNX Runtime {machine['onnxruntime']}"
+    lines = [
+        f"{machine['cpu']}, {versions}, {result['rounds']} rounds;",
+        f"{[row['measurement'] for row in rows].count('trusted')} of the {len(rows)} measurements were trusted ones.",
+        "",
+        "| method | size | torch | ONNX Runtime | times as fast as torch | the same | measurement |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        median, low, high = row["onnxruntime_as_fast"]
+        cells = [row["method"], row["size"], f"{row['torch_ms']:.2f} ms", f"{row['onnxruntime_ms']:.2f} ms"]
+        cells += [f"{median:.2f} ({low:.2f} to {high:.2f})", row["agreement"], row["measurement"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def put(result: dict[str, Any], page: Path) -> None:
+    """Write the table in place of what the page had."""
+    before, _, rest = page.read_text().partition(START)
+    page.write_text(f"{before}{START}\n\n{table(result)}\n\n{END}{rest.partition(END)[2]}")
+
+
+def main() -> None:
+    """Measure or read, write the result and the table where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--of", type=Path, help="a result, instead of measuring")
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    found = json.loads(given.of.read_text()) if given.of else measured(given)
+    if given.out:
+        given.out.write_text(canonical_json(found))
+    if given.page:
+        put(found, given.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,9 +12,14 @@ LONGEST = 1000
 
 
 def in_one_line(text: str) -> str:
-    """The text without what a terminal takes for more than a letter, as newlines and escapes in names of a file."""
+    """The text in one line, and not without end: names of a file may have newlines and escapes."""
     short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
+    return in_letters(short, but="")
+
+
+def in_letters(text: str, but: str = "\n") -> str:
+    """The text without what a terminal takes for more than a letter, ``but`` for newlines."""
+    return "".join(each if each.isprintable() or each in but else ascii(each)[1:-1] for each in text)
 
 
 def said_by(error: BaseException) -> str:

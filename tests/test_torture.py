@@ -9,13 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torture import checkpoints, containers, crafted, graphs, others, page, pickles
+from torture import checkpoints, containers, crafted, graphs, others, page, pickles, records
 from torture.arena import Case, outcomes
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
 
 import repaconv as rc
 from repaconv.checkpoint import read_checkpoint
+from repaconv.cli import render, showing
 from repaconv.errors import Refused, RepaconvError
 from repaconv.farm.jobs import Job, Model, resolved, run_job
 from repaconv.files import sha256_of, sha256_of_bytes
@@ -117,6 +118,37 @@ def test_names_of_a_file_cannot_break_a_sentence(tmp_path):
         rc.fold(tmp_path / "c.pth", out=tmp_path / "run")
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 1000
+
+
+@pytest.mark.parametrize("kind", list(records.shown()), ids=lambda kind: kind.__name__)
+def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
+    """``[/x]`` ended in a traceback, and escapes reached the terminal."""
+    showing.show(records.hostile(kind))
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "[/x]" in said
+    assert ":bug:" in said
+
+
+def test_what_goes_on_is_letters_on_a_terminal(capsys):
+    render.told(records.HOSTILE)
+    with render.progress(quiet=False) as told:
+        told(records.HOSTILE, 0, 0)
+    assert capsys.readouterr().err.count("[/x]\\x1b[2J :bug:") == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "told", "code"),
+    [
+        (graphs.external, "weights in '/etc/passwd'", "onnx.external"),
+        (graphs.knots, "one output twice", "onnx.invalid"),
+    ],
+)
+def test_a_graph_of_which_times_are_estimated_is_sound(tmp_path, family, told, code):
+    (tmp_path / "c.onnx").write_bytes(dict(family())[told].SerializeToString())
+    with pytest.raises(Refused) as caught:
+        rc.estimate(tmp_path / "c.onnx", target="orin-nano", image_size=8)
+    assert caught.value.code == code
 
 
 def _far(key: str) -> str:

@@ -12,6 +12,7 @@ from pydantic import Field
 from repaconv.artefacts.records import (
     Artefact,
     Change,
+    Claim,
     Cost,
     Fact,
     ImageSize,
@@ -79,7 +80,7 @@ class FoldArtefact(Artefact):
     form: str = "default"
     rewrites: tuple[str, ...] | None = None
     facts: tuple[Fact, ...] = ()
-    claims: tuple[Fact, ...] = ()
+    claims: tuple[Claim, ...] = ()
     preprocessing: Preprocessing | None
     image_size: ImageSize | None
     any_image_size: bool

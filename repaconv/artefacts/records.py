@@ -48,6 +48,12 @@ class Fact(Record):
     overrules: bool = False
 
 
+class Claim(Fact):
+    """An accuracy, as a share of 1, that a checkpoint's own record has."""
+
+    value: float
+
+
 class Payload(Record):
     """A file beside the artefact; ``path`` is relative to the artefact's folder."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repaconv.artefacts.records import Artefact, Fact, Link, Metrics
+from repaconv.artefacts.records import Artefact, Claim, Link, Metrics
 
 
 class VerifyArtefact(Artefact):
@@ -20,6 +20,6 @@ class VerifyArtefact(Artefact):
     required: tuple[str, ...] = ()
     labels: str = ""
     preprocessing: str = ""
-    claims: tuple[Fact, ...] = ()
+    claims: tuple[Claim, ...] = ()
     links: tuple[Link, ...]
     for_scale: dict[str, Metrics]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from repaconv.artefacts import Fact
+from repaconv.artefacts import Claim
 
 # timm's metric, Swin's max_accuracy, DeiT's max_accuracy and test_acc1, mmengine's accuracy/top1 and best_score, ...
 MEASURES = {"acc", "accuracy", "metric", "score"}
@@ -16,10 +16,10 @@ OTHERS = {"train", "5", "loss", "epoch", "name"}
 ORDERS = re.compile(r"args|cfg|config|param|sched|scaler|arch")
 
 
-def claimed_accuracy(record: Mapping[str, Any]) -> tuple[Fact, ...]:
+def claimed_accuracy(record: Mapping[str, Any]) -> tuple[Claim, ...]:
     """Every first-class accuracy in a checkpoint's record, as a share of 1, with the key and figure that it is from."""
     return tuple(
-        Fact(name="accuracy", value=value if value <= 1 else value / 100, source=f"the checkpoint's {key} ({value:g})")
+        Claim(name="accuracy", value=value if value <= 1 else value / 100, source=f"the checkpoint's {key} ({value:g})")
         for key, value in _figures(record)
         if 0 <= value <= 100 and _is_accuracy(key)
     )

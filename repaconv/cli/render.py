@@ -9,10 +9,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from repaconv.errors import RepaconvError
+from repaconv.errors import RepaconvError, in_letters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,28 +53,41 @@ def show_all(wanted: bool) -> None:
     _WHOLE.set(wanted)
 
 
-def out() -> Console:
-    """Where results go."""
+@cache
+def _console() -> type[Console]:
+    """What writes: names of a file are letters on a terminal, whatever they are made of."""
     from rich.console import Console
+    from rich.errors import MarkupError
+    from rich.text import Text
 
     class Output(Console):
-        """A reader that has seen enough, as `head`, leaves the verdict's exit code as it is."""
-
         def on_broken_pipe(self) -> None:
+            """A reader that has seen enough, as `head`, leaves the verdict's exit code as it is."""
             self.quiet = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
+        def render_str(self, text: str, **how: Any) -> Text:
+            """Markup where it is sound, and no control characters."""
+            letters = in_letters(text)
+            try:
+                return super().render_str(letters, **how)
+            except MarkupError:
+                return super().render_str(letters, **{**how, "markup": False})
+
+    return Output
+
+
+def out() -> Console:
+    """Where results go."""
     piped = not sys.stdout.isatty()
     told = 0 if whole() else int(os.environ.get("COLUMNS") or 0)
     width = told or PIPED_WIDTH if piped else None
-    return Output(highlight=False, soft_wrap=piped, width=width, color_system=_colours())
+    return _console()(highlight=False, emoji=False, soft_wrap=piped, width=width, color_system=_colours())
 
 
 def err() -> Console:
     """Where everything else goes."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=True, color_system=_colours())
+    return _console()(stderr=True, highlight=False, emoji=False, soft_wrap=True, color_system=_colours())
 
 
 def _colours() -> Literal["auto"] | None:
@@ -129,7 +143,7 @@ def progress(*, quiet: bool) -> Iterator[Any]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err(), transient=True) as bars:
         task = bars.add_task("", total=None)
-        yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total or None)
+        yield lambda what, done, total: bars.update(task, description=plain(what), completed=done, total=total or None)
 
 
 def _by_line() -> Any:
@@ -140,7 +154,7 @@ def _by_line() -> Any:
         nonlocal last
         if what != last:
             last = what
-            sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {what}\n")
+            sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {in_letters(what)}\n")
             sys.stderr.flush()
 
     return told

@@ -14,9 +14,9 @@ from repaconv.artefacts import (
     ImageSize,
     Limits,
 )
-from repaconv.errors import Refused
+from repaconv.errors import Refused, first_line
 from repaconv.files import read_artefact, sha256_of
-from repaconv.onnxfile import is_graph, read_graph
+from repaconv.onnxfile import is_graph, read_graph, require_inside
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import EstimateOrder
 from repaconv.progress import Progress, silent
@@ -32,6 +32,7 @@ from repaconv.steps.limits import limits_of
 if TYPE_CHECKING:
     import onnx
 
+    from repaconv.graphs.works import Work
     from repaconv.targets import Target
 
 
@@ -146,6 +147,7 @@ def _bare(path: Path, order: EstimateOrder) -> _Taken:
     if not is_graph(path):
         raise Refused(f"{path} is no graph.", hint="Give a run's folder or an .onnx file.", code="estimate.graph")
     require_own_precision(path, order.precision)
+    require_inside(path)
     size = as_image_size(order.image_size)
     known = contenders_of(None, path, None, order.unverified, silent, target=order.target, image_size=size)
     return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
@@ -181,12 +183,9 @@ def _images(
 
 def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArtefact:
     """The graph's nodes by those limits, and their sums."""
-    from repaconv.graphs.graph import read
-    from repaconv.graphs.works import fix_shape, works
     from repaconv.measure.estimate import estimated, unknown
 
-    fix_shape(plan.graph, plan.shape)
-    every = list(works(read(plan.graph), plan.lowered))
+    every = _works(plan)
     nodes, beside = estimated(every, limits), _Beside.of(plan)
     return EstimateArtefact(
         made_by=made_by(),
@@ -210,6 +209,26 @@ def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArte
         measurement=beside.told,
         note="; ".join(part for part in (plan.note, unknown(every)) if part),
     )
+
+
+def _works(plan: _Plan) -> list[Work]:
+    """What each node has to do.
+
+    Raises:
+        Refused: If the graph is not sound.
+    """
+    from repaconv.graphs.graph import read
+    from repaconv.graphs.works import fix_shape, works
+
+    try:
+        fix_shape(plan.graph, plan.shape)
+        return list(works(read(plan.graph), plan.lowered))
+    except Exception as error:  # a graph of any origin
+        raise Refused(
+            f"{plan.path} is not valid ONNX: {first_line(error)}.",
+            hint="Export it again; `repaconv inspect` shows what it holds.",
+            code="onnx.invalid",
+        ) from error
 
 
 class _Beside(NamedTuple):

@@ -17,8 +17,10 @@ from repaconv.engines import trt_session
 from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
 from repaconv.engines.ort_cuda import fallen_of, lowered, placed, require_float32
+from repaconv.engines.pytorch import TorchSession
 from repaconv.engines.trt_session import DTYPES
 from repaconv.errors import EnvironmentProblem, Refused
+from repaconv.measure.protocols import Protocol
 from repaconv.measure.streams import Burst
 from repaconv.models import METHODS, checkpoint
 from repaconv.proof.runners import Images
@@ -119,6 +121,28 @@ def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
     assert raised.value.code == "card.memory"
     with pytest.raises(RuntimeError, match="misaligned"), within_memory(2048):
         raise RuntimeError("CUDA error: misaligned address")
+
+
+@pytest.mark.parametrize(("protocol", "largest"), [("riformer", 2048), ("repavit", 128)])
+def test_bench_takes_the_next_smaller_batch_where_the_card_holds_no_more(protocol, largest, folded, monkeypatch):
+    right, tried = TorchSession.run, []
+
+    def small(session, feeds):
+        """A card that holds 4 images."""
+        tried.append(len(feeds["input"]))
+        with within_memory(tried[-1]):
+            if tried[-1] > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return right(session, feeds)
+
+    monkeypatch.setattr(Protocol, "images", lambda *_: 16)  # what this machine's own memory holds is not the question
+    monkeypatch.setattr(TorchSession, "run", small)
+    done = rc.bench(folded, target="cpu-torch", protocol=protocol, rounds=2)
+    assert list(dict.fromkeys(tried)) == [16, 8, 4]
+    assert done.batch == 4
+    assert f"batch 4 of {largest}: what memory holds" in done.protocol
+    with pytest.raises(EnvironmentProblem, match="does not hold 16 images at once"):
+        rc.bench(folded, target="cpu-torch", batch=16, rounds=2)
 
 
 def test_the_tensorrt_provider_is_told_what_to_compute_in_and_float32_is_float32(monkeypatch):

@@ -17,8 +17,10 @@ from gpu import kit, unpacking
 from gpu.judging import judged, place_of, read
 from gpu.plan import BATCHES, CASES, OURS, steps
 from gpu.session import canonical
+from gpu.steps import measured
 from gpu.tables import END, START, markdown, put
 
+from repaconv.engines.card import within_memory
 from repaconv.errors import Refused
 
 RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
@@ -273,6 +275,20 @@ def test_a_form_that_the_card_chose_is_shown():
 def test_a_smaller_batch_is_said():
     told = "the card's memory does not hold 4 images at once."
     assert f"{ROW}: {told} It was measured on 2." in markdown(judged(changed(notes=[told], batch=2), KIT))
+
+
+def test_a_row_takes_half_as_many_images_as_long_as_the_card_does_not_hold_them(monkeypatch):
+    def row(_step, _folder, batch):
+        with within_memory(batch):
+            if batch > 32:
+                raise RuntimeError("CUDA out of memory")
+        return {"batch": batch}
+
+    monkeypatch.setattr("gpu.steps._row", row)
+    step = next(each for each in steps() if each.kind == "row" and each.given["batch"] == 128)
+    found = measured(step, Path())
+    assert found["batch"] == 32
+    assert [note.split(" images")[0].split()[-1] for note in found["notes"]] == ["128", "64"]
 
 
 def test_only_a_cards_result_is_kept_and_its_tables_replace_those_of_the_same_card(tmp_path):

@@ -100,14 +100,14 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
     """Run them side by side on the same inputs, round by round; on half as many where the card holds no more.
 
     Raises:
-        EnvironmentProblem: If its memory does not hold what was asked for, and the protocol names no largest batch.
+        EnvironmentProblem: If its memory does not hold what was asked for; a paper's batch is halved, no other.
     """
-    batch = plan.batch()
+    batch, of_paper = plan.batch(), plan.order.batch is None and plan.protocol.batch is not None
     while True:
         try:
             return _side_by_side(plan, batch, cores, progress)
         except EnvironmentProblem as problem:
-            if problem.code != "card.memory" or not plan.protocol.scaled_to_memory or batch == 1:
+            if problem.code != "card.memory" or not of_paper or batch == 1:
                 raise
             batch //= 2
 

@@ -188,6 +188,22 @@ def test_float64_is_what_onnx_says_it_is(kind, weights, how):
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14 * np.abs(right).max())
 
 
+@pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):
+    """Of which onnx's reference makes another shape (googlenet's)."""
+    x = np.random.default_rng(0).standard_normal((1, 2, 7, 8)).astype(np.float32)
+    how = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": pads, "ceil_mode": 1}
+    ports = [helper.make_tensor_value_info("x", F, x.shape)]
+    graph = helper.make_graph([helper.make_node(kind, ["x"], ["y"], **how)], "one", ports,
+                              [helper.make_tensor_value_info("y", F, None)])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    found, right = Float64(model, load_onnx), load_onnx(model.SerializeToString()).run({"x": x})["y"]
+    ours = _referred(found.model)({"x": x.astype(np.float64)})["y"]
+    assert ours.shape == right.shape
+    np.testing.assert_allclose(ours, right, rtol=0, atol=1e-6)
+
+
 def test_erf_is_float64_though_onnx_rounds_it():
     from math import erf
 

@@ -7,7 +7,7 @@ whose convolutions and pools take minutes: those are torch's, where they say the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -139,20 +139,23 @@ def _pools() -> list[Any]:
 
     class MaxPool(op_max_pool.MaxPool):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
-            way = _Way(x.ndim - 2, how)
-            if way.odd or way.rank != 2 or how.get("ceil_mode") or len(self.onnx_node.output) > 1:
+            way, shape = _Way(x.ndim - 2, how), how["kernel_shape"]
+            if way.odd or way.rank != 2 or len(self.onnx_node.output) > 1:
                 return super()._run(x, **how)
-            padded, shape = functional.pad(_tensor(x), way.around(), value=-torch.inf), how["kernel_shape"]
-            return (functional.max_pool2d(padded, shape, way.of("strides"), 0, way.of("dilations")).numpy(),)
+            given, begins, ceil = _tensor(x), way.begins, bool(how.get("ceil_mode"))
+            if not way.within(shape):
+                if ceil:
+                    return super()._run(x, **how)
+                given, begins = functional.pad(given, way.around(), value=-torch.inf), [0, 0]
+            return (functional.max_pool2d(given, shape, way.of("strides"), begins, way.of("dilations"), ceil).numpy(),)
 
     class AveragePool(op_average_pool.AveragePool_19):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
             way, shape = _Way(x.ndim - 2, how), how["kernel_shape"]
-            odd = way.odd or way.rank != 2 or how.get("ceil_mode") or not way.even or max(way.of("dilations")) > 1
-            if odd or any(2 * pad > size for pad, size in zip(way.begins, shape, strict=True)):
+            ceil, counted = bool(how.get("ceil_mode")), bool(how.get("count_include_pad"))
+            if way.odd or way.rank != 2 or (ceil and counted) or max(way.of("dilations")) > 1 or not way.within(shape):
                 return super()._run(x, **how)
-            counted = bool(how.get("count_include_pad"))
-            return (functional.avg_pool2d(_tensor(x), shape, way.of("strides"), way.begins, False, counted).numpy(),)
+            return (functional.avg_pool2d(_tensor(x), shape, way.of("strides"), way.begins, ceil, counted).numpy(),)
 
     return [MaxPool, AveragePool]
 
@@ -166,6 +169,10 @@ class _Way:
         self.pads = [0] * (2 * rank) if how.get("pads") is None else [int(pad) for pad in how["pads"]]
         self.begins = self.pads[:rank]
         self.even = self.begins == self.pads[rank:]
+
+    def within(self, shape: Sequence[int]) -> bool:
+        """Whether a window of that shape is padded as torch does by itself: alike at both ends, by half at most."""
+        return self.even and all(2 * pad <= size for pad, size in zip(self.begins, shape, strict=True))
 
     def of(self, name: str) -> list[int]:
         """Strides or dilations."""

@@ -74,7 +74,7 @@ def _referred(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
 
 def _by_torch() -> list[Any]:
     """Operators that torch evaluates, each where it says what ONNX does; else onnx's own implementation."""
-    from onnx.reference.ops import op_conv, op_conv_transpose, op_resize
+    from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose, op_resize
     from torch.nn import functional
 
     class Conv(op_conv.Conv):  # type: ignore[misc]
@@ -103,7 +103,16 @@ def _by_torch() -> list[Any]:
             done = _resized(x, scales, sizes, how)
             return super()._run(x, roi, scales, sizes, **how) if done is None else (done,)
 
-    return [Conv, ConvTranspose, Resize, *_pointwise(), *_pools()]
+    class Col2Im(op_col2im.Col2Im):  # type: ignore[misc]
+        def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
+            way = _Way(len(block), how)
+            if way.rank != 2 or not way.even:
+                return super()._run(x, size, block, **how)
+            shape = [way.of("dilations"), way.begins, way.of("strides")]
+            done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
+            return (done.numpy(),)
+
+    return [Conv, ConvTranspose, Resize, Col2Im, *_pointwise(), *_pools()]
 
 
 def _pointwise() -> list[Any]:
@@ -153,6 +162,7 @@ def _pools() -> list[Any]:
         def _run(self, x: Any, **how: Any) -> Any:
             way, shape = _Way(x.ndim - 2, how), how["kernel_shape"]
             ceil, counted = bool(how.get("ceil_mode")), bool(how.get("count_include_pad"))
+            counted = counted and any(way.pads)
             if way.odd or way.rank != 2 or (ceil and counted) or max(way.of("dilations")) > 1 or not way.within(shape):
                 return super()._run(x, **how)
             return (functional.avg_pool2d(_tensor(x), shape, way.of("strides"), way.begins, ceil, counted).numpy(),)

@@ -7,46 +7,19 @@ get values of their own, above 1 and prime where the graph takes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repaconv.errors import first_line
-from repaconv.proof.draws import NUMBERS, Draw, draws
+from repaconv.proof.draws import NUMBERS, draws
+from repaconv.proof.searching import FEW, PRIMES, USUAL, WANTED, Array, Input, Search, Sizes, drawn_for
 
 if TYPE_CHECKING:
     import onnx
-
-Array = NDArray[Any]
-Sizes = dict[str, int]
-
-BATCHES = (2, 3, 1)
-PRIMES = {"batch": BATCHES, "length": (7, 13, 5), "side": (61, 97, 67)}
-USUAL = {
-    "batch": (*BATCHES, *BATCHES, 4, 8, 16),
-    "length": (16, 32, 64, 128, 77, 197, 256, 512),
-    "side": (64, 96, 128, 224, 256, 384, 512, 640, 32, 28, 16, 8),
-}
-"""Tried after the primes and what the graph's metadata say."""
-
-IN_USE = (224, 256, 320, 384, 512, 640, 128, 96, 64, 48, 32, 28, 16, 8)
-"""Sides that a network of images of any size is likely to be used at."""
-
-WANTED = 3
-"""Assignments of the free sizes."""
-SMALLER = (1.0, 0.1, 0.01, 0.001)
-"""The first of these gains on normal inputs at which nothing overflows is the usual one."""
-
-GAINS = (4.0, 32.0, 0.1)
-"""On that, of further probes: what saturates or is dead at 1 need not be so there."""
-
-
-FURTHER = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
-"""Of draws that are tried where a class or a truth value was the same on all before, to find some that move it."""
 
 
 class Unrunnable(Exception):
@@ -58,7 +31,8 @@ class Probes:
     """Inputs by name, some times; and what they were, for people.
 
     Attributes:
-        feeds: Inputs by name.
+        plain: Inputs by name, of every assignment of the free sizes.
+        more: Draws what shows more: they are run on the way, which is dear.
         told: What they were.
         usual: Free sizes of a call that is no probe.
         other: Those of the first probe.
@@ -66,43 +40,43 @@ class Probes:
         below: Of `NUMBERS`.
     """
 
-    feeds: tuple[dict[str, Array], ...]
+    plain: tuple[dict[str, Array], ...]
+    more: Callable[[], tuple[dict[str, Array], ...]] = field(repr=False)
     told: str
     usual: Sizes
     other: Sizes
     gain: float
     below: int
 
-
-@dataclass(frozen=True)
-class _Input:
-    name: str
-    dims: tuple[int | str, ...]  # a name where free
-    dtype: np.dtype[Any]
-    draw: Draw
+    @cached_property
+    def feeds(self) -> tuple[dict[str, Array], ...]:
+        """All of them."""
+        return (*self.plain, *self.more())
 
 
-def probes(model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, Any]]) -> Probes:
+def probes(model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, Any]], *, dear: bool = False) -> Probes:
     """Inputs that the graph takes.
 
     Args:
         model: The graph, whose first operators say what they expect.
         run: It, loaded; its exceptions say that it refuses.
+        dear: Whether it takes so long that batches are few.
 
     Raises:
         Unrunnable: If it runs with none of them, or takes what is no tensor of numbers.
     """
     inputs = _inputs(model)
-    usual = {kind: (*PRIMES[kind], *_of_metadata(model, kind), *USUAL[kind]) for kind in PRIMES}
+    primes = {**PRIMES, "batch": FEW} if dear else PRIMES
+    usual = {kind: (*primes[kind], *_of_metadata(model, kind), *USUAL[kind]) for kind in PRIMES}
     numbers = NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]
     for below, kinds in product(numbers, _free(inputs)):
-        search = _Search(inputs, run, kinds, usual, below)
+        search = Search(inputs, run, kinds, usual, below, len(FEW) if dear else WANTED)
         if found := search.assignments():
             gain = search.gain(found[0])
-            feeds = list(search.feeds(found, gain))
-            still = _integral(model) - unmoved(model)
-            every = (*feeds, *search.stirring(found[0], feeds, still))
-            return Probes(every, search.told(found), search.usual_sizes(found[0]), found[0], gain, below)
+            still, usually = _integral(model) - unmoved(model), search.usual_sizes(found)
+            plain = tuple(search.drawn(sizes, seed, gain) for seed, sizes in enumerate(found))
+            more = partial(search.more, plain, found, gain, still)
+            return Probes(plain, more, search.told(found), usually, found[0], gain, below)
     raise Unrunnable(search.problem)
 
 
@@ -116,10 +90,10 @@ def drawn(model: onnx.ModelProto, sizes: Sizes, seed: int | list[int], *, gain: 
         gain: See `Probes`.
         below: See `Probes`.
     """
-    return _drawn(_inputs(model), sizes, seed, gain, below)
+    return drawn_for(_inputs(model), sizes, seed, gain, below)
 
 
-def _inputs(model: onnx.ModelProto) -> list[_Input]:
+def _inputs(model: onnx.ModelProto) -> list[Input]:
     import onnx
 
     wishes = draws(model)
@@ -134,14 +108,8 @@ def _inputs(model: onnx.ModelProto) -> list[_Input]:
         dims = tuple(
             dim.dim_value or dim.dim_param or f"{value.name}[{axis}]" for axis, dim in enumerate(kind.shape.dim)
         )
-        found.append(_Input(value.name, dims, dtype, wishes[value.name]))
+        found.append(Input(value.name, dims, dtype, wishes[value.name]))
     return found
-
-
-def _drawn(inputs: list[_Input], sizes: Sizes, seed: int | list[int], gain: float, below: int) -> dict[str, Array]:
-    generator = np.random.default_rng(seed)
-    shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
-    return {one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below) for one in inputs}
 
 
 def _integral(model: onnx.ModelProto) -> set[str]:
@@ -152,7 +120,7 @@ def _integral(model: onnx.ModelProto) -> set[str]:
     return {name for name, kind in kinds.items() if kind and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iub"}
 
 
-def _free(inputs: list[_Input]) -> list[dict[str, str]]:
+def _free(inputs: list[Input]) -> list[dict[str, str]]:
     """Every free size, and of what kind it is: the first axis is a batch, those of images have sides.
 
     Then, where there are such, with states as recurrent layers have them: [layers, batch, width].
@@ -171,123 +139,6 @@ def _of_metadata(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:
     words = {"batch": "batch", "length": "length|seq|tokens", "side": "size|shape|imgsz|width|height|resolution"}[kind]
     entries = [entry.value for entry in model.metadata_props if re.search(words, entry.key, re.IGNORECASE)]
     return tuple(dict.fromkeys(n for text in entries for n in map(int, re.findall(r"\d{1,4}", text)) if 1 < n <= 2048))
-
-
-@dataclass
-class _Search:
-    """Assignments of the free sizes with which the graph runs."""
-
-    inputs: list[_Input]
-    run: Callable[[dict[str, Array]], dict[str, Any]]
-    kinds: dict[str, str]
-    usual: dict[str, tuple[int, ...]]
-    below: int
-    problem: str = ""
-
-    def assignments(self) -> list[Sizes]:
-        """Some that differ in as many sizes as the graph lets; none if it never runs."""
-        if not self.kinds:
-            return [{}] if self._runs({}) else []
-        for alike in ((), ("batch",), ("batch", "length", "side")):
-            tried = {tuple(sizes.items()): sizes for sizes in self._tries(alike)}
-            found: list[Sizes] = []
-            for sizes in tried.values():
-                if len(found) < WANTED and self._runs(sizes):
-                    found.append(sizes)
-            if found:
-                return found + list(self._varied(found))
-        return []
-
-    def _tries(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
-        """Values for all names, those of the kinds in ``alike`` with one for all of the kind."""
-        for start in range(max(len(values) for values in self.usual.values())):
-            place = dict.fromkeys(PRIMES, start)
-            sizes = {}
-            for name, kind in self.kinds.items():
-                sizes[name] = self.usual[kind][place[kind] % len(self.usual[kind])]
-                place[kind] += kind not in alike
-            yield sizes
-
-    def _varied(self, found: list[Sizes]) -> Iterator[Sizes]:
-        """Further ones in which a name has another value that had but one so far."""
-        for name, kind in self.kinds.items():
-            only = {sizes[name] for sizes in found}
-            others = (value for value in self.usual[kind] if value not in only)
-            tries = ({**found[0], name: value} for value in others) if len(only) == 1 else iter(())
-            if (one := next((sizes for sizes in tries if self._runs(sizes)), None)) is not None:
-                yield one
-
-    def _runs(self, sizes: Sizes) -> bool:
-        try:
-            self.run(self._drawn(sizes, 0, 1.0))
-        except Exception as error:  # the runtime's own, of many classes
-            self.problem = first_line(error)
-            return False
-        return True
-
-    def _drawn(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
-        return _drawn(self.inputs, sizes, seed, gain, self.below)
-
-    def usual_sizes(self, otherwise: Sizes) -> Sizes:
-        """Free sizes as networks have them in use: one of a batch, a side that the graph's maker wrote down."""
-        own = {kind: values[len(PRIMES[kind]) :] for kind, values in self.usual.items()}
-        own = {**own, "batch": (1,), "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL["side"])], *IN_USE)))}
-        for place in range(max(map(len, own.values()))):
-            sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()}
-            if self._runs(sizes):
-                return sizes
-        return otherwise
-
-    def gain(self, sizes: Sizes) -> float:
-        """The first at which all outputs are finite."""
-        return next((gain for gain in SMALLER if self._finite(self._drawn(sizes, 0, gain))), 1.0)
-
-    def feeds(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
-        """Every assignment once, then the one that costs least with other gains, where it stays finite, or again."""
-        yield from (self._drawn(sizes, seed, usual) for seed, sizes in enumerate(found))
-        least = min(found, key=lambda sizes: sum(array.size for array in self._drawn(sizes, 0, usual).values()))
-        gains = GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
-        for seed, gain in enumerate(gains, len(found)):
-            feeds = self._drawn(least, seed, usual * gain)
-            if self._finite(feeds):
-                yield feeds
-
-    def stirring(self, sizes: Sizes, feeds: list[dict[str, Array]], still: set[str]) -> Iterator[dict[str, Array]]:
-        """Further draws, as long as some of these outputs have not moved: those on which one does."""
-        first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in still}
-        for feed in feeds if still else ():
-            still = still - self._moving(feed, still, first)
-        for seed, gain in enumerate(FURTHER, len(feeds)):
-            feed = self._drawn(sizes, seed, gain) if still else {}
-            if feed and self._finite(feed) and (moving := self._moving(feed, still, first)):
-                still = still - moving
-                yield feed
-
-    def _moving(
-        self, feed: dict[str, Array], still: set[str], first: dict[str, dict[tuple[int, ...], Array]]
-    ) -> set[str]:
-        """Which of these outputs are others than on the first draw of their shape, or from row to row."""
-        outputs = self.run(feed)
-        found = {name: np.asarray(outputs[name]) for name in still}
-        before = {name: first[name].setdefault(out.shape, out) for name, out in found.items()}
-        return {n for n, out in found.items() if (out != before[n]).any() or (out.ndim and (out != out[:1]).any())}
-
-    def _finite(self, feeds: dict[str, Array]) -> bool:
-        try:
-            outputs = self.run(feeds)
-        except Exception:  # not every graph takes every number
-            return False
-        floats = (out for out in outputs.values() if isinstance(out, np.ndarray) and out.dtype.kind == "f")
-        return all(bool(np.isfinite(out).all()) for out in floats)
-
-    def told(self, found: list[Sizes]) -> str:
-        """What was varied, and what not."""
-        values = {name: sorted({sizes[name] for sizes in found}) for name in self.kinds}
-        varied = [f"{name} {', '.join(map(str, some))}" for name, some in values.items() if len(some) > 1]
-        fixed = [f"{name} {some[0]}" for name, some in values.items() if len(some) == 1]
-        parts = [f"free sizes: {'; '.join(varied)}"] if varied else []
-        parts += [f"runs at one size alone: {'; '.join(fixed)}"] if fixed else []
-        return "; ".join(["ONNX Runtime, seeded inputs", *parts])
 
 
 def unmoved(model: onnx.ModelProto) -> set[str]:

@@ -13,7 +13,7 @@ from repaconv.artefacts import ImageSize, Sizes
 from repaconv.artefacts.folding import Batch
 from repaconv.files import sha256_of_bytes
 from repaconv.proof.policy import LARGEST_RTOL
-from repaconv.proof.probes import GAINS
+from repaconv.proof.searching import GAINS
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import unrunnable, usual_rtols
 from repaconv.subjects.given import inputs_of
@@ -61,13 +61,13 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     except Unrunnable as error:
         raise unrunnable(source, error) from error
     call = drawn(model, found.usual, 0, gain=found.gain, below=found.below)
-    usual = next((probe for probe in found.feeds if _shapes(probe) == _shapes(call)), call)
+    usual = next((probe for probe in found.plain if _shapes(probe) == _shapes(call)), call)
     calls = {found.gain: usual} | {
         found.gain * more: drawn(model, found.usual, 0, gain=found.gain * more, below=found.below) for more in GAINS
     }
     told, rounded, gain = _against_float64(given, folded, calls)
     size, any_size, batch, names = _images(model, found)
-    rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, found.feeds[0])])
+    rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, found.plain[0])])
     size = None if not rows and batch not in ("dynamic", 1) else size
     return Taken(
         image_size=size,

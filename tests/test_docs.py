@@ -118,9 +118,11 @@ def test_the_toml_of_pages_is_what_it_says():
     assert found.export.precisions == ("fp32", "int8")
     assert found.bench.max_regression == 0.05
     assert lines["verify", "inputs"] > lines["verify",] > lines["set", "num_heads"]
-    (text,) = blocks(DOCS / "how-to" / "own-target.md", "toml")
-    Path("my-orin.toml").write_text(text)
+    board, forms = blocks(DOCS / "how-to" / "own-target.md", "toml")
+    Path("my-orin.toml").write_text(board)
     assert from_file(Path("my-orin.toml")).runtime == "tensorrt"
+    Path("mine.toml").write_text(f'name = "mine"\nextends = "x86-64"\n\n{forms}')
+    assert from_file(Path("mine.toml")).forms["default@amx"] == ("read-tokens",)
 
 
 def test_the_readme_is_one_screen_and_a_bit():

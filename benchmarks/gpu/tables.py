@@ -107,7 +107,7 @@ def _faults(result: dict[str, Any]) -> Iterator[str]:
             yield f"- {step['name']}: {note} It was measured on {step['batch']}."
     causes: dict[str, list[str]] = {}
     for step in result["steps"]:
-        if step["verdict"] == "not verified" and step["kind"] != "engine" and step["status"] != "not run":
+        if step["verdict"] == "not verified" and "built" not in step and step["status"] != "not run":
             causes.setdefault(step.get("why") or "it does not say why", []).append(step["name"])
     for why, names in causes.items():
         yield f"- *not verified here*: {len(names)} step{'s' if len(names) > 1 else ''} ({names[0]} first): {why}"

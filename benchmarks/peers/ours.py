@@ -50,7 +50,9 @@ def tuned(ours: Ours, loss: float | None, budget_s: float) -> TuneArtefact:
 
 
 def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deployment | None:
-    """The fastest of those, by the longest measurements that there are; None if none of them was measured."""
+    """What was found if it is of those; else the fastest, by the longest measurements; None if none was measured."""
+    if found.ratio is not None and taken(found.deployment):
+        return found.deployment
     rows = [row for row in found.candidates if row.ratio is not None and taken(row.deployment)]
     rows = [row for row in rows if not row.told.startswith("left")]
     for least in (_most(rows), MIDDLE, 0):

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import repaconv as rc
 from repaconv import registry
-from repaconv.engines import trt_session
+from repaconv.engines import ort, trt_session
 from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
 from repaconv.engines.ort_cuda import fallen_of, lowered, placed, require_float32
@@ -313,3 +313,18 @@ def test_torch_runs_one_call_at_a_time(folded):
     network = subject_of(find_run(folded)).network(DEPLOY)
     with pytest.raises(EnvironmentProblem, match="one call at a time"):
         registry.load(registry.ENGINES, "torch").open(network, SessionSpec(streams=2))
+
+
+def test_a_sum_and_its_norm_stay_apart_where_that_is_set():
+    """The setting is the runtime's own name of a transformer: another version may call it otherwise."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8]) for name in ("x", "z", "y")]
+    scale = helper.make_tensor("scale", TensorProto.FLOAT, [8], [1.0] * 8)
+    shift = helper.make_tensor("shift", TensorProto.FLOAT, [8], [0.0] * 8)
+    nodes = [helper.make_node("Add", ["x", "z"], ["sum"])]
+    nodes += [helper.make_node("LayerNormalization", ["sum", "scale", "shift"], ["y"])]
+    graph = helper.make_graph(nodes, "g", ports[:2], ports[2:], [scale, shift])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    feeds = {name: np.random.default_rng(0).standard_normal((1, 3, 8)).astype(np.float32) for name in "xz"}
+    usual, apart = (ort.ENGINE.open(model, SessionSpec(settings=each)) for each in ((), (ort.APART,)))
+    assert [len(session.placement(feeds)) for session in (usual, apart)] == [1, 2]
+    assert np.allclose(usual.run(feeds)["y"], apart.run(feeds)["y"], atol=1e-6)

@@ -468,7 +468,7 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
             package.export("repaconv-out/branches", form=form)
     usual, official = package.export("repaconv-out/branches"), package.export("repaconv-out/branches", form="default")
     assert (usual.form, usual.variant, official.form) == ("official", "form-official", "default")
-    with pytest.raises(UsageProblem, match="no file and no folder"):
+    with pytest.raises(Refused, match="no file and no folder"):
         package.tune("gone.pth")
     done = package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=THREE)
     with pytest.raises(Refused, match="other shapes"):

@@ -198,6 +198,20 @@ def test_an_option_that_would_do_nothing_is_refused(typed, idle, repaconv):
     assert {path.name for path in Path().iterdir()} == {"here.onnx"}
 
 
+def test_an_argument_is_one_where_python_hides_it_in_an_optional():
+    """As get_type_hints does before 3.11 with what has None for its default: RUN was no argument there."""
+    from typing import Annotated, Optional
+
+    import typer
+
+    from repaconv.cli.joining import _as_written
+
+    written = Annotated[Path | None, typer.Argument(metavar="[RUN]")]
+    for hint in (written, Optional[written]):  # noqa: UP045
+        assert _as_written(hint) == written
+    assert _as_written(Path | None) == Path | None
+
+
 def test_every_row_of_idle_options_is_of_a_command_that_has_them():
     from typer.main import get_command
 

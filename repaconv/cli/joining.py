@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -17,7 +17,7 @@ from repaconv.orders.knobs import Asked, Order, knobs
 
 def joined(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with options in place of its parameters that are orders; Typer reads signatures."""
-    hints = get_type_hints(command, include_extras=True)
+    hints = {name: _as_written(hint) for name, hint in get_type_hints(command, include_extras=True).items()}
     own = signature(command).parameters
     orders = {name: hints[name] for name in own if _is_order(hints[name])}
 
@@ -38,6 +38,12 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
 
     called.__signature__ = signature(command).replace(parameters=list(options()))  # type: ignore[attr-defined]
     return called
+
+
+def _as_written(hint: Any) -> Any:
+    """Before Python 3.11, what has None for its default comes in an Optional of its own, which hides what it is."""
+    inside = [each for each in get_args(hint) if hasattr(each, "__metadata__")]
+    return inside[0] if inside and not hasattr(hint, "__metadata__") else hint
 
 
 def _made(order: type[Order], typed: Mapping[str, Any]) -> Order:

@@ -80,9 +80,12 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
     name = f"arch of {path.stem}"  # no module's that is installed
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() and path.suffix == ".py" else None
     if spec is None or spec.loader is None or not function:
+        bare = not function and path.suffix != ".py"
         raise UsageProblem(
-            f"--arch {path}:{function} is no function of a Python file.",
-            hint="E.g. --arch ./net.py:build, timm:mobileone_s1 or torchvision:resnet50.",
+            f"--arch {path} {'names no package' if bare else f'is no Python file with a function {function!r}'}.",
+            hint=f"E.g. timm:{path} or torchvision:{path}; or a function of your own file: ./net.py:build."
+            if bare
+            else "E.g. --arch ./net.py:build, timm:mobileone_s1 or torchvision:resnet50.",
             code="arch.unknown",
         )
     module = importlib.util.module_from_spec(spec)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from test_bundle import on_the_board
 from test_converting import images as calibrating
 from test_converting import plain_weights
@@ -49,6 +50,9 @@ def at_hand(tiny):
     Path("recipe.toml").write_text('checkpoint = "ckpt.pth"')
     torch.save(plain_weights(tokens=False), "vit.pth")
     np.savez("calibration.npz", input=calibrating())
+    Path("calibration").mkdir()
+    for n, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (48, 8, 8, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(f"calibration/{n:02}.png")
     for method in models.METHODS:
         shutil.copy(models.checkpoint(method), f"{method}.pth")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from libraries import library
 from PIL import Image
 from small_graphs import F, saved
+from zoo_networks import drawn
 
 ORIGINS = ("timm:mobileone_s0", "torchvision:shufflenet_v2_x0_5", "transformers", "net.py:build", "onnx")
 NET = """
@@ -33,19 +33,8 @@ def build():
 """
 
 
-def library(name: str) -> ModuleType:
-    """It, where it is installed; beside a torch of another build torchvision lacks operators, and all stand on it."""
-    from zoo_networks import load_torchvision
-
-    with suppress(ImportError):
-        load_torchvision()
-    return pytest.importorskip(name)
-
-
 def module_of(arch: str) -> torch.nn.Module:
     """The network, its statistics and affines drawn."""
-    from zoo_networks import drawn
-
     torch.manual_seed(0)
     origin, _, name = arch.partition(":")
     if origin == "net.py":

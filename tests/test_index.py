@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from libraries import library
 
 from repaconv import checkpoint, fold
 from repaconv.errors import Refused
@@ -79,7 +80,7 @@ def test_inspect_names_the_network(repaconv):
 
 @pytest.mark.slow
 def test_the_index_is_of_the_libraries_that_are_installed():
-    timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
+    timm = library("timm")
     for name in timm.list_models("*_tiny*")[:20]:
         with torch.device("meta"):
             shapes = {key: tuple(value.shape) for key, value in timm.create_model(name).state_dict().items()}
@@ -116,7 +117,7 @@ def test_more_than_one_graph_holds_in_float64_is_refused(monkeypatch):
 
 @pytest.mark.slow
 def test_fold_takes_the_network_that_it_is(repaconv):
-    pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
+    library("timm")
     shapes = with_classes(PUBLISHED[SMALL], 10)
     weights = {name: torch.rand(shape) + 0.5 for name, shape in shapes.items()}
     torch.save(weights, "net.pth")

@@ -7,6 +7,7 @@ import io
 
 import pytest
 import torch
+from libraries import library
 from test_live import same, trained
 from torch import nn
 from torch.nn import functional as F
@@ -292,7 +293,7 @@ NAMES = ("mobileone_s0", "repvgg_a0", "fastvit_t8", "repvit_m0_9", "levit_128s",
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_at_most_what_timm_leaves(name):
-    timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
+    timm = library("timm")
     from timm.utils.model import reparameterize_model
 
     from repaconv.live.edits import fold_parts

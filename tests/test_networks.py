@@ -335,6 +335,13 @@ def test_weights_of_another_network_are_refused_by_their_names(own, repaconv):
         assert repaconv("fold", "own.pth", "--arch", arch)[0] == 2
 
 
+def test_a_file_without_counts_of_batches_is_as_good_and_so_is_a_hard_sigmoid(own):
+    """Whose 1/6 is a float32 in ONNX."""
+    Path("net.py").write_text(NET.replace("torch.relu(", "nn.functional.hardsigmoid("))
+    torch.save({name: value for name, value in own.items() if "num_batches" not in name}, "old.pth")
+    assert rc.fold("old.pth", arch="net.py:build", settings={"image_size": "16"}).verdict == "passed"
+
+
 def test_a_users_own_code_is_run_as_python_would_and_its_failure_is_his(own, repaconv):
     Path("parts.py").write_text(NET)
     Path("beside.py").write_text("from parts import build\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from libraries import library
 from PIL import Image
 
 from repaconv.proof.images import prepared, read_image
@@ -97,7 +98,7 @@ def test_the_user_says_a_part_of_it_or_another_size():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_pixels_are_those_of_transformers(kind):
-    transformers = pytest.importorskip("transformers", exc_type=(ImportError, RuntimeError))
+    transformers = library("transformers")
     named = f"{kind}ImageProcessorPil"
     made = getattr(transformers, named, None) or pytest.skip(f"no {named} in this version")
     made = partial(made, size={"shortest_edge": 288}) if kind == "MobileViT" else made  # else it pads
@@ -115,7 +116,7 @@ def test_pixels_are_those_of_transformers(kind):
 
 @pytest.mark.slow
 def test_torchvision_says_it_by_its_weights():
-    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    models = library("torchvision.models")
     first = pixels_of(Architecture("torchvision:resnet50", {}), None, None)
     assert first.where.startswith("torchvision's IMAGENET1K_V1 (IMAGENET1K_V2 say other")
     second = pixels_of(Architecture("torchvision:resnet50.IMAGENET1K_V2", {}), None, None)

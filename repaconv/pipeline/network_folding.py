@@ -41,8 +41,9 @@ LARGEST_GRAPH = 2**31 - 2**20
 """Bytes of a protobuf, without those of the graph itself."""
 USUAL_SIZE = (224, 224)
 """Of images where nothing tells it."""
-EXPORTED_RTOL = 1e-9
-"""What an exporter may do in float64: it folds and writes some numbers in float32, and nothing wrong is so little."""
+EXPORTED_RTOL = 1e-6
+"""What an exporter may do in float64: it folds and writes some numbers in float32, as ONNX has attributes (the 1/6 of a
+HardSigmoid: 4e-8 of a MobileNetV3), and nothing wrong is so little."""
 
 
 def fold_network_by(

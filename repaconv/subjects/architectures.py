@@ -114,11 +114,20 @@ def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str
         return _of_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
     build = _builder(arch)
     module = build(_classes(_plain(build), weights) if arch.library else None)
-    named = {full[name]: tensor for name, tensor in weights.items()}
+    named = _counted(module, {full[name]: tensor for name, tensor in weights.items()})
+    weights = _counted(module, weights)
     weights = named if set(named) == set(module.state_dict()) else weights
     _require_same(arch, module, weights)
     module.load_state_dict(weights, strict=True, assign=True)
     return module
+
+
+def _counted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With BatchNorms' counts of batches where a file has none: old ones have not, and nothing in use reads them."""
+    import torch
+
+    counts = (name for name in module.state_dict() if name.rpartition(".")[2] == "num_batches_tracked")
+    return {**{name: torch.zeros((), dtype=torch.int64) for name in counts}, **weights}
 
 
 def _plain(build: Callable[[int | None], nn.Module]) -> nn.Module:

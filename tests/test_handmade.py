@@ -76,12 +76,14 @@ def test_dwconv(tmp_path):
     assert error_of("dwconv", checkpoint, lambda c: dwconv.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
 
 
-def test_a_gated_net_by_hand():
-    net = next(net for net in NETS if net.name == "dwconv-digits")
+@pytest.mark.parametrize("method", models.METHODS)
+def test_the_trained_nets_by_hand(method):
+    """What nothing but the trainer's own code tells, as a stem's stride and gates, is in the hand-made one, too."""
+    net = next(net for net in NETS if net.name == f"{method}-digits")
     double = {**net.checkpoint(), "model": in_double(net.checkpoint()["model"])}
     held = torch.from_numpy(np.load(models.HELD_OUT)["input"][:3]).double()
-    found = read_checkpoint(models.checkpoint("dwconv"))
-    form = choose_method(found, "dwconv")[0].read(found, {})
+    found = read_checkpoint(models.checkpoint(method))
+    form = choose_method(found, method)[0].read(found, {})
     training = form.module().double()
     training.load_state_dict(in_double(form.tensors))
     with torch.no_grad():

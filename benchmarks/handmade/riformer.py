@@ -50,9 +50,9 @@ class Embed(nn.Module):
 
 
 class RIFormer(nn.Module):
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, weights: dict[str, Tensor], stride: int) -> None:
         super().__init__()
-        self.patch_embed = Embed(weights["patch_embed.proj.weight"], 4, 2)
+        self.patch_embed = Embed(weights["patch_embed.proj.weight"], stride, 2)
         parts: list[nn.Module] = []
         while any(name.startswith(f"network.{len(parts)}.") for name in weights):
             prefix = f"network.{len(parts)}."
@@ -85,11 +85,11 @@ def switch_to_deploy(trained: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def deployed(checkpoint: dict[str, Any]) -> nn.Module:
-    """The net as the official switch_to_deploy leaves it."""
+def deployed(checkpoint: dict[str, Any], stride: int = 4) -> nn.Module:
+    """The net as the official switch_to_deploy leaves it; the stem's stride stands in no weight."""
     weights = {}
     for name, weight in switch_to_deploy(checkpoint["model"]).items():
         parts = name.removeprefix("backbone.").replace("head.fc.", "head.").split(".")
         # the final norm is called after the last stage: norm6 of four stages
         weights[".".join(["norm" if parts[0].startswith("norm") else parts[0], *parts[1:]])] = weight
-    return filled(bare(RIFormer, weights), weights)
+    return filled(bare(RIFormer, weights, stride), weights)

@@ -20,7 +20,7 @@ LEFT = ("4x3 value-sum", "3x4 value-sum", "4x3 output-sum", "3x4 output-sum")
 BY_HAND: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     "repavit": partial(repavit.deployed, heads=HEADS),
     "nondeep": nondeep.deployed,
-    "riformer": riformer.deployed,
+    "riformer": partial(riformer.deployed, stride=2),
     "dwconv": partial(dwconv.deployed, heads=HEADS),
     "pyra": partial(pyra.deployed, heads=HEADS),
 }

@@ -11,7 +11,7 @@ import repaconv
 from peers.by_hand import Contender, Run
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, Deployment, TuneArtefact
-from repaconv.forms.search import MIDDLE
+from repaconv.forms.search import MIDDLE, Arm
 from repaconv.orders.stages import TuneOrder
 from repaconv.progress import silent
 from repaconv.proof.runners import Images
@@ -69,34 +69,53 @@ def _gain(row: Candidate) -> float:
     return row.ratio.median if row.ratio else 0.0
 
 
+def searched(found: TuneArtefact, way: Deployment | None) -> bool:
+    """Whether it was more than screened: a lossy one of seeded weights may not pass as a link, and is left then."""
+    return any(row.deployment == way and row.rounds >= MIDDLE for row in found.candidates)
+
+
 def losses(ours: Ours, scratch: Path) -> dict[str, float]:
     """The share of a trained net's images that get another first class, by way; those that do not pass are not there.
 
     They are the images that `tune` judges by in the end, and each way is in the default form of its runtime.
     """
-    order = TuneOrder(inputs=ours.images, max_disagreement=ALLOWED)
-    subject, device = subject_of(runs.Run(ours.run)), load_target(TARGET)
-    given = require_judges(order, subject)
-    graphs = Candidates(subject, sorted(registry.registered(registry.REWRITES)), given, scratch, silent)
+    graphs = _graphs(ours, scratch, ALLOWED)
+    arms = _arms(ours, graphs)
+    judge = Judge(graphs, arms[0].start, ALLOWED, True, silent)
+    judged = {way_of(each): judge.held_out(each) for each in _lossy(arms)}
+    passed = {way: loss for way, loss in judged.items() if loss.link is not None and loss.link.verdict == "passed"}
+    return {way: loss.disagreement for way, loss in passed.items() if loss.disagreement is not None}
+
+
+def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
+    """Every lossy way in the default form of its runtime."""
+    return {way_of(each): each for each in _lossy(_arms(ours, _graphs(ours, scratch, 1.0)))}
+
+
+def _graphs(ours: Ours, scratch: Path, allowed: float) -> Candidates:
+    subject = subject_of(runs.Run(ours.run))
+    given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=allowed), subject)
+    return Candidates(subject, sorted(registry.registered(registry.REWRITES)), given, scratch, silent)
+
+
+def _arms(ours: Ours, graphs: Candidates) -> list[Arm]:
+    """Every runtime in every precision, the baseline first."""
+    machine = machine_of(TuneOrder(), load_target(TARGET), here=True)
     called = Called("latency", ours.threads, ours.batch, False)
-    found: dict[str, float] = {}
-    judge: Judge | None = None
-    for start, tries in starts(machine_of(order, device, here=True), called, lossy=True, here=True):
-        arm = graphs.arm(start, tries)
-        judge = judge or Judge(graphs, arm.start, ALLOWED, True, silent)
-        rest = [arm.start.model_copy(update=dict(each)) for each in arm.tries if REST in each.get("settings", ())]
-        for each in (arm.start, *rest) if start.precision != "fp32" else ():
-            loss = judge.held_out(each)
-            if loss.link is not None and loss.link.verdict == "passed" and loss.disagreement is not None:
-                found[way_of(each)] = loss.disagreement
-    return found
+    return [graphs.arm(*each) for each in starts(machine, called, lossy=True, here=True)]
+
+
+def _lossy(arms: list[Arm]) -> Iterator[Deployment]:
+    """Their starts in lower precision, and with bf16 for what an int8 graph leaves in float."""
+    for arm in arms:
+        if arm.start.precision != "fp32":
+            yield arm.start
+            yield from (arm.start.model_copy(update=dict(each)) for each in arm.tries if REST in each["settings"])
 
 
 def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iterator[Contender]:
     """Those deployments, each opened as its runtime takes it; the images calibrate what is in int8."""
-    subject = subject_of(runs.Run(ours.run))
-    given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=1.0), subject)
-    graphs = Candidates(subject, sorted(registry.registered(registry.REWRITES)), given, scratch, silent)
+    graphs = _graphs(ours, scratch, 1.0)
 
     def opened(way: Deployment) -> Run:
         run: Run = Images(session_of(way, graphs.deployable(way), graphs.sizes(way.batch))).run

@@ -19,8 +19,9 @@ All times are relative to the hand-made graph on ONNX Runtime with its defaults,
 
 *digits* are the trained networks that come along, of which the images that nothing has seen judge everybody. The others
 are of published sizes with seeded weights, which tell nothing of quality: there a way of ours counts only if it lost no
-more than 0.5% on the trained network of its method. Rows that are not *trusted* are marked with the measurement's own
-verdict (`make bench-deploy`, `benchmarks/results/deploy_peers.jsonl`)."""
+more than 0.5% on the trained network of its method, and is in its default form where `tune` did not search in it. Rows
+that are not *trusted* are marked with the measurement's own verdict (`make bench-deploy`,
+`benchmarks/results/deploy_peers.jsonl`)."""
 
 
 def key(row: Row) -> tuple[str, str, int, int]:

@@ -108,6 +108,9 @@ def measured(net: Net, place: Place, work: Path, allowed: Mapping[str, float]) -
         chosen[LOWER] = lower
     scratch = work / "graphs"
     scratch.mkdir(exist_ok=True)
+    if fits and not ours.searched(found, lower):
+        plain = ours.plain(ready.ours, scratch)
+        chosen |= {f"{LOWER}, {way}": each for way, each in plain.items() if way in fits}
     everybody = [*by_hand.exact(ready.hand), *ours.contenders(ready.ours, scratch, chosen)]
     everybody += by_hand.lower(ready.hand) if allowed else []
     row = {"net": net.name, "method": net.method, "trained": net.trained, "batch": place.batch}
@@ -188,7 +191,7 @@ def _require_same(losses: Mapping[str, Mapping[str, float]], lossy: set[str]) ->
 def _against(timed: Measured, names: list[str]) -> dict[str, Any] | None:
     """Ours as `tune` leaves it beside their fastest; None where one of us is not there."""
     medians = {name: float(np.median(timed.samples_ms[name])) for name in names}
-    mine = [name for name in names if name in (EXACT, LOWER)]
+    mine = [name for name in names if name == EXACT or name.startswith(LOWER)]
     theirs = [name for name in names if not name.startswith("ours")]
     if not mine or not theirs:
         return None

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import repaconv
+from repaconv.errors import EnvironmentProblem
+from repaconv.farm.sweep import sweep
 from repaconv.files import PART
 from torture import kills, long_kills, others
 from torture.arena import Case
@@ -27,6 +29,25 @@ ROOMY = {"size": 64 << 20, "nr_inodes": 4096}
 
 def _int8(at: Path) -> object:
     return repaconv.export(at / "run", target="x86-64", precision="int8")
+
+
+def _run(at: Path) -> object:
+    """Of which each step says for itself what went wrong."""
+    done = repaconv.run(at / "r.toml")
+    if wrong := [check for check in done.checks if check.verdict == "error"]:
+        assert done.exit_code == EnvironmentProblem.exit_code
+        raise EnvironmentProblem(wrong[0].message, code="+".join(sorted({check.code for check in wrong})))
+    assert done.exit_code in (0, 5), done.checks  # ten rounds say little
+    return done
+
+
+def _sweep(at: Path) -> object:
+    """Of which each row says for itself what went wrong."""
+    done = sweep(at / "m.toml", out=at / "run")
+    if wrong := [row.problem for row in done.rows if row.problem]:
+        raise EnvironmentProblem(wrong[0], code="write.failed" if "cannot write" in wrong[0] else "other")
+    assert done.verdict == "passed", done.rows
+    return done
 
 
 def _bundle(at: Path) -> object:
@@ -60,7 +81,9 @@ STAGES: dict[str, tuple[Stage, Prepare, dict[str, range]]] = {
     "report": (_report, kills.with_a_run, EVERY),
     "bundle": (_bundle, _with_a_board, EVERY),
     "export to int8": (_int8, kills.with_a_run, SOME),
-    **{name: (stage, prepare, SOME) for name, (stage, prepare, _) in long_kills.STAGES.items()},
+    "run": (_run, long_kills.STAGES["run"][1], SOME),
+    "sweep": (_sweep, long_kills.STAGES["sweep"][1], SOME),
+    "tune": (*long_kills.STAGES["tune"][:2], SOME),
 }
 """By name: the stage, what is there before, and the rooms that are left to it, up to what is enough."""
 

@@ -30,7 +30,8 @@ What this found was mended: a picture that was PostScript ran Ghostscript; a fil
 the process; an archive without an end was hashed for ever; names that no file can have, texts where arrays are
 expected, indices without a row ended in a traceback; NaN was compared, bombs were unpacked, a job could name files of
 the worker; quantizing on a full disk ended in a traceback; a thread that found no memory was waited for without end;
-ONNX Runtime told its maker of each graph.
+ONNX Runtime told its maker of each graph; names of a file were markup, and escapes, on a terminal; an estimate of a
+graph that is not sound ended in a traceback.
 
 | what was read | cases | refused | the same | other | sound | faults |
 |---|---|---|---|---|---|---|

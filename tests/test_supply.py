@@ -45,6 +45,10 @@ def test_doctor_knows_every_extra_and_all_has_those_that_need_no_card():
     assert Requirement(everything).extras == set(known) - {"onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "docs"}
 
 
+def test_types_go_along_with_the_package():
+    assert (ROOT / "repaconv" / "py.typed").is_file()
+
+
 def test_doctor_is_short_and_names_the_line_that_installs(repaconv, monkeypatch):
     monkeypatch.setattr("repaconv.extras._is_here", lambda package: package != "timm")
     code, out, _ = repaconv("doctor")

@@ -27,6 +27,7 @@ from repaconv.training.course import Course
 from repaconv.training.gating import cool_to
 from repaconv.training.lessons import moved
 from repaconv.training.originals import read_original
+from repaconv.training.whitening import whitened
 
 VIT = {"settings": {"num_heads": str(HEADS)}}
 POOL = {"settings": {"pool_size": "3", "stem_stride": "2"}}
@@ -129,6 +130,37 @@ def test_what_was_broken_off_goes_on_to_the_same_bits(vit):
     assert resumed.payload.sha256 == whole.payload.sha256
     assert resumed.epochs == whole.epochs
     assert rc.finetune(converted, out="broken", **{**asked, "seed": 1}).payload.sha256 != whole.payload.sha256
+
+
+def test_a_conversion_that_was_broken_off_goes_on_in_the_same_coordinates(converted):
+    def broken(what, _done, _total):
+        if what.startswith("epoch 2"):
+            raise KeyboardInterrupt
+
+    asked = {"inputs": "x.npz", "epochs": 2, "batch": 24}
+    whole = rc.finetune(converted, out="whole", **asked)
+    with pytest.raises(KeyboardInterrupt):
+        rc.finetune(converted, out="broken", **asked, progress=broken)
+    assert rc.finetune(converted, out="broken", **asked).epochs == whole.epochs
+
+
+def test_what_a_layer_reads_is_alike_in_all_directions_to_what_learns():
+    torch.manual_seed(0)
+    net, given = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)), torch.randn(64, 6)
+    given = given @ (torch.eye(6) + 0.4 * torch.rand(6, 6))
+    learnt = whitened(net, given, 16)
+    for each, layer, read in zip(learnt, net, (given, net[0](given).detach()), strict=True):
+        before, seen = layer.weight.detach().clone(), (read @ each.root).double()
+        assert torch.linalg.cond(seen) < 1.2 < torch.linalg.cond(read)
+        each.renew()
+        assert torch.allclose(layer.weight, before, atol=1e-4)
+    was = net(given).square().sum()
+    was.backward()
+    learnt[0].heed()
+    with torch.no_grad():  # U learns by what W was told
+        learnt[0].inner.sub_(1e-4 * learnt[0].inner.grad / learnt[0].inner.grad.norm())
+    learnt[0].renew()
+    assert net(given).square().sum() < was
 
 
 def test_images_that_a_conversion_fitted_or_chose_by_only_train():

@@ -59,7 +59,8 @@ class Chosen(NamedTuple):
 
 
 def converted(plain: Plain, how: How, blocks: Sequence[int], parted: Parted, judge: Judge, budget: Budget) -> Chosen:
-    """The conversion of these blocks: its ridge, and whether W^O of the others is fitted anew, by the judge's images.
+    """The conversion of these blocks, by the judge's images: its ridge, and whether the FFNs' last layers, too, and W^O
+    of the others are fitted anew.
 
     What is chosen is then fitted to these images, too: the ones that say what it costs in the end are others.
     """
@@ -74,6 +75,9 @@ def converted(plain: Plain, how: How, blocks: Sequence[int], parted: Parted, jud
     ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in RIDGES}
     ridge = min(RIDGES, key=lambda each: ways[each].error)
     how, tried, refit = replace(how, ridge=ridge), ways[ridge], False
+    with_ffn = cost(replace(how, ffn=True))
+    if with_ffn.error < tried.error:
+        how, tried = replace(how, ffn=True), with_ffn
     if _stay_behind(chosen, len(plain.blocks)):
         again = cost(how, refit=True)
         refit = again.error < tried.error

@@ -32,13 +32,14 @@ FitBy = Literal["squares", "gaussian", "mean"]
 class How:
     """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was.
 
-    ``ridge`` is relative to the features' mean square.
+    ``ridge`` is relative to the features' mean square; with ``ffn`` the last layer of the FFN behind is fitted, too.
     """
 
     kind: Kind = "depthwise"
     kernel: int = 3
     fit: FitBy = "squares"
     ridge: float = RIDGE
+    ffn: bool = False
 
 
 def fitted(place: Place, how: How) -> Piece:

@@ -124,11 +124,11 @@ class Place:
             conditions: Of what was solved.
         """
         stays = {name: tensor for name, tensor in self.block.state_dict().items() if name[:4] not in ("attn", "ls1.")}
-        whole = {**stays, **tensors, **_linear("attn.proj", output)}
+        whole = {**stays, **tensors, **linear("attn.proj", output)}
         if mixer.conv[0] and self.prefix:  # these tokens attend on as before
             mixer = replace(mixer, prefix=self.prefix)
             whole |= {f"attn.prefix.qkv.{name}": value for name, value in self.qkv.items()}
-            whole |= _linear("attn.prefix.proj", self.proj)
+            whole |= linear("attn.prefix.proj", self.proj)
         was = self.plain.reading.blocks[self.index]
         block = replace(
             was, mixer=replace(mixer, qkv_bias=was.mixer.qkv_bias), traits=replace(was.traits, scale1=False)
@@ -137,5 +137,6 @@ class Place:
         return Piece(block, {name: value.detach() for name, value in whole.items()}, module, conditions)
 
 
-def _linear(name: str, output: Tensor) -> dict[str, Tensor]:
+def linear(name: str, output: Tensor) -> dict[str, Tensor]:
+    """Weight and bias of a layer by what was solved for, [c + 1, d], the bias its last row."""
     return {f"{name}.weight": output[:-1].T.float().contiguous(), f"{name}.bias": output[-1].float()}

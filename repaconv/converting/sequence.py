@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from repaconv.backbones.vit import ViT
+from repaconv.converting.ffn import with_ffn
 from repaconv.converting.fitting import How, fitted, refitted
 from repaconv.converting.places import Piece, Place
 from repaconv.converting.plain import Plain, Reading, behind_mlp, mapped
@@ -56,11 +57,11 @@ def _pieces(plain: Plain, chosen: Collection[int], how: How, images: Tensor, ref
             pieces[index] = fitted(place, how)
         elif refit and pieces:
             pieces[index] = refitted(place, how)
-        if index + 1 == len(plain.blocks):
-            break
-        student = mapped(pieces[index].module if index in pieces else block, student) if pieces else student
         teacher = mapped(partial(behind_mlp, block), place.middle)
-        student = student if pieces else teacher
+        if how.ffn and index in chosen:
+            pieces[index] = with_ffn(plain.config, pieces[index], student, teacher)
+        if index + 1 < len(plain.blocks):
+            student = mapped(pieces[index].module if index in pieces else block, student) if pieces else teacher
     return pieces
 
 

@@ -36,6 +36,7 @@ class Course:
         imitated: Modules of the net and of the original whose outputs are to be alike, by name.
         related: The same, of maps whose positions are to resemble each other as the original's do.
         moving: Whether images are moved a little, anew in every epoch; a start that is near already is lost by it.
+        whitened: Whether linear layers learn in coordinates of their own; see `repaconv.training.whitening`.
         faster: Parameters that learn at another rate, as a multiple, by name.
         besides: Tensors of the finished checkpoint that are no weights.
         metadata: Of the finished checkpoint.
@@ -48,6 +49,7 @@ class Course:
     imitated: tuple[tuple[str, str], ...] = ()
     related: tuple[tuple[str, str], ...] = ()
     moving: bool = True
+    whitened: bool = False
     faster: Mapping[str, float] = field(default_factory=dict)
     besides: Mapping[str, Tensor] = field(default_factory=dict)
     metadata: Metadata = field(default_factory=dict)

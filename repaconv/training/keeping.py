@@ -27,7 +27,7 @@ def load(path: Path) -> State:
     """
     try:
         found: Any = torch.load(path, weights_only=True)
-        return {name: found[name] for name in ("net", "average", "best", "optimiser", "steps")}
+        return {name: found[name] for name in ("net", "average", "best", "optimiser", "whitened", "steps")}
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise Refused(
             f"{path} is no state of a training that can be gone on with.",

@@ -18,6 +18,7 @@ from repaconv.progress import Progress
 from repaconv.training.batchnorms import settle
 from repaconv.training.course import Course
 from repaconv.training.lessons import apart, moved, overheard, relations, relative
+from repaconv.training.whitening import Whitened, whitened
 
 WEIGHT_DECAY, CLIP, WARMUP = 0.05, 1.0, 0.1
 AVERAGED = 0.999
@@ -71,7 +72,8 @@ class Training:
         self.course, self.taught, self.pace = course, taught, pace
         self.net = deepcopy(course.net).requires_grad_(True)  # whose tensors may be those of others
         self.average = deepcopy(course.net).requires_grad_(False)
-        self.optimiser = torch.optim.AdamW(_groups(course, self.net), pace.rate, fused=True)
+        self.whitened = whitened(self.net, taught.images, AT_ONCE) if course.whitened else ()
+        self.optimiser = torch.optim.AdamW(_groups(course, self.net, self.whitened), pace.rate, fused=True)
         self.steps = 0
         start = self._settled(self.net)
         self.best, self.epochs = _weights(start), [self._judged(start)]
@@ -93,6 +95,7 @@ class Training:
             "average": self.average.state_dict(),
             "best": self.best,
             "optimiser": self.optimiser.state_dict(),
+            "whitened": [each.inner.detach() for each in self.whitened],
             "steps": self.steps,
         }
 
@@ -101,6 +104,8 @@ class Training:
         self.net.load_state_dict(state["net"])
         self.average.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
+        for each, inner in zip(self.whitened, state["whitened"], strict=True):
+            each.inner.data.copy_(inner)
         self.best, self.steps, self.epochs = state["best"], state["steps"], list(epochs)
 
     def finished(self) -> nn.Module:
@@ -169,8 +174,13 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = self.pace.rate_at(share) * group["faster"]
         nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
+        for each in self.whitened:
+            each.heed()
         self.optimiser.step()
+        for each in self.whitened:
+            each.renew()
         self.optimiser.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         self.steps += 1
         kept = min(AVERAGED, (1 + self.steps) / (10 + self.steps))
         torch._foreach_lerp_(list(self.average.parameters()), [p.detach() for p in self.net.parameters()], 1 - kept)
@@ -189,11 +199,13 @@ class Training:
         return Epoch(cost=cost, agreement=tried.agreement, accuracy=tried.accuracy)
 
 
-def _groups(course: Course, net: nn.Module) -> Iterator[dict[str, Any]]:
-    """Parameters by their rate; matrices decay, norms and biases do not."""
+def _groups(course: Course, net: nn.Module, learnt: tuple[Whitened, ...]) -> Iterator[dict[str, Any]]:
+    """Parameters by their rate; matrices decay, norms, biases and what is whitened do not."""
+    inner = {each.weight: each.inner for each in learnt}
     for name, parameter in net.named_parameters():
-        decay = WEIGHT_DECAY if parameter.ndim > 1 else 0.0
-        yield {"params": [parameter], "weight_decay": decay, "faster": course.faster.get(name, 1.0)}
+        decay = WEIGHT_DECAY if parameter.ndim > 1 and parameter not in inner else 0.0
+        learns = inner.get(parameter, parameter)
+        yield {"params": [learns], "weight_decay": decay, "faster": course.faster.get(name, 1.0)}
 
 
 def _weights(net: nn.Module) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 PART = ".repaconv-part"
 """How ends the name of a file while it is written."""
-SCRATCH = (".export-", ".tune-")
+SCRATCH = (".export-", ".tune-", ".race-")
 """How begin the folders that stages work in."""
 _HELD: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 """The folders that this command keeps others out of."""

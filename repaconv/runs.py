@@ -16,7 +16,7 @@ from repaconv.variants import dotted
 
 OUT = Path("repaconv-out")
 LATEST = OUT / "latest"
-BENCH, BUILD, WEIGHTS, FOLDED = "bench", "build", "model.safetensors", ".folded.onnx"
+BENCH, BUILD, WEIGHTS, FOLDED, UNCONVERTED = "bench", "build", "model.safetensors", ".folded.onnx", "unconverted.onnx"
 PRECISIONS, PLAN = ("fp32", "fp16", "bf16", "int8"), "plan.json"
 OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
 OF_FINETUNE = FINETUNE_JSON, FINETUNED, UNDER_WAY = "finetune.json", "finetuned.safetensors", "finetune.state"
@@ -177,7 +177,7 @@ def prepare_run(
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"
         raise Refused(f"{run.folder} is {what}.", hint="Give another -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
-    own = (PLAN, *(OF_CONVERT if stage_of(run.convert_json) == "convert" else ()))
+    own = (PLAN, *((*OF_CONVERT, UNCONVERTED) if stage_of(run.convert_json) == "convert" else ()))
     own += OF_FINETUNE if stage_of(run.folder / FINETUNE_JSON) == "finetune" else ()
     foreign = [name for name in inside if name not in own and not left_over(run.folder / name)]
     if foreign and stage_of(run.fold_json) != "fold":

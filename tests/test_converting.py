@@ -13,7 +13,7 @@ from conftest import SHARED
 from convert_digits import MARK, table
 
 import repaconv as rc
-from repaconv.converting.asked import read_blocks
+from repaconv.converting.asked import Blocks, read_blocks
 from repaconv.converting.fitting import How, fitted
 from repaconv.converting.merging import schedule_of
 from repaconv.converting.normal import Normal
@@ -153,6 +153,20 @@ def test_later_fits_mend_what_earlier_blocks_lost(vit):
 
         mended, by_hand = (convert(plain, (0, 1), how, given).net(given) for how in (How(), How(fit="mean")))
         assert error(mended) < error(plain.net.read_out(apart)) < error(by_hand)
+
+
+def test_the_last_layer_of_an_ffn_mends_what_w_o_could_not(vit):
+    """LayerScale goes into it; what stands for the block in the checkpoint is what the module computes."""
+    plain, given = opened(vit), torch.from_numpy(images(100))
+    alone, mended = (convert(plain, (0, 1), How(ffn=ffn), given) for ffn in (False, True))
+    with torch.no_grad():
+        x = plain.net.embed(given)
+        right, before, after = plain.blocks[0](x), alone.net.blocks[0](x), mended.net.blocks[0](x)
+        assert (after - right).norm() < 0.95 * (before - right).norm()
+    assert "blocks.1.ls2.gamma" in alone.reading.tensors
+    assert "blocks.1.ls2.gamma" not in mended.reading.tensors
+    assert "blocks.2.ls2.gamma" in mended.reading.tensors
+    assert len(mended.conditions[1]) == len(alone.conditions[1]) + 1
 
 
 # --- the stages -----------------------------------------------------------------------------------------
@@ -296,7 +310,7 @@ def test_the_page_has_the_figures_of_the_result():
 
 
 def test_blocks_are_read_or_refused():
-    assert read_blocks("auto", 6) == ((), None)
+    assert read_blocks("auto", 6) == Blocks()
     assert read_blocks("3", 6).number == 3
     assert read_blocks("5,0", 6).named == (0, 5)
     assert read_blocks("2,", 6).named == (2,)

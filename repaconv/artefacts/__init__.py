@@ -22,6 +22,8 @@ from repaconv.artefacts.bundling import LayerTime as LayerTime
 from repaconv.artefacts.comparing import CompareArtefact as CompareArtefact
 from repaconv.artefacts.comparing import ComparedEnd as ComparedEnd
 from repaconv.artefacts.converting import ConvertArtefact as ConvertArtefact
+from repaconv.artefacts.converting import Pace as Pace
+from repaconv.artefacts.converting import Raced as Raced
 from repaconv.artefacts.converting import Share as Share
 from repaconv.artefacts.converting import Tried as Tried
 from repaconv.artefacts.estimating import EstimateArtefact as EstimateArtefact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from repaconv.artefacts.benching import Ratio
 from repaconv.artefacts.records import Artefact, Link, Origin, Payload, Record
 from repaconv.artefacts.scoring import BlockScore
 
@@ -30,6 +31,28 @@ class Tried(Record):
     within: bool | None = None
 
 
+class Raced(Record):
+    """What was measured beside the network before conversion: which blocks are replaced, or what merges, and how many
+    times as fast it is.
+    """
+
+    blocks: tuple[int, ...] = ()
+    schedule: tuple[int, ...] = ()
+    speed: Ratio
+
+
+class Pace(Record):
+    """A speed that was asked for, on a target, in rounds with the network as it was, folded exactly and in its own form
+    (a graph beside); ``raced`` is all that was measured, ``reached`` what was taken.
+    """
+
+    target: str
+    wanted: float
+    reached: Ratio
+    raced: tuple[Raced, ...]
+    machine: str
+
+
 class ConvertArtefact(Artefact):
     """A network converted without training. It is lossy: ``judged`` is what it costs, on images that did nothing else.
 
@@ -39,6 +62,7 @@ class ConvertArtefact(Artefact):
     ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
     the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method. Of an
     untrained training form (``kind``) ``told`` says what was taken over, and ``judged`` what it is worth as it is.
+    ``pace`` is of a speed that was asked for.
     """
 
     stage: str = "convert"
@@ -64,5 +88,6 @@ class ConvertArtefact(Artefact):
     max_disagreement: float | None = None
     max_accuracy_drop: float | None = None
     told: str = ""
+    pace: Pace | None = None
     judged: Link
     payload: Payload | None

@@ -141,6 +141,14 @@ IDLE = (
         lambda given: given["method"] != "pyra",
         "it is of token merging (--method pyra)",
     ),
+    Idle(("convert",), ("speedup",), lambda given: given["to"], "nothing is measured before it is trained"),
+    Idle(("convert",), ("target",), lambda given: not given["speedup"], "it is where --speedup is measured"),
+    Idle(
+        ("convert",),
+        ("blocks", "schedule", "keep"),
+        lambda given: given["speedup"],
+        "--speedup chooses what merges, or how many blocks are replaced",
+    ),
     Idle(("convert",), ("kernel",), lambda given: given["kind"] == "static", "a constant matrix has no kernel"),
     Idle(
         ("convert",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from repaconv.converting.fitting import FitBy, How, Kind
@@ -16,10 +17,11 @@ USUAL_BUDGET = 0.02
 
 
 class Blocks(NamedTuple):
-    """Which blocks are asked for: these, or so many, or as many as the budget allows."""
+    """Which blocks are asked for: these, or so many, or of an order as many as ``enough`` says, or a budget."""
 
     named: tuple[int, ...] = ()
     number: int | None = None
+    enough: Callable[[Sequence[int]], int] | None = None
 
 
 def read_blocks(text: str, depth: int) -> Blocks:

@@ -63,7 +63,7 @@ def convolved(
         order = scores.by_error
     elif not blocks.named:
         order = scores.by_sigma
-    chosen = blocks.named or order[: blocks.number or 0]
+    chosen = blocks.named or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     tried: tuple[Tried, ...] = ()
     if not chosen:
         chosen, tried = as_many_as_allowed(plain, how, order, parted, judge, budget, progress)

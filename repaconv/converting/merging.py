@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
     if (schedule is None) == (keep is None):
         raise UsageProblem(
             f"{'neither of' if schedule is None else 'both'} --schedule and --keep given.",
-            hint="Give --schedule 16,16,... (tokens that go, block by block), or --keep 0.6.",
+            hint="Give --schedule 16,16,... (tokens that go, block by block), --keep 0.6, or --speedup 1.5.",
             code="convert.schedule",
         )
     if schedule is not None or keep is None:
@@ -37,8 +37,12 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
         )
     patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
-    rows = [each + (index < more) for index in range(depth - 1)]
-    return ",".join(map(str, [*rows, 0]))
+    return words([*(each + (index < more) for index in range(depth - 1)), 0])
+
+
+def words(schedule: Sequence[int]) -> str:
+    """As the method takes it."""
+    return ",".join(map(str, schedule))
 
 
 def merged(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Module, tuple[int, ...]]:

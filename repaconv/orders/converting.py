@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
-from repaconv.orders.shared import Classes, Images, Settings, Weights
+from repaconv.orders.shared import Classes, Images, Settings, Target, Weights
 from repaconv.orders.texts import SETTINGS, SHARE
 
 Inputs = Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W], and 'labels' [N] if there are any.")]
@@ -69,6 +69,11 @@ class ConvertOrder(Order):
     criterion: Annotated[str, Knob("Which blocks first: error, as measured, or sigma, the paper's.")] = "error"
     schedule: Annotated[str | None, Knob("pyra: tokens that go, block by block: 16,16,...")] = None
     keep: Annotated[float | None, Knob("pyra: the share of the patches that is left at the end, e.g. 0.6.")] = None
+    speedup: Annotated[
+        float | None,
+        Knob("Times as fast as the network as it was, measured here: merges, or replaces, no more than that takes."),
+    ] = None
+    target: Target = "x86-64"
     branches: Annotated[int, Knob("nondeep: neighbouring blocks that become one layer.", least=2)] = 2
     idle_ratio: Annotated[float, Knob("repavit: the share of channels that go without activation.")] = 0.75
     max_disagreement: Annotated[

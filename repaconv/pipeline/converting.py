@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,8 @@ from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.addresses import weights_here
 from repaconv.steps.calibrating import calibration, require_kernel
 from repaconv.steps.common import made_by, with_files
+from repaconv.steps.pace import require_pace
+from repaconv.steps.racing import enough_blocks, race_of, schedule_at
 from repaconv.steps.weights import write_checkpoint
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from repaconv.converting.parting import Parted
     from repaconv.converting.plain import Plain
     from repaconv.proof.data import Inputs
+    from repaconv.targets import Target
     from repaconv.training.originals import Original
 
 METHODS = ("dwconv", "pyra")
@@ -57,7 +61,7 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
         if order.to:
             wrote = [plan.run.convert_json, plan.run.folder / runs.CONVERTED]
             return with_files(_formed(plan, progress), [Path(checkpoint)], wrote)
-        artefact = _merged(plan) if order.method == "pyra" else _convolved(plan, progress)
+        artefact = (_merged if order.method == "pyra" else _convolved)(plan, progress)
         source = plan.run.folder / runs.CONVERTED if artefact.payload else Path(checkpoint)
         folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
         weights = {} if artefact.payload else {"weights": order.weights}
@@ -78,6 +82,7 @@ class _Plan(NamedTuple):
     given: Inputs
     parted: Parted
     run: runs.Run
+    device: Target | None
 
     @property
     def plain(self) -> Plain:
@@ -106,6 +111,7 @@ def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
     """What may be refused before anything is fitted."""
     _require_method(order)
     require_kernel(order.kernel)
+    device = require_pace(order)
     from repaconv.checkpoint import read_checkpoint
     from repaconv.converting.parting import part
     from repaconv.converting.plain import Plain, read_plain
@@ -116,7 +122,7 @@ def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
     original = read_original(found, settings) if order.to else Plain.of(read_plain(found, settings))
     given = calibration(order, original.reading)
     run = _prepared(order, checkpoint, found.origin.sha256)
-    return _Plan(order, found, original, given, part(given, order.samples), run)
+    return _Plan(order, found, original, given, part(given, order.samples), run, device)
 
 
 def _require_method(order: ConvertOrder) -> None:
@@ -155,7 +161,7 @@ def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> runs.Run:
         own = order.method == "dwconv"
         source, known = (run.folder / runs.CONVERTED, "") if own else (checkpoint, sha256)
         runs.prepare_run(source, known, run.folder, force=order.force)
-    require_ours(run.convert_json, "convert", run.folder / runs.CONVERTED, run.folder / runs.SCORES)
+    require_ours(run.convert_json, "convert", *(run.folder / name for name in (*runs.OF_CONVERT[1:], runs.UNCONVERTED)))
     return run
 
 
@@ -168,9 +174,13 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     order, plain, config = plan.order, plan.plain, plan.plain.config
     how, blocks = asked.read_how(order), asked.read_blocks(order.blocks, len(plain.blocks))
     asked.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
-    choosing = not blocks.named and blocks.number is None
+    choosing = not blocks.named and blocks.number is None and plan.device is None
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
-    found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
+    with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+        if race:
+            blocks = asked.Blocks(enough=partial(enough_blocks, race, plain, how, plan.parted))
+        found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
+        raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
     judged = Judge(plain.net, plan.parted.judging, logits=config.classes > 0).link(found.net, budget)
     _write(plan, found)
     return put(
@@ -191,7 +201,8 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             condition=found.condition,
             ridge=found.ridge,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
-            beside=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder),),
+            pace=raced.get("pace"),
+            beside=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder), *raced.get("beside", ())),
         ),
     )
 
@@ -207,17 +218,24 @@ def _write(plan: _Plan, found: Found) -> None:
     write_payload(plan.run.folder / runs.SCORES, scores_svg(found.scores, title))
 
 
-def _merged(plan: _Plan) -> ConvertArtefact:
+def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Token merging, of the same weights."""
     from repaconv.converting import asked
     from repaconv.converting.judging import Judge
-    from repaconv.converting.merging import merged, schedule_of
+    from repaconv.converting.merging import merged, schedule_of, words
 
     order, config = plan.order, plan.plain.config
-    asked_for = schedule_of(order.schedule, order.keep, config)
-    settings = {**(order.settings or {}), "schedule": asked_for}
-    net, schedule = merged(plan.found, settings)
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=False)
+    given = dict(order.settings or {})
+    judge = Judge(plan.plain.net, plan.parted.choosing, logits=config.classes > 0)
+    with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+        if race:
+            text = words(schedule_at(race, plan.plain, plan.found, given, judge))
+        else:
+            text = schedule_of(order.schedule, order.keep, config)
+        settings = {**given, "schedule": text}
+        net, schedule = merged(plan.found, settings)
+        raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
     judged = Judge(plan.plain.net, plan.parted.judging, logits=config.classes > 0).link(net, budget)
     return put(
         plan.run.convert_json,
@@ -231,6 +249,7 @@ def _merged(plan: _Plan) -> ConvertArtefact:
             criterion="",
             schedule=schedule,
             payload=None,
+            **raced,
         ),
     )
 

@@ -9,7 +9,7 @@ from repaconv.cli.showing.parts import accuracy_told
 from repaconv.cli.showing.scoring import scores
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import ConvertArtefact, Tried
+    from repaconv.artefacts import ConvertArtefact, Pace, Tried
 
 
 def show(done: ConvertArtefact) -> None:
@@ -25,6 +25,8 @@ def show(done: ConvertArtefact) -> None:
         out().print(f"{done.method}, untrained: {plain(done.told)}")
     if done.schedule:
         out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
+    if done.pace:
+        _print_pace(done.pace)
     parts = done.images
     out().print(f"[dim]{plain(done.inputs)}: {parts.fitting} fit, {parts.choosing} choose, {parts.judging} judge[/]")
     if done.judged.accuracy:
@@ -34,6 +36,18 @@ def show(done: ConvertArtefact) -> None:
         divergence = "" if metrics.kl_divergence is None else f", KL {metrics.kl_divergence:.4f}"
         out().print(f"largest error {metrics.norm_error:.3f} of an image's output{divergence}")
     out().print(f"{coloured(done.verdict)}: {plain(done.judged.note)}")
+
+
+def _print_pace(pace: Pace) -> None:
+    rows = table("merged or replaced", "times as fast", "95%")
+    for each in sorted(pace.raced, key=lambda each: each.speed.median):
+        what, speed = ", ".join(map(str, each.schedule or each.blocks)), each.speed
+        rows.add_row(what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}")
+    out().print(rows)
+    reached = f"{pace.reached.median:.2f} ({pace.reached.low:.2f} to {pace.reached.high:.2f})"
+    out().print(
+        f"{reached} times as fast on {pace.target} as before, {pace.wanted:g} was asked for: {plain(pace.machine)}"
+    )
 
 
 def _print_tried(tried: tuple[Tried, ...]) -> None:

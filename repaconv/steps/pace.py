@@ -1,0 +1,143 @@
+"""Conversions beside the network as it was, all in the form of a target: how many times as fast they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv import registry
+from repaconv.artefacts import Ratio
+from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
+from repaconv.forms.choice import chosen
+from repaconv.measure.processors import family
+from repaconv.progress import Progress
+from repaconv.steps.common import load_target
+from repaconv.steps.comparing import opened
+from repaconv.steps.elsewhere import why_not_here
+from repaconv.steps.engines import takes_networks
+from repaconv.subjects.proved import Proving, exported_graph, write_graph
+from repaconv.subjects.subject import DEPLOY, GraphSpec
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Session
+    from repaconv.orders.converting import ConvertOrder
+    from repaconv.targets import Target
+    from repaconv.trained.contract import Reading
+
+ORIGINAL = "unconverted"
+Entrant = tuple["Reading", str]
+"""A network as read, and the method whose fold and form it has."""
+
+
+def require_pace(order: ConvertOrder) -> Target | None:
+    """The target on which a speed is asked for, if one is.
+
+    Raises:
+        UsageProblem: If the speed is none, something else says what is converted, or the target runs no graphs.
+        EnvironmentProblem: If it is not this machine.
+    """
+    if order.speedup is None:
+        return None
+    if not order.speedup > 1 or order.schedule or order.keep:
+        what = "is not more than 1" if not order.speedup > 1 else "chooses what merges, as --schedule and --keep do"
+        raise UsageProblem(
+            f"--speedup {order.speedup:g} {what}.",
+            hint="Give how many times as fast it is to be, e.g. --speedup 1.5, and nothing else.",
+            code="convert.speedup",
+        )
+    device = load_target(order.target)
+    if takes_networks(device):
+        raise UsageProblem(
+            f"{device.name} runs modules, and --speedup measures graphs.",
+            hint="Give the target that will run it, e.g. --target x86-64.",
+            code="convert.speedup",
+        )
+    if why := why_not_here(device):
+        raise EnvironmentProblem(
+            f"{device.name} is not this machine ({why}), and --speedup measures.",
+            hint="Run it there, or give --schedule, --keep or --blocks, and measure the run there.",
+            code="bench.elsewhere",
+        )
+    return device
+
+
+@dataclass(frozen=True)
+class Track:
+    """Where they run: by the target's own protocol, in rounds with the network as it was.
+
+    Attributes:
+        device: The target, which is this machine.
+        original: The network as it was, and the method whose fold and form it has.
+        scratch: A folder for graphs.
+        progress: See `Progress`.
+    """
+
+    device: Target
+    original: Entrant
+    scratch: Path
+    progress: Progress
+
+    @cached_property
+    def graph(self) -> Path:
+        """The network as it was, folded exactly, as a graph."""
+        return self._graph(*self.original, ORIGINAL)
+
+    def speeds(self, readings: Mapping[str, Entrant]) -> dict[str, Ratio]:
+        """How many times as fast conversions are, by name; each with the method whose fold and form it has.
+
+        Raises:
+            GateFailed: If a graph does not compute what its network does.
+        """
+        from repaconv.measure.protocol import measure, pinned
+        from repaconv.measure.statistics import ratio
+        from repaconv.proof.data import random_inputs
+        from repaconv.proof.runners import call_of
+
+        paths = {ORIGINAL: self.graph, **{name: self._graph(*each, name) for name, each in readings.items()}}
+        usual, config = self.device.bench, self.original[0].config
+        shape = (config.in_channels, *config.image_size)
+        feeds = random_inputs(shape, count=usual.batch, seed=0).piece(0, usual.batch)
+        with pinned(usual.threads) as cores:
+            sessions = {name: self._opened(path) for name, path in paths.items()}
+            found = measure(
+                {name: call_of(session, feeds.feeds(session.inputs)) for name, session in sessions.items()},
+                rounds=usual.rounds,
+                warmup_rounds=usual.warmup_rounds,
+                seed=0,
+                cores=cores,
+                tick=lambda done, total: self.progress("measure", done, total),
+            ).samples_ms
+        return {name: ratio(name, found[name], ORIGINAL, found[ORIGINAL], seed=0) for name in readings}
+
+    def _opened(self, path: Path) -> Session:
+        usual = self.device.bench
+        return opened(path, self.device, threads=usual.threads, dims={"batch": usual.batch}).session
+
+    def _graph(self, reading: Reading, method: str, name: str) -> Path:
+        """As `export` would write it for this target."""
+        device, config = self.device, reading.config
+        newest = device.newest_opset or device.opset
+        spec = GraphSpec(
+            size=config.image_size,
+            opset=device.opset,
+            newest=newest,
+            lacks=device.lacks,
+            rewrites=chosen(device.form(method, family(device.architecture)), newest).rewrites,
+        )
+        ways = Proving(DEPLOY, spec, reading.tolerances, self.scratch, self.progress)
+        deploy: Any = registry.load(registry.BACKBONES, reading.backbone).deploy(config)
+        tensors = {key: value for part in reading.parts() for key, value in part.tensors.items()}
+        shape = (config.in_channels, *config.image_size)
+        made = exported_graph(ways, deploy, tensors, shape, output="logits" if config.classes else "features")
+        if not made.sound:
+            raise GateFailed(
+                f"the graph of {name} does not compute what the network does: {made.links[0].note}.",
+                hint="Export it alone to see where: repaconv export --onnx.",
+                code="convert.graph",
+            )
+        path = self.scratch / f"{name}.onnx"
+        write_graph(made.model, path, made.data)
+        return path

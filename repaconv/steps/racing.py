@@ -1,0 +1,140 @@
+"""A conversion by the speed that was asked for: what merges, or how many blocks are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.artefacts import Pace, Raced, Ratio
+from repaconv.errors import GateFailed
+from repaconv.files import payload_of
+from repaconv.progress import Progress
+from repaconv.replacing import write_payload
+from repaconv.runs import UNCONVERTED
+from repaconv.scratch import scratch_folder
+from repaconv.steps.pace import Entrant, Track
+
+if TYPE_CHECKING:
+    from repaconv.checkpoint import Checkpoint
+    from repaconv.converting.fitting import How
+    from repaconv.converting.judging import Judge
+    from repaconv.converting.pacing import Schedule
+    from repaconv.converting.parting import Parted
+    from repaconv.converting.plain import Plain
+    from repaconv.targets import Target
+    from repaconv.trained.contract import Reading
+
+FEW = 8
+"""Images that a conversion is fitted to whose speed alone counts."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What was measured on a track so far, for a speed that is wanted."""
+
+    track: Track
+    wanted: float
+    raced: dict[tuple[int, ...], Ratio] = field(default_factory=dict)
+
+    def speeds(self, entrants: dict[tuple[int, ...], Entrant]) -> dict[tuple[int, ...], float]:
+        """How many times as fast, by what tells them apart; all of them side by side."""
+        names = {"-".join(map(str, each)): each for each in entrants}
+        found = self.track.speeds({name: entrants[each] for name, each in names.items()})
+        self.raced.update({names[name]: ratio for name, ratio in found.items()})
+        return {each: self.raced[each].median for each in entrants}
+
+    def told(self, taken: tuple[int, ...], of: str, folder: Path) -> dict[str, Any]:
+        """What an artefact has of it, and the network as it was as a graph beside, to measure again.
+
+        Args:
+            taken: What was chosen.
+            of: The field of `Raced` that tells them apart.
+            folder: The run's.
+        """
+        from repaconv.measure.fingerprint import fingerprint
+
+        pace = Pace(
+            target=self.track.device.name,
+            wanted=self.wanted,
+            reached=self.raced[taken],
+            raced=tuple(Raced(**{of: each}, speed=ratio) for each, ratio in self.raced.items()),
+            machine=str(fingerprint(())["cpu"]),
+        )
+        write_payload(folder / UNCONVERTED, self.track.graph.read_bytes())
+        return {"pace": pace, "beside": (payload_of(folder / UNCONVERTED, folder),)}
+
+    def lost(self, what: str) -> GateFailed:
+        """No conversion is so fast, or just so fast."""
+        speeds = sorted(ratio.median for ratio in self.raced.values())
+        nearest = min(speeds, key=lambda speed: abs(speed / self.wanted - 1))
+        return GateFailed(
+            f"{what} {self.wanted:g} times as fast on {self.track.device.name}: of {len(speeds)} that were measured "
+            f"the fastest is {speeds[-1]:.2f} times as fast, the nearest {nearest:.2f}.",
+            hint="Ask for less, or convert otherwise: --method dwconv and --method pyra save in other places.",
+            code="convert.speedup",
+        )
+
+
+@contextmanager
+def race_of(
+    wanted: float | None, device: Target | None, original: Reading, folder: Path, progress: Progress
+) -> Iterator[Race | None]:
+    """Where conversions are measured beside the network as it was, if a speed is wanted."""
+    if wanted is None or device is None:
+        yield None
+        return
+    with scratch_folder(".race-", folder) as scratch:
+        yield Race(Track(device, (original, "dwconv"), scratch, progress), wanted)
+
+
+def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict[str, str], judge: Judge) -> Schedule:
+    """The schedule of merging that makes the network as fast as is wanted, within 5%.
+
+    Raises:
+        Refused: If the network does not read its class token.
+        GateFailed: If none does.
+    """
+    from repaconv.converting.judging import Budget
+    from repaconv.converting.merging import merged, words
+    from repaconv.converting.pacing import Tokens, paced
+    from repaconv.methods.pyra import METHOD
+
+    def entrant(schedule: Schedule) -> Entrant:
+        return METHOD.read(checkpoint, {**settings, "schedule": words(schedule)}), METHOD.name
+
+    def measure(schedules: Sequence[Schedule]) -> dict[Schedule, float]:
+        return race.speeds({each: entrant(each) for each in schedules})
+
+    def loss(schedule: Schedule) -> float:
+        net, _ = merged(checkpoint, {**settings, "schedule": words(schedule)})
+        return judge.tried(net, (), Budget()).error
+
+    found = paced(Tokens.of(plain.config), race.wanted, measure, loss)
+    if found is None:
+        raise race.lost("no schedule of merging makes the network")
+    return found.schedule
+
+
+def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, order: Sequence[int]) -> int:
+    """How many blocks of an order make the network as fast as is wanted.
+
+    Raises:
+        GateFailed: If all of them do not.
+    """
+    from repaconv.converting.pacing import fewest
+    from repaconv.converting.sequence import convert
+
+    def measure(count: int) -> float:
+        blocks = tuple(sorted(order[:count]))
+        if blocks not in race.raced:
+            made = convert(plain, blocks, how, parted.fitting.images[:FEW])
+            race.speeds({blocks: (made.reading, "dwconv")})
+        return race.raced[blocks].median
+
+    count = fewest(len(order), race.wanted, measure)
+    if count is None:
+        raise race.lost(f"replacing all blocks ({how.kind}) does not make the network")
+    return count

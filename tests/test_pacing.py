@@ -1,0 +1,142 @@
+"""convert --speedup: what merges, and how many blocks are replaced, by costs that were recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_converting import HEADS, images, opened, plain_weights
+
+import repaconv as rc
+from repaconv.converting.fitting import How
+from repaconv.converting.pacing import NEAR, SHAPES, Costs, Tokens, fewest, paced
+from repaconv.converting.sequence import convert
+from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
+from repaconv.progress import silent
+from repaconv.steps.common import load_target
+from repaconv.steps.racing import race_of
+
+VIT_B = Tokens(12, 1, 196)
+
+
+def test_a_total_is_shared_in_every_shape_and_nothing_merges_that_is_not_there():
+    assert Tokens(4, 1, 16).schedule(7, "even") == (3, 2, 2, 0)
+    assert Tokens(4, 1, 16).schedule(6, "falling") == (3, 2, 1, 0)
+    assert Tokens(4, 1, 16).schedule(6, "early") == (3, 3, 0, 0)
+    for shape in SHAPES:
+        for schedule in VIT_B.schedules(shape):
+            left = VIT_B.patches
+            for gone in schedule:
+                assert 0 <= gone <= left // 2
+                left -= gone
+        totals = [sum(each) for each in VIT_B.schedules(shape)]
+        assert totals == sorted(totals)
+        assert totals[0] == 1
+    assert Tokens(2, 1, 4).schedules("even") == [(1, 0), (2, 0)]
+
+
+TOKENS = (49, 74, 98, 123, 147, 172, 197)
+ATTENTION = (4.97, 6.39, 7.75, 9.91, 12.1, 13.97, 17.08)
+FFN = (7.88, 11.88, 14.32, 17.25, 20.49, 23.25, 26.0)
+MERGING = (0.27, 0.47, 0.28, 0.33, 0.42, 0.48, 0.55)
+"""Milliseconds of the modules of a block of width 768 by tokens, as torch took them on one thread of an EPYC."""
+
+
+def recorded(schedule):
+    """Milliseconds of a ViT-B: its blocks', and what no schedule changes."""
+    left, total = VIT_B.prefix + VIT_B.patches, 15.0
+    for gone in schedule:
+        total += np.interp(left, TOKENS, ATTENTION) + np.interp(left - gone, TOKENS, FFN)
+        total += np.interp(left, TOKENS, MERGING) if gone else 0
+        left -= gone
+    return float(total)
+
+
+def speeds(schedules):
+    return {each: recorded(VIT_B.none) / recorded(each) for each in schedules}
+
+
+@pytest.mark.parametrize("wanted", [1.2, 1.5, 1.8])
+def test_the_schedule_reaches_the_speed_and_is_corrected_by_measuring(wanted):
+    asked = []
+
+    def measured(schedules):
+        asked.append(list(schedules))
+        return speeds(schedules)
+
+    found = paced(VIT_B, wanted, measured, lambda schedule: float(sum(schedule[:6])))
+    assert abs(speeds([found.schedule])[found.schedule] / wanted - 1) <= NEAR
+    assert set(VIT_B.probes()) <= set(found.speeds)
+    assert len(asked) <= 5
+    assert all(len(each) == 1 for each in asked[1:])
+
+
+def test_among_shapes_what_costs_least_is_taken():
+    for shape in SHAPES:
+        found = paced(VIT_B, 1.4, speeds, lambda each, shape=shape: 0 if each in VIT_B.schedules(shape) else 1)
+        assert found.schedule in VIT_B.schedules(shape)
+
+
+def test_what_no_schedule_reaches_is_none():
+    assert paced(VIT_B, 9.0, speeds, sum) is None
+    assert paced(Tokens(2, 1, 4), 1.3, lambda all_: dict.fromkeys(all_, 0.9), sum) is None
+
+
+def test_costs_are_right_where_they_were_measured_and_never_negative():
+    known = {each: 1 / speed for each, speed in speeds(VIT_B.probes()).items()}
+    costs = Costs(VIT_B, known)
+    assert all(costs.of(each) == pytest.approx(share) for each, share in known.items())
+    assert min(costs.weights) >= 0
+    for shape in SHAPES:
+        for schedule in VIT_B.schedules(shape)[::23]:
+            assert costs.of(schedule) == pytest.approx(recorded(schedule) / recorded(VIT_B.none), rel=0.1)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [(1.05, 2), (1.2, 6), (1.3, 7), (1.8, None)])
+def test_no_more_blocks_are_replaced_than_it_takes(wanted, count):
+    asked = []
+
+    def speed(blocks):
+        asked.append(blocks)
+        return 1 / (1 - 0.033 * blocks - 0.02 * (blocks > 6))
+
+    assert fewest(12, wanted, speed) == count
+    assert len(asked) <= 6
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
+    np.savez("x.npz", input=images())
+    asked = {"inputs": "x.npz", "settings": {"num_heads": str(HEADS)}, "method": "pyra"}
+    for kind, more in (
+        (UsageProblem, {"speedup": 0.9}),
+        (UsageProblem, {"speedup": 1.5, "keep": 0.5}),
+        (EnvironmentProblem, {"speedup": 1.5, "target": "jetson-nano"}),
+    ):
+        with pytest.raises(kind) as refused:
+            rc.convert("vit.pth", **asked, **more)
+        assert refused.value.hint
+    assert not Path("repaconv-out").exists()
+
+
+@pytest.mark.slow
+def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_path):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
+    np.savez("x.npz", input=images())
+    settings = {"num_heads": str(HEADS)}
+    with pytest.raises(GateFailed, match="the fastest is") as refused:
+        rc.convert("vit.pth", inputs="x.npz", settings=settings, method="pyra", speedup=20)
+    assert refused.value.code == "convert.speedup"
+    assert not Path("repaconv-out").exists()
+    plain = opened("vit.pth")
+    made = convert(plain, (1,), How(), torch.from_numpy(images(8)))
+    with race_of(1.5, load_target("x86-64"), plain.reading, Path(), silent) as race:
+        found = race.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
+        told = race.told((1,), "blocks", Path())
+    assert found.keys() == {(1,), (2,)}
+    assert told["pace"].reached.median == found[1,] > 0
+    assert [each.blocks for each in told["pace"].raced] == [(1,), (2,)]
+    assert Path(told["beside"][0].path).stat().st_size > 0
+    assert not list(Path().glob(".race-*"))

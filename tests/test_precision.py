@@ -20,14 +20,17 @@ from repaconv import registry
 from repaconv.errors import UsageProblem
 from repaconv.exporters import precision as precision_module
 from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
+from repaconv.exporters.layers import GROUPS, groups_of, module_of, nested, nodes_of, only_in_int8
 from repaconv.exporters.precision import in_float, islands, to_fp16, to_int8
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import check, to_onnx
+from repaconv.progress import silent
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
 from repaconv.proof.runners import decides, image_model, load_onnx
+from repaconv.steps.sensitivity import sensitivities
 
 RUN = Path("repaconv-out/tiny")
 NETS = (
@@ -225,3 +228,42 @@ def test_bench_of_a_lower_precision_is_of_that_graph_and_judged_by_its_rule(tiny
         rc.bench(low, precision="int8", rounds=2)
     with pytest.raises(UsageProblem, match="no fp16 ONNX model"):
         rc.bench(precision="fp16", rounds=2)
+
+
+def test_layers_are_known_by_their_modules_and_neighbours_go_together():
+    names = ("blocks.0.attn.qkv/MatMul_7", "/layer1/layer1.0/conv1/Conv", "features.0/Conv", "head/Gemm_5", "Conv_12")
+    assert [module_of(name) for name in names] == [
+        "blocks.0.attn",
+        "/layer1/layer1.0/conv1",
+        "features.0",
+        "head",
+        "Conv_12",
+    ]
+    deep = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"], f"blocks.{i}.fc/MatMul") for i in range(GROUPS + 1)]
+    pairs = groups_of(small(deep, {"w": np.eye(8, dtype=np.float32)}))
+    assert [len(pair) for pair in pairs] == [2] * (GROUPS // 2) + [1]
+    assert nested(pairs) == [sum(pairs[:count], ()) for count in (1, 2, 4, 7)]
+    assert nested(pairs[:1]) == []
+
+
+def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_own_loss():
+    model = graph("repavit-tiny")[0]
+    images = net("repavit-tiny")[2]
+    stem, *groups = groups_of(model)
+    low = to_int8(model, [{"input": images}], nodes_of(model, stem))
+    every = nodes_of(model, {name for group in groups for name in group})
+    right, whole = (image_model(each.SerializeToString()).run(images) for each in (model, low))
+    rounded = {}
+    for names in ((), tuple(nodes_of(model, groups[0])), tuple(every)):
+        some = only_in_int8(model, low, names)
+        check(some)
+        assert set(in_float(some, "int8")) == set(in_float(model, "int8")) - (set(names) - set(in_float(low, "int8")))
+        rounded[names] = image_model(some.SerializeToString()).run(images)
+    assert np.array_equal(rounded[()], right)
+    assert not np.allclose(rounded[tuple(nodes_of(model, groups[0]))], right, rtol=1e-4)
+    assert np.allclose(rounded[tuple(every)], whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())
+    found = sensitivities(model, [{"input": images}], symmetric=False, progress=silent)
+    assert sorted(each.layers for each in found) == sorted([stem, *groups])
+    losses = [each.kl_divergence for each in found]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] > 0

@@ -145,6 +145,37 @@ def test_runtime_form_precision_and_settings_are_searched_together(allowed):
     assert not allowed or any(row.deployment.precision == "fp32" and row.told == "finalist" for row in rows)
 
 
+@pytest.mark.parametrize("enough", [1, 2, None])
+def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(enough):
+    """The fastest allowed share of them is searched on, the others are not; where none is allowed float32 stays."""
+    seen = []
+
+    def gain(way):
+        return (3 - 0.2 * len(way.keep) if way.precision == "int8" else 1) * (1.1 if "b" in way.rewrites else 1)
+
+    def measure(ways, rounds):
+        seen.extend(ways)
+        return {way: ratio_of(gain(way)) for way in ways}
+
+    def milder(one):
+        steps = [] if one.start.keep or one.start.precision == "fp32" else [("head",), ("head", "stem"), tuple("xyz")]
+        return [one._replace(start=one.start.model_copy(update={"keep": keep})) for keep in steps]
+
+    def allowed(way):
+        return way.precision == "fp32" or (enough is not None and len(way.keep) >= enough)
+
+    arms = [arm(names=("b",)), arm(names=("b",), precision="int8")]
+    rows = search(arms, lambda _way: 1, measure, allowed, 40, milder)
+    best = rows[0].deployment
+    assert (best.precision, len(best.keep), best.rewrites) == ("int8" if enough else "fp32", enough or 0, ("b",))
+    searched = {len(way.keep) for way in seen if way.rewrites and way.precision == "int8"}
+    assert searched == ({enough} if enough else set())
+    told = {len(row.deployment.keep): row.told for row in rows if not row.deployment.rewrites}
+    assert told[3] == ("slower than another share in float32" if enough else "its default form")
+    shares = {len(row.deployment.keep) for row in every(arms, measure, allowed, 40, milder)}
+    assert shares == {0, 1, 2, 3}
+
+
 def saved(name: str, seed: int) -> Path:
     method = registry.load(registry.METHODS, "repavit")
     sizes = Example("plain", (1,), (24,), (3,), image_size=32, patch=8, classes=5)
@@ -384,6 +415,33 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     for least, told in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
         with pytest.raises(UsageProblem, match=told):
             package.tune(ckpt, settings=SET, max_disagreement=least, inputs="images.npz", rewrites=THREE)
+
+
+@pytest.mark.slow
+def test_int8_with_sensitive_layers_in_float32_is_found_and_exported_as_it_was(repaconv):
+    """One bright pixel takes all of the range of the first layer's input: that one has to stay in float32."""
+    folded = package.fold(saved("first.pth", 1), num_heads=3)
+    images = np.random.default_rng(0).standard_normal((400, 3, *folded.image_size)).astype(np.float32)
+    images[:, :, 0, 0] = 2000
+    np.savez("images.npz", input=images)
+
+    def by_int8(_reference, others, _rounds, **_):
+        return {name: ratio_of(2.0 if name.startswith("int8") else 1.0) for name in others}
+
+    done = package.tune(max_disagreement=1.0, inputs="images.npz", measurer=by_int8, rewrites=["bias-forward"])
+    whole = next(row for row in done.candidates if row.deployment.precision == "int8" and not row.deployment.keep)
+    assert whole.told == "failed as a link"
+    ranked = done.sensitivities["x86-64"]
+    assert [each.kl_divergence for each in ranked] == sorted((each.kl_divergence for each in ranked), reverse=True)
+    assert ranked[0].layers == ("patch_embed.proj",) == done.deployment.keep[:1]
+    assert (done.deployment.precision, done.link.verdict) == ("int8", "passed")
+    code, out, err = repaconv("export", "--form", done.wrote[0], "--inputs", "images.npz", "--format", "json")
+    assert code == 0, err
+    data = json.loads(out)["data"]
+    assert data["islands"]
+    assert set(data["islands"]) <= set(data["in_float"])
+    assert all(any(node.startswith(name) for name in done.deployment.keep) for node in data["islands"])
+    assert repaconv("bench", "--form", done.wrote[0], "--rounds", "2")[0] in (0, 5)
 
 
 @pytest.mark.parametrize("classes", [1, 5])

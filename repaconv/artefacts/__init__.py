@@ -86,5 +86,6 @@ from repaconv.artefacts.throughput import Throughput as Throughput
 from repaconv.artefacts.throughput import ThroughputArtefact as ThroughputArtefact
 from repaconv.artefacts.tuning import Candidate as Candidate
 from repaconv.artefacts.tuning import Deployment as Deployment
+from repaconv.artefacts.tuning import Sensitivity as Sensitivity
 from repaconv.artefacts.tuning import TuneArtefact as TuneArtefact
 from repaconv.artefacts.verifying import VerifyArtefact as VerifyArtefact

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from repaconv.artefacts.benching import Ratio
 from repaconv.artefacts.records import Artefact, ImageSize, Link, Record
 
@@ -12,14 +14,16 @@ class Deployment(Record):
     """One way to run a network: what is fastest on a machine is all of it together.
 
     ``target`` is whose rules its graph follows, ``runtime`` that target's engine. ``rewrites`` are the form's,
-    ``precision`` is the graph's, or what such a runtime makes of a float32 one. ``settings`` are NAME=VALUE of the
-    runtime's own, beside its defaults. ``streams`` calls run at once, each of ``batch`` images on ``threads`` threads.
+    ``precision`` is the graph's, or what such a runtime makes of a float32 one; ``keep`` are modules whose layers int8
+    leaves in float32. ``settings`` are NAME=VALUE of the runtime's own, beside its defaults. ``streams`` calls run at
+    once, each of ``batch`` images on ``threads`` threads.
     """
 
     target: str
     runtime: str
     rewrites: tuple[str, ...]
     precision: str = "fp32"
+    keep: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     threads: int = 1
     streams: int = 1
@@ -44,6 +48,18 @@ class Candidate(Record):
     told: str
 
 
+class Sensitivity(Record):
+    """What int8 loses in some layers alone, all others in float32, on the images that calibrate.
+
+    ``layers`` are modules, ``disagreement`` is the share of the images with another first class, ``kl_divergence`` the
+    mean over the images, in nats.
+    """
+
+    layers: tuple[str, ...]
+    disagreement: float
+    kl_divergence: float
+
+
 class TuneArtefact(Artefact):
     """The fastest deployment of a network on a machine, and the evidence.
 
@@ -51,8 +67,9 @@ class TuneArtefact(Artefact):
     holds for these weights alone, of which ``model_sha256`` is the hash, else empty. ``baseline`` is the target's own
     form and runtime with their defaults, against which every ratio is. ``allowed_disagreement`` is None where only
     exact deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
-    and ``link`` are what it loses on those of the ``images`` that chose nothing. ``left_out`` are runtimes not
-    tried, and why. ``complete`` says whether nothing was left because ``budget_s`` was spent.
+    and ``link`` are what it loses on those of the ``images`` that chose nothing. ``sensitivities`` are by target, the
+    most sensitive layers first, where int8 of all layers lost too much. ``left_out`` are runtimes not tried, and why.
+    ``complete`` says whether nothing was left because ``budget_s`` was spent.
     """
 
     stage: str = "tune"
@@ -72,6 +89,7 @@ class TuneArtefact(Artefact):
     images: str = ""
     disagreement: float | None = None
     link: Link | None = None
+    sensitivities: dict[str, tuple[Sensitivity, ...]] = Field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     seconds: float
     budget_s: float = 0.0

@@ -1,10 +1,11 @@
 """The search for the fastest deployment: what each change does alone, then the best sums of them, ever longer measured.
 
 An arm is a runtime in a precision. Arms that are far behind in their default form, or lose more than is allowed, are
-left. In the others, effects of rewrites on the logarithm of the time nearly add up, so measuring each alone tells which
-compositions are worth measuring; those, and then settings on the best of them, go through successive halving (Jamieson
-and Talwalkar 2016) across all arms, the last with as many rounds as a result needs. What multiplies more than the
-arm's default form by `HOPELESS` is not measured at all.
+left; in place of one that loses too much come such that leave ever more of its layers in float32, the fastest allowed
+one stays. In those arms, effects of rewrites on the logarithm of the time nearly add up, so measuring each alone tells
+which compositions are worth measuring; those, and then settings on the best of them, go through successive halving
+(Jamieson and Talwalkar 2016) across all arms, the last with as many rounds as a result needs. What multiplies more than
+the arm's default form by `HOPELESS` is not measured at all.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PROMISING = 8
 
 
 class Arm(NamedTuple):
-    """A runtime in a precision.
+    """A runtime in a precision, with some layers in float32 or none.
 
     Attributes:
         start: Its default form and settings.
@@ -58,7 +59,17 @@ class Arm(NamedTuple):
         return self.start.model_copy(update={"rewrites": tuple(name for name in self.rewrites if name in wanted)})
 
 
-def search(arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, rounds: int) -> list[Candidate]:
+Milder = Callable[[Arm], Sequence[Arm]]
+"""Those in place of one that loses too much: with more in float32."""
+
+
+def _none(_arm: Arm) -> Sequence[Arm]:
+    return ()
+
+
+def search(
+    arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, rounds: int, milder: Milder = _none
+) -> list[Candidate]:
     """Every deployment that was considered, the winner first.
 
     Args:
@@ -67,11 +78,12 @@ def search(arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, 
         measure: See `Measure`.
         allowed: See `Allowed`.
         rounds: Of the finalists.
+        milder: See `Milder`.
     """
     few, half = min(SCREENING, rounds), min(MIDDLE, rounds)
     rows = _Rows(arms[0].start, measure)
-    rows.measured([arm.start for arm in arms], few, "its default form")
-    alive = _alive(arms, rows, allowed)
+    rows.screened(arms, few)
+    alive = _alive(arms, rows, allowed, lambda arm: rows.screened(milder(arm), few))
     alone = {arm.start: _alone(arm, work, rows) for arm in alive}
     rows.measured([each for singles in alone.values() for each in singles.values()], few, "alone")
     composed = [each for arm in alive for each in _composed(arm, alone[arm.start], rows)]
@@ -83,9 +95,12 @@ def search(arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, 
     return rows.decided(_finalists(best, allowed), rounds)
 
 
-def every(arms: Sequence[Arm], measure: Measure, allowed: Allowed, rounds: int) -> list[Candidate]:
+def every(
+    arms: Sequence[Arm], measure: Measure, allowed: Allowed, rounds: int, milder: Milder = _none
+) -> list[Candidate]:
     """Every composition of rewrites with every one of its arm's tries; arguments as of `search`."""
     rows = _Rows(arms[0].start, measure)
+    arms = [other for arm in arms for other in (arm, *milder(arm))]
     forms = [(arm, arm.toggled(names)) for arm in arms for names in _subsets(arm.rewrites)]
     wanted = [form.model_copy(update=dict(each)) for arm, form in forms for each in ({}, *arm.tries)]
     found = rows.measured(wanted, min(MIDDLE, rounds), "measured")
@@ -110,6 +125,11 @@ class _Rows:
             self.say(each, rounds=rounds, ratio=ratio, told=told)
         return {each: self.gain(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
+    def screened(self, arms: Sequence[Arm], rounds: int) -> Sequence[Arm]:
+        """These, each measured in its default form."""
+        self.measured([arm.start for arm in arms], rounds, "its default form")
+        return arms
+
     def say(self, deployment: Deployment, **more: Any) -> None:
         known = self.found.get(deployment, Candidate(deployment=deployment, told="left: the budget was spent"))
         self.found[deployment] = known.model_copy(update=more)
@@ -128,19 +148,31 @@ class _Rows:
         return [self.found.pop(winner), *self.found.values()]
 
 
-def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed) -> list[Arm]:
+def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -> list[Arm]:
     """Those to search in, the fastest first; the fastest exact one in any case, which says what a loss buys."""
     found: list[Arm] = []
-    for arm in sorted(arms, key=lambda arm: -rows.gain(arm.start)):
+    waiting = list(arms)
+    while waiting:
+        waiting.sort(key=lambda arm: -rows.gain(arm.start))
+        arm = waiting.pop(0)
         gain, first_exact = rows.gain(arm.start), _exact(arm) and not any(map(_exact, found))
         behind = bool(found) and gain < BEHIND * rows.gain(found[0].start)
         if not gain:
             rows.say(arm.start)
         elif behind and not first_exact:
             rows.say(arm.start, told="far behind in its default form")
+        elif any(_own(arm.start) == _own(other.start) for other in found):
+            rows.say(arm.start, told="slower than another share in float32")
         elif allowed(arm.start):
             found.append(arm)
+        else:
+            waiting += milder(arm)
     return found
+
+
+def _own(way: Deployment) -> tuple[str, str, str]:
+    """Which runtime in which precision."""
+    return way.target, way.runtime, way.precision
 
 
 def _exact(arm: Arm) -> bool:
@@ -177,8 +209,7 @@ def _tried(
     arm: Arm, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
 ) -> dict[Deployment, tuple[Deployment, Mapping[str, Any]]]:
     """The arm's best form with each of its tries: from which, and what is other."""
-    own = (arm.start.target, arm.start.precision)
-    forms = [arm.start, *(each for each in composed if (each.target, each.precision) == own)]
+    forms = [arm.start, *(each for each in composed if _own(each) == _own(arm.start))]
     form = max(forms, key=lambda each: best.get(each, rows.gain(each)))
     return {form.model_copy(update=dict(each)): (form, each) for each in arm.tries}
 

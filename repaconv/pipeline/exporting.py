@@ -21,7 +21,7 @@ from repaconv.scratch import scratch_folder
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.steps.deploying import export_given
 from repaconv.steps.exports import target_sha256
-from repaconv.steps.forms import written_for
+from repaconv.steps.forms import Written, written_for
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
 from repaconv.steps.precisions import Typed, require_computed, typed_lower
 from repaconv.subjects.proved import Graph, write_graph
@@ -90,7 +90,7 @@ class _Plan(NamedTuple):
     free_size: bool
     opset: int
     newest: int
-    form: str
+    form: Written
     rewrites: tuple[Rewrite, ...]
     given: Split | None
     variant: Variant
@@ -141,7 +141,7 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
         free_size=free_size,
         opset=opset,
         newest=newest,
-        form=written.name,
+        form=written,
         rewrites=form.rewrites,
         given=_images(order, subject, size, free_size),
         variant=variant,
@@ -217,8 +217,10 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
             code="export.too-large",
         )
     symmetric = "zero-points" in plan.device.forbids
-    precision = plan.order.precision
-    return typed_lower(graph.model, precision, plan.given, plan.subject, symmetric=symmetric, progress=progress)
+    precision, keep = plan.order.precision, plan.form.keep
+    return typed_lower(
+        graph.model, precision, plan.given, plan.subject, symmetric=symmetric, keep=keep, progress=progress
+    )
 
 
 def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:
@@ -277,8 +279,8 @@ def _artefact(
         calibration=plan.given.told if plan.given else "",
         lacks=plan.device.lacks,
         violations=tuple(against),
-        form=plan.form,
-        unmeasured=here if plan.form == DEFAULT and plan.device.guesses(here) else "",
+        form=plan.form.name,
+        unmeasured=here if plan.form.name == DEFAULT and plan.device.guesses(here) else "",
         rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
         changes=graph.changes,
         exporter_opset=plan.opset,

@@ -215,13 +215,17 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     journal = journal.remembered()
     if plan.again:
         journal.forget()
+
+    def milder(arm: Arm) -> list[Arm]:
+        return graphs.mixed(arm) if journal.time_left() else []
+
     judge = Judge(graphs, baseline, plan.order.max_disagreement or 0.0, here, progress)
     if plan.order.exhaustive:
-        rows = every(arms, journal.measure, judge.allows, plan.rounds)
+        rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
-        rows = search(arms, graphs.macs, journal.measure, judge.allows, plan.rounds)
+        rows = search(arms, graphs.macs, journal.measure, judge.allows, plan.rounds, milder)
     told, loss = reported([judge.said(row, journal.left) for row in rows], judge, baseline)
-    return _artefact(plan, told, loss, baseline, journal, left)
+    return _artefact(plan, told, loss, journal, left)
 
 
 def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Arm]:
@@ -246,9 +250,7 @@ def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | 
     return Here(graphs, sound, baseline, plan.called.threads, plan.order.seed, together)
 
 
-def _artefact(
-    plan: _Plan, rows: list[Candidate], loss: Loss | None, baseline: Deployment, journal: Journal, left: list[str]
-) -> TuneArtefact:
+def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Journal, left: list[str]) -> TuneArtefact:
     from repaconv.measure.fingerprint import fingerprint
 
     winner = rows[0].deployment
@@ -264,7 +266,7 @@ def _artefact(
         model_sha256=plan.folded.payload.sha256 if lossy else "",
         image_size=plan.folded.image_size,
         seed=plan.order.seed,
-        baseline=baseline,
+        baseline=journal.baseline,
         deployment=winner,
         ratio=rows[0].ratio,
         allowed_disagreement=plan.order.max_disagreement,
@@ -272,6 +274,7 @@ def _artefact(
         images=plan.given.told if plan.given else "",
         disagreement=loss.disagreement if loss else None,
         link=loss.link if loss else None,
+        sensitivities=journal.graphs.sensitive,
         left_out=(*plan.machine.left_out, *dict.fromkeys(left)),
         seconds=round(journal.seconds, 1),
         budget_s=plan.order.budget_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.artefacts import Deployment
+from repaconv.artefacts import Deployment, Sensitivity
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
@@ -57,6 +57,7 @@ class Candidates:
         given: Images, of which some calibrate lower precisions; None where there are none.
         scratch: Where graphs go.
         progress: See `Progress`.
+        sensitive: Which layers lose most in int8, by target, where that was asked.
     """
 
     subject: Subject
@@ -67,6 +68,7 @@ class Candidates:
     known: dict[str, Graphs] = field(default_factory=dict)
     made: dict[tuple[Any, ...], Path] = field(default_factory=dict)
     counted: dict[Path, int] = field(default_factory=dict)
+    sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
 
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
         """A runtime in a precision, from its target's default form.
@@ -165,9 +167,27 @@ class Candidates:
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
             calls = self.given.calibrating() if self.given else []
-            return in_precision(onnx.load(plain), precision, calls, symmetric=symmetric)[0]
+            return in_precision(onnx.load(plain), precision, calls, symmetric=symmetric, keep=deployment.keep)[0]
 
-        return self._file((plain, precision, symmetric), typed)
+        return self._file((plain, precision, symmetric, deployment.keep), typed)
+
+    def mixed(self, arm: Arm) -> list[Arm]:
+        """In place of one in int8 those that leave ever more of the most sensitive layers in float32."""
+        import onnx
+
+        from repaconv.exporters.layers import nested
+        from repaconv.steps.sensitivity import sensitivities
+
+        start = arm.start
+        if start.precision != "int8" or start.keep or self.given is None:
+            return []
+        if start.target not in self.sensitive:
+            plain, calls = onnx.load(self.exact(start)), self.given.calibrating()
+            symmetric = "zero-points" in load_target(start.target).forbids
+            found = sensitivities(plain, calls, symmetric=symmetric, progress=self.progress)
+            self.sensitive[start.target] = tuple(found)
+        steps = nested([each.layers for each in self.sensitive[start.target]])
+        return [arm._replace(start=start.model_copy(update={"keep": keep})) for keep in steps]
 
     def deployable(self, deployment: Deployment) -> Path | Network:
         """What its runtime opens."""

@@ -21,10 +21,14 @@ TUNED = "tuned"
 
 
 class Written(NamedTuple):
-    """A form's name, and its rewrites; None leaves them to the target of the export."""
+    """A form's name, its rewrites, and the modules that int8 leaves in float32.
+
+    None leaves rewrites to the target of the export.
+    """
 
     name: str
     rewrites: tuple[str, ...] | None
+    keep: tuple[str, ...] = ()
 
 
 def shapes_sha256(shapes: Mapping[str, Any]) -> str:
@@ -50,7 +54,8 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
         return Written(OFFICIAL, official)
     if form == FASTEST:
         return Written(FASTEST, _known(shapes).deployment.rewrites)
-    return Written(Path(form).name, _tuned(Path(form), shapes).deployment.rewrites)
+    found = _tuned(Path(form), shapes).deployment
+    return Written(Path(form).name, found.rewrites, found.keep)
 
 
 def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:

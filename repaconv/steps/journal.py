@@ -101,6 +101,11 @@ class Journal:
         self._keep(same)
         return True
 
+    def time_left(self) -> bool:
+        """Whether there is; if not, something is left."""
+        self.cut |= (over := time.monotonic() > self.deadline)
+        return not over
+
     def _over(self, rounds: int) -> bool:
         return time.monotonic() > self.deadline and rounds < self.rounds
 

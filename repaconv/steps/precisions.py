@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Link
@@ -60,9 +61,20 @@ def typed_lower(
     subject: Subject,
     *,
     symmetric: bool,
+    keep: Collection[str] = (),
     progress: Progress,
 ) -> Typed:
-    """The graph in that precision, judged by the float32 one on images that did not calibrate it."""
+    """The graph in that precision, judged by the float32 one on images that did not calibrate it.
+
+    Args:
+        model: The float32 graph.
+        precision: To which it is brought.
+        given: The images.
+        subject: The network.
+        symmetric: See `repaconv.exporters.precision.to_int8`.
+        keep: Modules that int8 leaves in float32.
+        progress: See `Progress`.
+    """
     from repaconv.proof.locate import broken, locate
     from repaconv.proof.outputs import compared
     from repaconv.proof.policy import tolerance
@@ -71,7 +83,7 @@ def typed_lower(
 
     progress(f"to {precision}", 0, 0)
     calibrating = given.calibrating()
-    typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric)
+    typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric, keep=keep)
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here = runnable(typed, precision)
     batch = None if given.whole else given.batch
@@ -88,10 +100,11 @@ def typed_lower(
 
 
 def in_precision(
-    model: onnx_package.ModelProto, precision: str, calls: list[Feeds], *, symmetric: bool
+    model: onnx_package.ModelProto, precision: str, calls: list[Feeds], *, symmetric: bool, keep: Collection[str] = ()
 ) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
     """The graph typed lower, by ranges on these calls, and the nodes that stay in float32."""
     from repaconv.exporters.bfloat16 import to_bf16
+    from repaconv.exporters.layers import nodes_of
     from repaconv.exporters.precision import islands, to_fp16, to_int8
     from repaconv.proof.ranges import largest_values
 
@@ -100,4 +113,5 @@ def in_precision(
         return to_fp16(model, kept), kept
     if precision == "bf16":
         return to_bf16(model), ()
-    return to_int8(model, calls, symmetric=symmetric), ()
+    kept = tuple(nodes_of(model, keep))
+    return to_int8(model, calls, kept, symmetric=symmetric), kept

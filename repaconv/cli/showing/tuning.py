@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from repaconv.artefacts import Candidate, Deployment, TuneArtefact
 
 SHORT = 12
+FEW = 3
 
 
 def show(done: TuneArtefact) -> None:
@@ -57,6 +58,11 @@ def _how(way: Deployment, baseline: Deployment) -> str:
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
     told = " ".join([*more, *less]) or "the default form"
+    kept = f"float32: {', '.join(way.keep[:FEW])}{_more(way.keep)}" if way.keep else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
-    return plain("; ".join(filter(None, [told, *way.settings, streams, batch])))
+    return plain("; ".join(filter(None, [told, kept, *way.settings, streams, batch])))
+
+
+def _more(names: tuple[str, ...]) -> str:
+    return f" and {len(names) - FEW} more" if len(names) > FEW else ""

@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
-.PHONY: recipes bench-convert bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
+.PHONY: recipes bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -46,6 +46,11 @@ bench-convert: .venv/installed-dev
 	$(BIN)/python benchmarks/convert_digits.py -o benchmarks/results/convert_digits.json --page docs/convert.md
 	$(BIN)/python benchmarks/finetune_digits.py -o benchmarks/results/finetune_digits.json --page docs/finetune.md
 	$(BIN)/python benchmarks/score_cost.py -o benchmarks/results/score_cost.json
+
+# Row by row into benchmarks/results/convert_textures.jsonl; broken off, it goes on. QUICK=1 only shows that it runs.
+bench-curve: .venv/installed
+	PYTHONPATH=benchmarks/train $(BIN)/python benchmarks/convert_textures.py $(if $(QUICK),--quick)
+	$(if $(QUICK),,$(BIN)/python benchmarks/convert_textures_page.py)
 
 bench-estimate: .venv/installed
 	$(BIN)/python benchmarks/estimate_error.py -o benchmarks/results/estimate_error.json --page docs/estimates.md

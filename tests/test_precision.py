@@ -170,6 +170,23 @@ def test_int8_for_processors_multiplies_by_weights_alone_and_rounds_once():
     assert again == []
 
 
+def test_int8_leaves_products_by_several_matrices_alone_which_the_runtime_does_not_run():
+    """As a class token's attention beside a convolution has them, a matrix a head."""
+    random = np.random.default_rng(0)
+    heads, matrix = random.random((3, 8, 5), np.float32), random.random((5, 4), np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "heads"], ["each"], name="several"),
+        helper.make_node("ReduceMean", ["each", "axes"], ["mean"], keepdims=0),
+        helper.make_node("MatMul", ["mean", "matrix"], ["y"], name="one"),
+    ]
+    model = small(nodes, {"heads": heads, "matrix": matrix, "axes": np.array([0])})
+    given = random.random((4, 8), np.float32)
+    low = to_int8(model, [{"x": given}])
+    assert in_float(low, "int8") == ("several",)
+    (found,) = load_onnx(low.SerializeToString()).run({"x": given}).values()
+    assert np.allclose(found, (given @ heads).mean(0) @ matrix, rtol=0.05)
+
+
 def test_int8_for_a_board_has_zero_points_of_0(tiny):
     rc.fold(tiny)
     done = rc.export(target="orin-nano", precision="int8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from digits import CLASSES, SIDE, Digits
@@ -62,6 +64,7 @@ def fit(
     rate: float = 2e-3,
     loss: Loss = smoothed,
     before: Callable[[float], object] = lambda share: None,
+    kept: Path | None = None,
 ) -> None:
     """Train what wants a gradient: AdamW, a warm-up, then a cosine down to nothing.
 
@@ -73,14 +76,18 @@ def fit(
         rate: The largest learning rate.
         loss: See `Loss`.
         before: Told before every epoch which share of them is done.
+        kept: A file that has all of it after every epoch; if it is there, the training goes on from it, to the same
+            bits.
     """
     random = torch.Generator().manual_seed(seed)
     wanted = [parameter for parameter in net.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(wanted, rate, weight_decay=WEIGHT_DECAY)
     steps = epochs * math.ceil(len(data.labels) / BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, steps, pct_start=WARMUP, final_div_factor=1e4)
+    several = {"net": net, "optimiser": optimiser, "schedule": schedule}
+    begun = _taken_up(kept, several, random) if kept and kept.is_file() else 0
     net.train()
-    for epoch in range(epochs):
+    for epoch in range(begun, epochs):
         before(epoch / epochs)
         for images, labels in data.batches(BATCH, random):
             optimiser.zero_grad()
@@ -88,7 +95,20 @@ def fit(
             nn.utils.clip_grad_norm_(wanted, 1.0)
             optimiser.step()
             schedule.step()
+        if kept:
+            states = {name: each.state_dict() for name, each in several.items()}
+            torch.save({**states, "random": random.get_state(), "epochs": epoch + 1}, aside := kept.with_suffix(".new"))
+            aside.replace(kept)
     net.eval()
+
+
+def _taken_up(kept: Path, several: dict[str, Any], random: torch.Generator) -> int:
+    """Everything as it was, and how many epochs are done."""
+    found = torch.load(kept, weights_only=True)
+    for name, each in several.items():
+        each.load_state_dict(found[name])
+    random.set_state(found["random"])
+    return int(found["epochs"])
 
 
 @torch.no_grad()

@@ -3,9 +3,9 @@
     python benchmarks/train/vit_textures.py -o DIR [--epochs 25] [--count 20000] [--threads 2]
     # -> DIR/vit_textures.pth, and beside it what it was trained with and its accuracy on 2,000 held-out images
 
-About an hour of two cores as it stands, by the size of its products: it has not been trained whole yet. `--epochs 1
---count 352` only shows that it runs. Six blocks of width 192 with 6 heads, a class token, patches of 8 x 8; the loop is
-that of the digits' nets. Read it with `--set num_heads=6`.
+About an hour of two cores as it stands, by the size of its products: it has not been trained whole yet. Broken off, it
+goes on after the last whole epoch. `--epochs 1 --count 352` only shows that it runs. Six blocks of width 192 with 6
+heads, a class token, patches of 8 x 8; the loop is that of the digits' nets. Read it with `--set num_heads=6`.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ def main() -> None:
     def told(share: float) -> None:
         print(f"{time.monotonic() - begun:7.0f} s, {share:.0%} of the epochs", flush=True)
 
-    fit(net, data, epochs=given.epochs, seed=given.seed, rate=RATE, before=told)
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept = given.out / f"vit_textures.{given.epochs}.{given.count}.{given.seed}.kept"  # none of another training
+    fit(net, data, epochs=given.epochs, seed=given.seed, rate=RATE, before=told, kept=kept)
     found = {"accuracy": accuracy(net, held), "epochs": given.epochs, "images": given.count, "seed": given.seed}
     found |= {"parameters": sum(each.numel() for each in net.parameters()), "torch": torch.__version__}
-    given.out.mkdir(parents=True, exist_ok=True)
     torch.save({"model": net.state_dict(), "args": {"num_heads": HEADS}}, given.out / "vit_textures.pth")
     (given.out / "vit_textures.json").write_text(canonical_json(found))
+    kept.unlink()
     print(found)
 
 

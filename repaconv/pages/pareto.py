@@ -7,9 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from repaconv.artefacts import ReportRow
-
-WIDTH, HEIGHT, LEFT, FLOOR, CEILING = 760, 320, 70, 270, 20
-COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+from repaconv.pages.curve import CEILING, COLOURS, FLOOR, HEIGHT, LEFT, RIGHT, WIDTH, axes
 
 
 class _Point(NamedTuple):
@@ -45,13 +43,15 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
     low -= 0.25 * (1 - low) or 0.01
 
     def x(ms: float) -> float:
-        return LEFT + (WIDTH - LEFT - 120) * ms / last
+        return LEFT + (RIGHT - LEFT) * ms / last
 
     def y(accuracy: float) -> float:
         return FLOOR - (FLOOR - CEILING) * (accuracy - low) / (1 - low)
 
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11" role="img"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>accuracy against time</title>', *_axes(last, low)]
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>accuracy against time</title>']
+    ticks = (0.0, 0.5, 1.0)
+    lines += axes([f"{last * part:.2f} ms" for part in ticks], [f"{low + (1 - low) * part:.1%}" for part in ticks])
     for n, each in enumerate(points):
         colour, at = COLOURS[n % len(COLOURS)], y(each.accuracy)
         if each.before_ms is not None:
@@ -66,16 +66,3 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
         place = f'x="{x(each.ms) + 8:.1f}" y="{at - 7:.1f}" font-weight="{weight}"'
         lines.append(f'<text {place} fill="{colour}">{escape(each.title)}</text>')
     return "\n".join([*lines, "</svg>", ""])
-
-
-def _axes(last: float, low: float) -> list[str]:
-    """Milliseconds across, accuracy upwards."""
-    right = WIDTH - 120
-    frame = f'<path d="M{LEFT} {CEILING} V{FLOOR} H{right}" fill="none" stroke="currentColor" opacity=".4"/>'
-    ticks = [frame]
-    for part in (0.0, 0.5, 1.0):
-        across, up = LEFT + (right - LEFT) * part, FLOOR - (FLOOR - CEILING) * part
-        below = f'x="{across:.1f}" y="{FLOOR + 18}" text-anchor="middle" fill="currentColor"'
-        beside = f'x="{LEFT - 8}" y="{up + 4:.1f}" text-anchor="end" fill="currentColor"'
-        ticks += [f"<text {below}>{last * part:.2f} ms</text>", f"<text {beside}>{low + (1 - low) * part:.1%}</text>"]
-    return ticks

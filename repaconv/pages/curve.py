@@ -1,0 +1,100 @@
+"""What networks keep against how many times as fast they are, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT, LEFT, RIGHT, FLOOR, CEILING, LINE = 760, 320, 70, 640, 270, 20, 14
+COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+
+
+class Point(NamedTuple):
+    """A network.
+
+    Attributes:
+        title: Its name.
+        series: What it belongs to, which has a colour.
+        speed: How many times as fast it is.
+        share: What it keeps, 0..1.
+        solid: Whether it is filled.
+        taken: Whether it is the one that was taken, which is ringed.
+    """
+
+    title: str
+    series: str
+    speed: float
+    share: float
+    solid: bool = True
+    taken: bool = False
+
+    def beaten(self, others: Sequence[Point]) -> bool:
+        """Whether another is at least as good in both, and better in one."""
+        own = (self.speed, self.share)
+        return any(
+            each.speed >= self.speed and each.share >= self.share and (each.speed, each.share) != own for each in others
+        )
+
+
+def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Those that no other beats, the slowest first."""
+    return tuple(sorted((each for each in points if not each.beaten(points)), key=lambda each: each.speed))
+
+
+def curve_svg(points: Sequence[Point], what: str) -> str:
+    """The picture: those that no other beats are named and joined; empty where there are fewer than two.
+
+    Args:
+        points: The networks.
+        what: What it is that they keep.
+    """
+    if len(points) < 2:
+        return ""
+    slow, fast = min(1.0, *(each.speed for each in points)), 1.05 * max(each.speed for each in points)
+    low, high = min(each.share for each in points), max(each.share for each in points)
+    low, high = low - 0.1 * (high - low) - 0.005, min(1.0, high + 0.1 * (high - low) + 0.005)
+
+    def at(each: Point) -> tuple[float, float]:
+        across, up = (each.speed - slow) / (fast - slow), (each.share - low) / (high - low)
+        return LEFT + (RIGHT - LEFT) * across, FLOOR - (FLOOR - CEILING) * up
+
+    series = list(dict.fromkeys(each.series for each in points))
+    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(series)}
+    best, ticks = pareto(points), (0.0, 0.5, 1.0)
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT + LINE * len(series)}" font-family="sans-serif" font-size="11" role="img"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>{escape(what)} against speed</title>']
+    lines += axes(
+        [f"{slow + (fast - slow) * part:.2f} times as fast" for part in ticks],
+        [f"{low + (high - low) * part:.1%}" for part in ticks],
+    )
+    joined = " ".join("{:.1f},{:.1f}".format(*at(each)) for each in best)
+    lines.append(f'<polyline points="{joined}" fill="none" stroke="currentColor" opacity=".4"/>')
+    for each in points:
+        lines += _drawn(each, *at(each), colours[each.series], named=each in best)
+    for n, name in enumerate(series):
+        y = FLOOR + 40 + LINE * n
+        lines.append(f'<circle cx="{LEFT + 4}" cy="{y - 4}" r="4" fill="{colours[name]}"/>')
+        lines.append(f'<text x="{LEFT + 14}" y="{y}" fill="{colours[name]}">{escape(name)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _drawn(each: Point, x: float, y: float, colour: str, *, named: bool) -> list[str]:
+    told = escape(f"{each.title}: {each.share:.1%}, {each.speed:.2f} times as fast")
+    fill = colour if each.solid else "none"
+    lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>']
+    if each.taken:
+        lines.append(f'<circle class="taken" cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="{colour}"/>')
+    if named:
+        lines.append(f'<text x="{x + 8:.1f}" y="{y - 7:.1f}" fill="{colour}">{escape(each.title)}</text>')
+    return lines
+
+
+def axes(across: Sequence[str], up: Sequence[str]) -> list[str]:
+    """A frame, and of either axis what its beginning, its middle and its end are."""
+    lines = [f'<path d="M{LEFT} {CEILING} V{FLOOR} H{RIGHT}" fill="none" stroke="currentColor" opacity=".4"/>']
+    for part, below, beside in zip((0.0, 0.5, 1.0), across, up, strict=True):
+        x, y = LEFT + (RIGHT - LEFT) * part, FLOOR - (FLOOR - CEILING) * part
+        lines.append(f'<text x="{x:.1f}" y="{FLOOR + 18}" text-anchor="middle" fill="currentColor">{below}</text>')
+        lines.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{beside}</text>')
+    return lines

@@ -20,6 +20,7 @@ import small_graphs
 import repaconv as rc
 from repaconv.engines import trtexec
 from repaconv.errors import Refused, UsageProblem
+from repaconv.files import write_artefact
 from repaconv.proof.runners import image_model
 from repaconv.targets import board_run
 
@@ -286,6 +287,22 @@ def test_whole_numbers_have_32_bits_before_tensorrt_10(tmp_path, monkeypatch):
     for version, dtype in (("8.5.2", np.int32), ("10.3.0", np.int64)):
         board = board_run.Board("", "", version, {}, "")
         assert np.frombuffer(board.taken("input_0_0"), dtype).tolist() == [3, -4]
+
+
+@pytest.mark.slow
+def test_what_tune_found_for_a_board_is_the_model_that_goes_to_it(tiny, repaconv):
+    rc.fold(tiny)
+    for precision in ("fp32", "fp16"):
+        rc.export(target="orin-nano", precision=precision)
+    found = rc.tune(target="orin-nano", rewrites=["bias-forward"], rounds=2, measurer=lambda *_, **__: {})
+    way = found.deployment.model_copy(update={"precision": "fp16"})
+    write_artefact(Path("tuned.json"), found.model_copy(update={"deployment": way}))
+    code, _, err = repaconv("bundle", "--form", "tuned.json")
+    assert (code, "no fp16 ONNX model for orin-nano" in err, "--form tuned.json" in err) == (2, True, True)
+    np.savez("x.npz", input=np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32))
+    assert repaconv("export", "--target", "orin-nano", "--form", "tuned.json", "--inputs", "x.npz")[0] == 0
+    made = rc.bundle(target="orin-nano", form="tuned.json", count=2)
+    assert (made.precision, made.variant) == ("fp16", "orin-nano.form-tuned.fp16")
 
 
 def test_what_cannot_be_bundled_is_told(tiny, repaconv):

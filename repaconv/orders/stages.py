@@ -241,6 +241,7 @@ class BundleOrder(Order):
     precision: Annotated[str | None, Knob("Which of the run's ONNX models; the only one for the board, else fp32.")] = (
         None
     )
+    form: Annotated[str | Path | None, Knob("Of the run's ONNX models; tune's file brings the precision.")] = None
     inputs: Annotated[str | Path | None, Knob(".npz of images, or of inputs by name, for the board.")] = None
     images: Images = None
     count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None

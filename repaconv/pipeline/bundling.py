@@ -24,6 +24,7 @@ from repaconv.progress import Progress, silent
 from repaconv.proof.runners import named
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
+from repaconv.steps.deploying import given_form
 from repaconv.steps.exports import export_for, exports_of
 from repaconv.steps.inputs import choose_inputs, filled
 from repaconv.steps.parcels import CALLS, DESCRIBED, STORED, Call, as_npz, pack
@@ -94,8 +95,11 @@ def _plan(order: BundleOrder, taken: runs.Run, model: Path | None) -> _Plan:
     device = _board(order.target)
     subject = subject_of(taken, order.checkpoint)
     folded = subject.folded
-    precision = order.precision or _only(taken, folded, device)
-    exported, path, variant = export_for(taken, folded, order.target, precision, model=model, batch=order.batch)
+    tuned = given_form(order, folded)
+    precision = tuned.order.precision or _only(taken, folded, device)
+    exported, path, variant = export_for(
+        taken, folded, order.target, precision, model=model, batch=order.batch, form=tuned.form
+    )
     overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
     source = runs.graph_of(taken, exported)
     slot = taken.bundle_json(variant.full)

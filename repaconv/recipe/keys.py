@@ -73,7 +73,7 @@ SECTIONS: dict[str, type[Order]] = {
 NOT_HERE: dict[str, tuple[str, ...]] = {
     "convert": ("settings", "weights", "out", "force"),
     "build": ("form", "unverified"),
-    "bundle": ("checkpoint", "unverified", "out"),
+    "bundle": ("checkpoint", "form", "unverified", "out"),
     "report": (),
     "verify": ("checkpoint", "drift", "out"),
     "export": ("precision", "form", "unverified"),

@@ -60,7 +60,7 @@ def given_form(order: AnyOrder, folded: FoldArtefact) -> Given[AnyOrder]:
     if tuned is None:
         return Given(order, None, None if asked.form is None else str(asked.form))
     form, best = asked.form if asked.form in NAMED else Path(asked.form).name, tuned.deployment
-    if asked.target not in (tuned.target, best.target) or asked.precision not in ("fp32", best.precision):
+    if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
         return Given(order, None, form)
     return Given(replace(asked, target=best.target, precision=best.precision), best, form)
 

@@ -97,7 +97,7 @@ class Placed(NamedTuple):
         section, verified = self.recipe.bundle or BundleSection(), self.recipe.verify
         given = section if section.inputs or section.images else verified
         images = {"inputs": given.inputs, "images": given.images, "count": section.count or verified.count}
-        return BundleOrder.of(section, target=section.target or self.target, **images)
+        return BundleOrder.of(section, target=section.target or self.target, form=self.tuned, **images)
 
     def measured(self) -> BenchOrder:
         """What bench is asked for: without a baseline, which judges what was measured and is none of it."""

@@ -312,6 +312,11 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     assert 0 < first["p50_ms"] <= first["p95_ms"]
     assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").is_file()
     assert "times as many images" in repaconv(*many)[1]
+    told = rc.report(paper=False)
+    rate = f"{told.throughputs[0].rows[0].images_per_second:,.1f}"
+    assert f">{rate}</td>" in Path("repaconv-out/tiny/report.html").read_text()
+    rc.report(format="markdown", paper=False)
+    assert "## Images a second on x86-64" in Path("repaconv-out/tiny/report.md").read_text()
     for words, told in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "would do nothing")):
         code, _, err = repaconv(*many, *words)
         assert (code, told in err) == (2, True)

@@ -14,6 +14,7 @@ from repaconv.artefacts.finetuning import FinetuneArtefact
 from repaconv.artefacts.folding import FoldArtefact
 from repaconv.artefacts.records import Accuracy, Artefact, Link, Record, Verdict
 from repaconv.artefacts.tables import PaperTable
+from repaconv.artefacts.throughput import ThroughputArtefact
 from repaconv.artefacts.verifying import VerifyArtefact
 
 
@@ -32,6 +33,7 @@ class Report(Artefact):
     verified: VerifyArtefact | None
     exports: tuple[ExportArtefact, ...]
     benches: tuple[BenchArtefact, ...]
+    throughputs: tuple[ThroughputArtefact, ...] = ()
     estimates: tuple[EstimateArtefact, ...] = ()
     builds: tuple[BuildArtefact, ...]
     collected: tuple[CollectArtefact, ...]

@@ -71,6 +71,11 @@ def ms(value: float) -> str:
     return f"{value:.3f}"
 
 
+def rate(value: float) -> str:
+    """1,041.2."""
+    return f"{value:,.1f}"
+
+
 def ratio(value: float) -> str:
     """1.041."""
     return f"{value:.3f}"
@@ -106,7 +111,7 @@ def plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-FILTERS = {each.__name__: each for each in (count, ms, ratio, share, error, saved, size, allowed, plain)}
+FILTERS = {each.__name__: each for each in (count, ms, rate, ratio, share, error, saved, size, allowed, plain)}
 
 
 COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")

@@ -23,6 +23,7 @@ from repaconv.artefacts import (
     MethodFold,
     PaperTable,
     Report,
+    ThroughputArtefact,
     VerifyArtefact,
 )
 from repaconv.errors import Refused, RepaconvError, UsageProblem
@@ -124,6 +125,7 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         verified=verified,
         exports=tuple(exports),
         benches=tuple(held.benches),
+        throughputs=tuple(held.throughputs),
         estimates=tuple(held.estimates),
         builds=tuple(builds),
         collected=tuple(held.collected),
@@ -149,6 +151,7 @@ class _Held(NamedTuple):
     verified: VerifyArtefact | None
     exports: list[ExportArtefact]
     benches: list[BenchArtefact]
+    throughputs: list[ThroughputArtefact]
     estimates: list[EstimateArtefact]
     builds: list[BuildArtefact]
     bundles: list[BundleArtefact]
@@ -167,11 +170,11 @@ def _held(taken: runs.Run, folded: FoldArtefact) -> _Held:
     collected, other = _split(_all(build, "collect", CollectArtefact), lambda each: each.bundle_sha256 in sent)
     files = models | {each.payload.sha256 for each in builds}
     benches, old = _split(_all(bench, "bench", BenchArtefact), lambda each: each.latencies[0].sha256 in files)
+    many, _ = _split(_all(bench, "throughput", ThroughputArtefact), lambda each: each.rows[0].sha256 in files)
     estimates, _ = _split(_all(bench, "estimate", EstimateArtefact), lambda each: each.sha256 in models)
     gone = [f"the engine {each.variant}" for each in old_builds]
-    gone += [f"the latency of {each.variant}" for each in old] + [
-        f"the board's result {each.variant}" for each in other
-    ]
+    gone += [f"the latency of {each.variant}" for each in old]
+    gone += [f"the board's result {each.variant}" for each in other]
     verified = read_artefact(taken.verify_json, VerifyArtefact) if taken.verify_json.is_file() else None
     if verified is not None and verified.model_sha256 != folded.payload.sha256:
         verified = None
@@ -180,7 +183,7 @@ def _held(taken: runs.Run, folded: FoldArtefact) -> _Held:
         gone += [f"the link {link.name} of {link.candidate}" for link in stale]
         verified = verified.model_copy(update={"links": tuple(links)})
     told = [f"{what} is of a file that the run no longer has" for what in gone]
-    return _Held(verified, exports, benches, estimates, builds, bundles, collected, told)
+    return _Held(verified, exports, benches, many, estimates, builds, bundles, collected, told)
 
 
 def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
@@ -256,8 +259,7 @@ def _commands(
     lines += [["export", *each.asked] for each in held.exports]
     lines += [["build", *each.asked] for each in held.builds]
     lines += [["verify", *held.verified.asked]] if held.verified else []
-    lines += [["bench", *each.asked] for each in held.benches]
-    lines += [["bench", *each.asked] for each in held.estimates]
+    lines += [["bench", *each.asked] for each in (*held.benches, *held.throughputs, *held.estimates)]
     lines += [["bundle", *each.asked] for each in held.bundles]
     lines += [["collect", "result.tar.gz"] for _ in held.collected]
     lines.append(["report"])

@@ -17,6 +17,7 @@ import repaconv as rc
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.measure.card import Moment
 from repaconv.measure.fingerprint import caches, jetson, limits, power_mode, tegrastats
+from repaconv.measure.memory import Taken
 from repaconv.measure.profile import Event, bars_svg, parent_of, profile_of
 from repaconv.measure.protocol import LONGEST_WARMUP, first_in_line, measure
 from repaconv.measure.protocols import paper
@@ -295,6 +296,17 @@ def test_caches_and_what_a_container_may_take(tmp_path):
     assert limits(tmp_path) == {"cpus": "1.5", "memory_gib": "2.0"}
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert "cpus" not in limits(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process's peak")
+def test_memory_is_the_peak_beyond_what_was_there_before(tmp_path):
+    held, mib = np.ones(64 << 17), 1 << 20  # 64 MiB that are there before
+    taken = Taken()
+    np.ones(48 << 17)  # 48 MiB that go again
+    assert 47 * mib <= taken.peak() < 56 * mib
+    assert Taken().peak() < 8 * mib
+    assert Taken(tmp_path / "none").peak() is None
+    assert held.nbytes == 64 * mib
 
 
 def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, repaconv):

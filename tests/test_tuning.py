@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -204,6 +205,9 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv):
         name for row in data["candidates"] for name in row["deployment"]["rewrites"]
     }
     assert any(row["ratio"] for row in data["candidates"])
+    if sys.platform == "linux":
+        assert all(row["memory_bytes"] >= 0 for row in data["candidates"] if row["told"] == "finalist")
+        assert any(row["memory_bytes"] > 0 for row in data["candidates"] if row["ratio"])
     code, out, _ = repaconv("export", "--onnx", "--form", tuned)
     assert code == 0
     exported = read_artefact(Path("repaconv-out/first/export.form-x86-64.json"), ExportArtefact)

@@ -35,14 +35,17 @@ class Candidate(Record):
 
     ``expected`` is how many times as fast as the baseline it should be, by the effects of its rewrites alone;
     ``rounds`` and ``ratio`` (an image's time, against the baseline in the same rounds) are of its longest measurement,
-    None if there was none. Of a lossy one ``disagreement`` is the share of the images that choose whose first class is
-    another than in float32, ``link`` how it was judged on those. ``told`` says how far it came.
+    None if there was none. ``memory_bytes`` are those it took at its peak to be opened and to run once, of this process
+    and beside others; None where it was not opened now, or the system does not tell. Of a lossy one ``disagreement`` is
+    the share of the images that choose whose first class is another than in float32, ``link`` how it was judged on
+    those. ``told`` says how far it came.
     """
 
     deployment: Deployment
     expected: float | None = None
     rounds: int = 0
     ratio: Ratio | None = None
+    memory_bytes: int | None = None
     disagreement: float | None = None
     link: Link | None = None
     told: str

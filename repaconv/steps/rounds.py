@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import Deployment, ImageSize, Ratio
@@ -71,6 +71,7 @@ class Here:
         cores: As many are used.
         seed: Of images, order and bootstrap.
         together: Whether several calls are made at once; the time is an image's either way.
+        memory: Bytes that each took to be opened and to run once, when that was done last.
     """
 
     graphs: Candidates
@@ -79,6 +80,7 @@ class Here:
     cores: int
     seed: int
     together: bool
+    memory: dict[Deployment, int] = field(default_factory=dict)
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Rounds of these beside the baseline."""
@@ -108,14 +110,18 @@ class Here:
         Raises:
             Refused: If it does not compute what the baseline does; and see `session_of`.
         """
+        from repaconv.measure.memory import Taken
         from repaconv.measure.streams import Burst
 
-        session = session_of(deployment, self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch))
-        if not self.sound.of(deployment, session, deployment.batch):
-            raise Refused("it does not compute what the baseline does.", hint="Leave it.", code="tune.wrong")
+        deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
+        taken = Taken()
+        session = session_of(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
+        self._remember(deployment, session, taken.peak())
+        if not self.sound.of(deployment, session, deployment.batch):
+            raise Refused("it does not compute what the baseline does.", hint="Leave it.", code="tune.wrong")
         call = call_of(session, feeds)
         if not self.together:
             return Ready(call, deployment.batch, isinstance(session, OnCard))
@@ -123,16 +129,22 @@ class Here:
         stack.callback(burst.close)
         return Ready(burst, deployment.batch * burst.calls, False)
 
+    def _remember(self, deployment: Deployment, session: Session, taken: int | None) -> None:
+        """Of what lies on a card the host's memory tells nothing."""
+        if taken is not None and not isinstance(session, OnCard):
+            self.memory[deployment] = taken
+
 
 @dataclass
 class Elsewhere:
-    """Has graphs measured on machines of the target, each by that target's own runtime."""
+    """Has graphs measured on machines of the target, each by that target's own runtime; nothing tells its memory."""
 
     graphs: Candidates
     sound: Sound
     baseline: Deployment
     measurer: Measurer
     image_size: ImageSize | None
+    memory: dict[Deployment, int] = field(default_factory=dict)
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Rounds of these beside the baseline; what is exact is looked at here first."""

@@ -15,12 +15,12 @@ FEW = 3
 
 def show(done: TuneArtefact) -> None:
     """The fastest of what was measured, what was judged, and the winner."""
-    rows = table("runtime", "precision", "form", "times as fast", "other classes", "")
+    rows = table("runtime", "precision", "form", "times as fast", "MiB", "other classes", "")
     for row in _shown(done):
         found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
-        how = row.deployment
-        rows.add_row(plain(how.runtime), how.precision, _how(how, done.baseline), found, lost, plain(row.told))
+        how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
+        rows.add_row(plain(how.runtime), how.precision, _how(how, done.baseline), found, memory, lost, plain(row.told))
     out().print(rows)
     for told in done.left_out:
         out().print(f"[yellow]left out[/]: {plain(told)}")

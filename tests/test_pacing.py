@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 from test_converting import HEADS, images, opened, plain_weights
 
 import repaconv as rc
+from repaconv.artefacts import Pace, Raced, Ratio, Trade, Tried
 from repaconv.converting.fitting import How
 from repaconv.converting.pacing import NEAR, SHAPES, Costs, Tokens, fewest, paced
 from repaconv.converting.sequence import convert
 from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
+from repaconv.files import canonical_json
 from repaconv.progress import silent
 from repaconv.steps.common import load_target
 from repaconv.steps.racing import race_of
@@ -119,6 +122,53 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
             rc.convert("vit.pth", **asked, **more)
         assert refused.value.hint
     assert not Path("repaconv-out").exists()
+
+
+RATIO = {
+    "subject": "a", "other": "unconverted", "median": 1.25, "low": 1.2, "high": 1.3, "confidence": 0.95, "p10": 1.1,
+    "p90": 1.4, "verdict": "faster",
+}  # fmt: skip
+
+
+def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_taken():
+    torch.save(plain_weights(), "vit.pth")
+    np.savez("x.npz", input=images())
+    done = rc.convert("vit.pth", inputs="x.npz", settings={"num_heads": str(HEADS)}, blocks="1")
+    taken = Raced(kind=done.kind, blocks=done.blocks, tried=done.tried[-1], speed=Ratio(**RATIO))
+    merged = Raced(
+        kind="merged", schedule=(3, 3, 0), speed=Ratio(**{**RATIO, "median": 1.75}),
+        tried=Tried(blocks=(), error=0.25, agreement=0.625),
+    )  # fmt: skip
+    pace = Pace(target="x86-64", wanted=1.2, reached=taken.speed, raced=(taken, merged), machine="a processor")
+    trade = Trade(target="x86-64", taken=taken, others=(merged,), machine="a processor")
+    there = Path("repaconv-out/vit-dwconv/convert.json")
+    there.write_text(canonical_json(done.model_copy(update={"pace": pace, "trade": trade}).model_dump(mode="json")))
+    page = Path(rc.report().wrote[0]).read_text()
+    assert "1.250 times as fast on x86-64 as before (1.200 to 1.300, 95%), 1.2 was asked for" in page
+    assert "<tr><td>3, 3, 0</td><td" in page
+    assert '<td>merged</td><td>3, 3, 0</td><td class="n">1.750</td>' in page
+    assert "<td>depthwise, taken</td>" in page
+    assert page.count('class="taken"') == 1
+    assert "merged 3, 3, 0: 62.5%, 1.75 times as fast" in page
+
+
+@pytest.mark.slow
+def test_a_curve_has_every_kind_and_merging_and_what_was_taken(repaconv):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
+    np.savez("x.npz", input=images())
+    code, out, _ = repaconv(
+        "convert", "vit.pth", "--inputs", "x.npz", "--set", f"num_heads={HEADS}", "--blocks", "2,", "--curve"
+    )
+    assert code == 0
+    assert "depthwise, taken" in out
+    done = rc.report(format="json").converted
+    assert done.trade.taken.blocks == done.blocks == (2,)
+    kinds = Counter(each.kind for each in done.trade.others)
+    assert kinds.keys() == {"depthwise", "ensembled", "static", "merged"}
+    assert kinds["depthwise"] == kinds["static"] == 3
+    assert all(each.speed.median > 0 and each.tried.error > 0 for each in done.trade.others)
+    assert Path(rc.report().wrote[0]).read_text().count('class="taken"') == 1
+    assert not list(Path("repaconv-out/vit-dwconv").glob(".trade-*"))
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from repaconv.artefacts.converting import ConvertArtefact as ConvertArtefact
 from repaconv.artefacts.converting import Pace as Pace
 from repaconv.artefacts.converting import Raced as Raced
 from repaconv.artefacts.converting import Share as Share
+from repaconv.artefacts.converting import Trade as Trade
 from repaconv.artefacts.converting import Tried as Tried
 from repaconv.artefacts.estimating import EstimateArtefact as EstimateArtefact
 from repaconv.artefacts.estimating import Limits as Limits

@@ -33,11 +33,13 @@ class Tried(Record):
 
 class Raced(Record):
     """What was measured beside the network before conversion: which blocks are replaced, or what merges, and how many
-    times as fast it is.
+    times as fast it is; ``kind`` and ``tried``, what it costs, are of a trade-off.
     """
 
+    kind: str = ""
     blocks: tuple[int, ...] = ()
     schedule: tuple[int, ...] = ()
+    tried: Tried | None = None
     speed: Ratio
 
 
@@ -53,6 +55,15 @@ class Pace(Record):
     machine: str
 
 
+class Trade(Record):
+    """Every kind of conversion on a target beside the one that was taken, and what each costs."""
+
+    target: str
+    taken: Raced
+    others: tuple[Raced, ...]
+    machine: str
+
+
 class ConvertArtefact(Artefact):
     """A network converted without training. It is lossy: ``judged`` is what it costs, on images that did nothing else.
 
@@ -62,7 +73,7 @@ class ConvertArtefact(Artefact):
     ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
     the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method. Of an
     untrained training form (``kind``) ``told`` says what was taken over, and ``judged`` what it is worth as it is.
-    ``pace`` is of a speed that was asked for.
+    ``pace`` is of a speed that was asked for, ``trade`` is what else there was.
     """
 
     stage: str = "convert"
@@ -89,5 +100,6 @@ class ConvertArtefact(Artefact):
     max_accuracy_drop: float | None = None
     told: str = ""
     pace: Pace | None = None
+    trade: Trade | None = None
     judged: Link
     payload: Payload | None

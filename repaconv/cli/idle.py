@@ -141,8 +141,13 @@ IDLE = (
         lambda given: given["method"] != "pyra",
         "it is of token merging (--method pyra)",
     ),
-    Idle(("convert",), ("speedup",), lambda given: given["to"], "nothing is measured before it is trained"),
-    Idle(("convert",), ("target",), lambda given: not given["speedup"], "it is where --speedup is measured"),
+    Idle(("convert",), ("speedup", "curve"), lambda given: given["to"], "nothing is measured before it is trained"),
+    Idle(
+        ("convert",),
+        ("target",),
+        lambda given: not given["speedup"] and not given["curve"],
+        "it is where --speedup and --curve are measured",
+    ),
     Idle(
         ("convert",),
         ("blocks", "schedule", "keep"),

@@ -73,6 +73,13 @@ class ConvertOrder(Order):
         float | None,
         Knob("Times as fast as the network as it was, measured here: merges, or replaces, no more than that takes."),
     ] = None
+    curve: Annotated[
+        bool,
+        Knob(
+            "Also measure every kind, some and all blocks, and merging: speed here against what is kept.",
+            option=("--curve",),
+        ),
+    ] = False
     target: Target = "x86-64"
     branches: Annotated[int, Knob("nondeep: neighbouring blocks that become one layer.", least=2)] = 2
     idle_ratio: Annotated[float, Knob("repavit: the share of channels that go without activation.")] = 0.75

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import ConvertArtefact
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import Refused
 from repaconv.files import alone_in, payload_of, read_artefact, stage_of
 from repaconv.orders.converting import ConvertOrder
 from repaconv.orders.knobs import by_name
@@ -17,26 +17,26 @@ from repaconv.pipeline.checkpoint_folding import fold_file_by
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.addresses import weights_here
-from repaconv.steps.calibrating import calibration, require_kernel
+from repaconv.steps.calibrating import TRAINING_FORM, calibration, require_kernel, require_method
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.pace import require_pace
 from repaconv.steps.racing import enough_blocks, race_of, schedule_at
+from repaconv.steps.trading import Choice, Ground, traded
 from repaconv.steps.weights import write_checkpoint
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import Link
+    from collections.abc import Sequence
+
+    from repaconv.artefacts import Link, Trade
     from repaconv.checkpoint import Checkpoint
     from repaconv.converting.convolving import Found
+    from repaconv.converting.fitting import How
     from repaconv.converting.judging import Budget
     from repaconv.converting.parting import Parted
     from repaconv.converting.plain import Plain
     from repaconv.proof.data import Inputs
     from repaconv.targets import Target
     from repaconv.training.originals import Original
-
-METHODS = ("dwconv", "pyra")
-"""What needs no training; the others are trained from their training form."""
-TRAINING_FORM = "training-form"
 
 
 def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
@@ -109,7 +109,7 @@ class _Plan(NamedTuple):
 
 def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
     """What may be refused before anything is fitted."""
-    _require_method(order)
+    require_method(order)
     require_kernel(order.kernel)
     device = require_pace(order)
     from repaconv.checkpoint import read_checkpoint
@@ -123,27 +123,6 @@ def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
     given = calibration(order, original.reading)
     run = _prepared(order, checkpoint, found.origin.sha256)
     return _Plan(order, found, original, given, part(given, order.samples), run, device)
-
-
-def _require_method(order: ConvertOrder) -> None:
-    from repaconv.training.forms import METHODS as TRAINED
-
-    if order.to not in (None, TRAINING_FORM):
-        raise UsageProblem(
-            f"--to {order.to} is not known.",
-            hint="Known: training-form; without --to the result needs no training.",
-            code="convert.unknown",
-        )
-    known = TRAINED if order.to else METHODS
-    if order.method not in known:
-        trained = order.method in TRAINED
-        raise UsageProblem(
-            f"nothing converts to {order.method!r} {'without training' if trained else ''}".rstrip() + ".",
-            hint=f"Make its training form, then train that: --to {TRAINING_FORM}, repaconv finetune."
-            if trained
-            else f"Known: {', '.join(known)}.",
-            code="convert.unknown",
-        )
 
 
 def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> runs.Run:
@@ -174,7 +153,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     order, plain, config = plan.order, plan.plain, plan.plain.config
     how, blocks = asked.read_how(order), asked.read_blocks(order.blocks, len(plain.blocks))
     asked.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
-    choosing = not blocks.named and blocks.number is None and plan.device is None
+    choosing = not blocks.named and blocks.number is None and order.speedup is None
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
     with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
@@ -182,6 +161,8 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
         found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
         raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
     judged = Judge(plain.net, plan.parted.judging, logits=config.classes > 0).link(found.net, budget)
+    taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1])
+    trade = _traded(plan, taken, how, found.order, progress)
     _write(plan, found)
     return put(
         plan.run.convert_json,
@@ -202,6 +183,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             ridge=found.ridge,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
             pace=raced.get("pace"),
+            trade=trade,
             beside=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder), *raced.get("beside", ())),
         ),
     )
@@ -221,8 +203,10 @@ def _write(plan: _Plan, found: Found) -> None:
 def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Token merging, of the same weights."""
     from repaconv.converting import asked
+    from repaconv.converting.fitting import How
     from repaconv.converting.judging import Judge
     from repaconv.converting.merging import merged, schedule_of, words
+    from repaconv.methods.pyra import METHOD
 
     order, config = plan.order, plan.plain.config
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=False)
@@ -237,6 +221,7 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
         net, schedule = merged(plan.found, settings)
         raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
     judged = Judge(plan.plain.net, plan.parted.judging, logits=config.classes > 0).link(net, budget)
+    taken = Choice("merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule)
     return put(
         plan.run.convert_json,
         ConvertArtefact(
@@ -249,9 +234,21 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
             criterion="",
             schedule=schedule,
             payload=None,
+            trade=_traded(plan, taken, How(), (), progress),
             **raced,
         ),
     )
+
+
+def _traded(plan: _Plan, taken: Choice, how: How, order: Sequence[int], progress: Progress) -> Trade | None:
+    """What else there was, where that is asked for."""
+    from repaconv.converting.judging import Judge
+
+    if not plan.order.curve or plan.device is None:
+        return None
+    judge = Judge(plan.plain.net, plan.parted.choosing, logits=plan.plain.config.classes > 0)
+    ground = Ground(plan.plain, plan.found, dict(plan.order.settings or {}), plan.parted, judge)
+    return traded(ground, plan.device, order, how, taken, plan.run.folder, progress)
 
 
 def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:

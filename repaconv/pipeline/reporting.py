@@ -230,15 +230,12 @@ def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
         found.append("no ONNX model: repaconv export --onnx")
     if not held.benches:
         found.append("no latency: repaconv bench")
-    found += [f"the latency on {each.target} is {each.quality.verdict}" for each in held.benches if _doubted(each)]
+    doubted = [each for each in held.benches if each.quality.verdict != "trusted"]
+    found += [f"the latency on {each.target} is {each.quality.verdict}" for each in doubted]
     source = Path(folded.origin.path)
     if not source.is_file() or sha256_of(source) != folded.origin.sha256:
         found.append(f"the {folded.origin_told} {source.name} is gone or another: nothing can be made again")
     return found
-
-
-def _doubted(measured: BenchArtefact) -> bool:
-    return measured.quality.verdict != "trusted"
 
 
 def _commands(
@@ -283,11 +280,14 @@ def _paper(taken: runs.Run, progress: Progress) -> PaperTable | None:
 def _pictures(taken: runs.Run, found: Report) -> dict[str, str]:
     from repaconv.measure.profile import bars_svg
     from repaconv.pages.report import history_svg
+    from repaconv.pages.trade import trade_svg
     from repaconv.proof.curve import drift_svg
 
     pictures = {}
     if found.converted and found.converted.beside:
         pictures["scores"] = taken.payload(found.converted.beside[0]).read_text()
+    if found.converted and found.converted.trade:
+        pictures["trade"] = trade_svg(found.converted.trade)
     for link in found.verified.links if found.verified else ():
         if link.location and link.location.drift:
             pictures[f"drift-{link.name}{dotted(link.variant)}"] = drift_svg(link)

@@ -1,4 +1,4 @@
-"""What a network is scored, fitted and judged on: the user's images, never random ones."""
+"""What a network is scored, fitted and judged on: the user's images, never random ones; and what it may become."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from repaconv.trained.contract import Reading
 
 KERNELS = (1, 3, 5, 7)
+METHODS = ("dwconv", "pyra")
+"""What needs no training; the others are trained from their training form."""
+TRAINING_FORM = "training-form"
 
 
 def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Reading) -> Inputs:
@@ -64,4 +67,30 @@ def require_kernel(side: int) -> None:
             f"--kernel {side} is not known.",
             hint="Kernels have a side of 3, 5 or 7; 1 has no neighbours.",
             code="usage.kernel",
+        )
+
+
+def require_method(order: ConvertOrder) -> None:
+    """Whether anything converts to what is asked for.
+
+    Raises:
+        UsageProblem: If not.
+    """
+    from repaconv.training.forms import METHODS as TRAINED
+
+    if order.to not in (None, TRAINING_FORM):
+        raise UsageProblem(
+            f"--to {order.to} is not known.",
+            hint="Known: training-form; without --to the result needs no training.",
+            code="convert.unknown",
+        )
+    known = TRAINED if order.to else METHODS
+    if order.method not in known:
+        trained = order.method in TRAINED
+        raise UsageProblem(
+            f"nothing converts to {order.method!r} {'without training' if trained else ''}".rstrip() + ".",
+            hint=f"Make its training form, then train that: --to {TRAINING_FORM}, repaconv finetune."
+            if trained
+            else f"Known: {', '.join(known)}.",
+            code="convert.unknown",
         )

@@ -33,31 +33,31 @@ Entrant = tuple["Reading", str]
 
 
 def require_pace(order: ConvertOrder) -> Target | None:
-    """The target on which a speed is asked for, if one is.
+    """The target on which speeds are measured, if they are.
 
     Raises:
         UsageProblem: If the speed is none, something else says what is converted, or the target runs no graphs.
         EnvironmentProblem: If it is not this machine.
     """
-    if order.speedup is None:
+    if order.speedup is None and not order.curve:
         return None
-    if not order.speedup > 1 or order.schedule or order.keep:
+    if order.speedup is not None and (not order.speedup > 1 or order.schedule or order.keep):
         what = "is not more than 1" if not order.speedup > 1 else "chooses what merges, as --schedule and --keep do"
         raise UsageProblem(
             f"--speedup {order.speedup:g} {what}.",
             hint="Give how many times as fast it is to be, e.g. --speedup 1.5, and nothing else.",
             code="convert.speedup",
         )
-    device = load_target(order.target)
+    device, asked = load_target(order.target), "--curve" if order.speedup is None else "--speedup"
     if takes_networks(device):
         raise UsageProblem(
-            f"{device.name} runs modules, and --speedup measures graphs.",
+            f"{device.name} runs modules, and {asked} measures graphs.",
             hint="Give the target that will run it, e.g. --target x86-64.",
             code="convert.speedup",
         )
     if why := why_not_here(device):
         raise EnvironmentProblem(
-            f"{device.name} is not this machine ({why}), and --speedup measures.",
+            f"{device.name} is not this machine ({why}), and {asked} measures.",
             hint="Run it there, or give --schedule, --keep or --blocks, and measure the run there.",
             code="bench.elsewhere",
         )

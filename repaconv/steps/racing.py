@@ -60,7 +60,7 @@ class Race:
             target=self.track.device.name,
             wanted=self.wanted,
             reached=self.raced[taken],
-            raced=tuple(Raced(**{of: each}, speed=ratio) for each, ratio in self.raced.items()),
+            raced=tuple(Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.raced.items()),
             machine=str(fingerprint(())["cpu"]),
         )
         write_payload(folder / UNCONVERTED, self.track.graph.read_bytes())

@@ -9,7 +9,7 @@ from repaconv.cli.showing.parts import accuracy_told
 from repaconv.cli.showing.scoring import scores
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import ConvertArtefact, Pace, Tried
+    from repaconv.artefacts import ConvertArtefact, Pace, Trade, Tried
 
 
 def show(done: ConvertArtefact) -> None:
@@ -27,6 +27,8 @@ def show(done: ConvertArtefact) -> None:
         out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
     if done.pace:
         _print_pace(done.pace)
+    if done.trade:
+        _print_trade(done.trade)
     parts = done.images
     out().print(f"[dim]{plain(done.inputs)}: {parts.fitting} fit, {parts.choosing} choose, {parts.judging} judge[/]")
     if done.judged.accuracy:
@@ -48,6 +50,18 @@ def _print_pace(pace: Pace) -> None:
     out().print(
         f"{reached} times as fast on {pace.target} as before, {pace.wanted:g} was asked for: {plain(pace.machine)}"
     )
+
+
+def _print_trade(trade: Trade) -> None:
+    rows = table("conversion", "merged or replaced", "times as fast", "95%", "error", "agreement")
+    for each in sorted((trade.taken, *trade.others), key=lambda each: each.speed.median):
+        what, speed, kept = ", ".join(map(str, each.schedule or each.blocks)), each.speed, each.tried
+        named = f"{each.kind}, taken" if each is trade.taken else each.kind
+        share = "" if kept is None or kept.agreement is None else f"{kept.agreement:.1%}"
+        error = "" if kept is None else f"{kept.error:.3f}"
+        rows.add_row(named, what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}", error, share)
+    out().print(rows)
+    out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; the costs are of the images that choose[/]")
 
 
 def _print_tried(tried: tuple[Tried, ...]) -> None:

@@ -1,0 +1,27 @@
+"""The trade-off of a conversion as a picture."""
+
+from __future__ import annotations
+
+from repaconv.artefacts import Raced, Trade
+from repaconv.pages.curve import Point, curve_svg
+
+
+def trade_svg(trade: Trade) -> str:
+    """What is kept on the images that choose against the speed on the target; what was taken is ringed."""
+    rows = (trade.taken, *trade.others)
+    unchanged = Point("unconverted", "unconverted", 1.0, 1.0)
+    points = [Point(named(row), row.kind, row.speed.median, kept(row), taken=row is trade.taken) for row in rows]
+    return curve_svg([unchanged, *points], "what is kept")
+
+
+def named(row: Raced) -> str:
+    """In a few words."""
+    if row.schedule:
+        return f"{row.kind} {', '.join(map(str, row.schedule))}"
+    return f"{row.kind} {len(row.blocks)}"
+
+
+def kept(row: Raced) -> float:
+    """The share of first classes that stay; of a network without classes, what the error leaves of the outputs."""
+    assert row.tried is not None
+    return max(0.0, 1 - row.tried.error) if row.tried.agreement is None else row.tried.agreement

@@ -1,8 +1,8 @@
 """repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
 
 ``inspect``, ``fold``, ``fetch``, ``score``, ``convert``, ``finetune``, ``verify``, ``export``, ``build``, ``bundle``,
-``collect``, ``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``table`` and ``tune`` are the commands
-of the same names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is
+``collect``, ``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``save``, ``table`` and ``tune`` are the
+commands of the same names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is
 ``new-recipe``, ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``,
 ``throughput`` is ``bench --objective throughput``, ``compare_runs`` is ``report`` of several.
 """
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from repaconv.pipeline import new_recipe as new_recipe
     from repaconv.pipeline import report as report
     from repaconv.pipeline import run as run
+    from repaconv.pipeline import save as save
     from repaconv.pipeline import score as score
     from repaconv.pipeline import table as table
     from repaconv.pipeline import throughput as throughput
@@ -61,6 +62,7 @@ __all__ = [
     "new_recipe",
     "report",
     "run",
+    "save",
     "score",
     "table",
     "throughput",

@@ -76,6 +76,7 @@ from repaconv.artefacts.reporting import RunsReport as RunsReport
 from repaconv.artefacts.running import NewRecipe as NewRecipe
 from repaconv.artefacts.running import RecipeRun as RecipeRun
 from repaconv.artefacts.running import StepDone as StepDone
+from repaconv.artefacts.saving import SaveArtefact as SaveArtefact
 from repaconv.artefacts.scoring import BlockScore as BlockScore
 from repaconv.artefacts.scoring import HeadScore as HeadScore
 from repaconv.artefacts.scoring import ScoreArtefact as ScoreArtefact

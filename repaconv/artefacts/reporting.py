@@ -22,7 +22,7 @@ class Report(Artefact):
     """A run on one page.
 
     ``converted`` or ``trained`` is what made the network, if a conversion or a training did, ``open`` what nobody
-    looked at; ``commands`` make every figure again.
+    looked at; ``commands`` make every figure again. ``library`` loads the folder in which its card stands, if one does.
     """
 
     stage: str = "report"
@@ -43,6 +43,7 @@ class Report(Artefact):
     open: tuple[str, ...]
     paper: PaperTable | None
     commands: tuple[str, ...]
+    library: str = ""
 
 
 class ReportRow(Record):

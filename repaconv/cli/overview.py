@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,12 @@ from repaconv.cli.options import (
     Format,
     FormatOption,
     Quiet,
+    RunArgument,
     app,
     finish,
 )
 from repaconv.errors import UsageProblem
+from repaconv.orders.saving import SaveOrder
 from repaconv.orders.stages import GateOrder
 from repaconv.orders.texts import pairs
 
@@ -115,6 +118,19 @@ def report(
 
     shown = printed if format is ReportFormat.markdown and out is None else None
     finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)
+
+
+@app.command(epilog="Example: repaconv save -o my-network")
+def save(
+    run: RunArgument = None,
+    order: SaveOrder = SaveOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Write a folded network as a folder that timm or transformers loads, with its model card."""
+    from repaconv.pipeline.saving import save_by
+
+    finish("save", format, quiet, partial(save_by, order, run))
 
 
 @app.command(epilog="Example: repaconv table repavit")

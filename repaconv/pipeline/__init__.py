@@ -22,6 +22,7 @@ from repaconv.pipeline.measuring import bench as bench
 from repaconv.pipeline.recipe_writing import new_recipe as new_recipe
 from repaconv.pipeline.reporting import report as report
 from repaconv.pipeline.running import run as run
+from repaconv.pipeline.saving import save as save
 from repaconv.pipeline.scoring import score as score
 from repaconv.pipeline.streaming import throughput as throughput
 from repaconv.pipeline.tables import table as table

@@ -1,0 +1,227 @@
+"""save: a folded network as a folder that timm or transformers loads, with its model card."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv import runs
+from repaconv.artefacts import Link, NetworkFold, SaveArtefact
+from repaconv.errors import GateFailed, Refused
+from repaconv.files import alone_in, payload_of
+from repaconv.orders.saving import SaveOrder
+from repaconv.pages.report import card
+from repaconv.pipeline.reporting import gathered
+from repaconv.progress import Progress, silent
+from repaconv.proof.verdicts import verdict_of
+from repaconv.replacing import put, require_ours, write_payload
+from repaconv.scratch import scratch_folder
+from repaconv.steps.common import made_by, with_files
+from repaconv.subjects.architectures import INFERENCE, Architecture, inference_form
+from repaconv.subjects.builders import package
+from repaconv.subjects.subject import TRAINING, subject_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.subjects.subject import Subject
+
+LIBRARIES = ("timm", "transformers")
+FILES = ("model.safetensors", "config.json", "preprocessor_config.json", "README.md")
+"""What such a folder holds; the third only where the run is of a folder that has it."""
+SLOT = "save.json"
+LABELS = ("label_names", "label_descriptions")
+"""What timm's config.json says of classes."""
+
+
+def save(
+    run: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    unverified: bool = False,
+    progress: Progress = silent,
+) -> SaveArtefact:
+    """Write a folded network as a folder that timm or transformers loads: weights, config.json, a model card.
+
+    It is folded once more as a module, in float64, and its numbers go into its own architecture, or into the one
+    without branches where timm can build that. The folder is loaded by its library and run before it is put in place.
+
+    Args:
+        run: The run's folder; the newest when None.
+        out: The folder; ``timm`` or ``transformers`` in the run when None.
+        unverified: Go on behind a failed verdict.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If no standard architecture holds what it folds to.
+        EnvironmentProblem: If the library is not here.
+        GateFailed: If an earlier verdict is failed, or the folder computes something else; nothing is written then.
+    """
+    return save_by(SaveOrder(out=out, unverified=unverified), run, progress=progress)
+
+
+class _Plan(NamedTuple):
+    subject: Subject
+    arch: Architecture
+    run: runs.Run
+    folder: Path
+    asked: tuple[str, ...]
+    overridden: tuple[str, ...]
+
+
+def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progress = silent) -> SaveArtefact:
+    """The same by an order."""
+    plan = _plan(order, run)
+    progress("fold", 0, 0)
+    given = plan.subject.network(TRAINING).module
+    module, form, exact = _held(plan, given)
+    progress("save", 0, 0)
+    with alone_in(plan.run.folder), scratch_folder("saving", plan.run.folder) as work:
+        _write(plan, module.float(), form, work)
+        links = (exact, _as_loaded(plan, type(given), work))
+        if verdict_of(links) == "failed":
+            raise GateFailed(
+                f"{plan.arch.library} loads something else from the folder; nothing was written.",
+                hint="Take another version of it, or write ONNX: repaconv export.",
+                code="save.not-equal",
+            )
+        report = gathered(plan.run, None).model_copy(update={"library": plan.arch.library})
+        (work / "README.md").write_text(card(report, {}), encoding="utf-8")
+        files = [plan.folder / name for name in FILES if (work / name).is_file()]
+        for file in files:
+            write_payload(file, partial(_moved, work / file.name))
+        weights, *others = (payload_of(file, plan.folder) for file in files)
+        done = SaveArtefact(
+            made_by=made_by(plan.arch.library, "torch"),
+            verdict=verdict_of(links),
+            unverified=plan.overridden,
+            asked=plan.asked,
+            arch=plan.arch.name,
+            form=form,
+            parameters=(_count(given), _count(module)),
+            payload=weights,
+            beside=tuple(others),
+            links=links,
+        )
+        done = put(plan.folder / SLOT, done)
+    return with_files(done, [plan.run.fold_json], [*files, plan.folder / SLOT])
+
+
+def _plan(order: SaveOrder, run: str | Path | None) -> _Plan:
+    """Everything that may be refused before anything is run."""
+    taken = runs.find_run(Path(run) if run else None)
+    subject = subject_of(taken)
+    folded = subject.folded
+    arch = Architecture(folded.arch, folded.config) if isinstance(folded, NetworkFold) else Architecture("", {})
+    if arch.library not in LIBRARIES:
+        raise Refused(
+            f"no architecture of timm or transformers holds {taken.folder}: it is {folded.told}.",
+            hint="Runs of --arch timm:NAME and of Hugging Face folders can be; repaconv export writes any as ONNX.",
+            code="save.unheld",
+        )
+    package(arch.library)
+    overridden = runs.require_sound(taken, folded, unverified=order.unverified)
+    folder = Path(order.out) if order.out else taken.folder / arch.library
+    require_ours(folder / SLOT, "save", *(folder / name for name in FILES))
+    return _Plan(subject, arch, taken, folder, order.words(), overridden)
+
+
+def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, dict[str, bool], Link]:
+    """What holds it, with its numbers in float64, what that was built with besides, and the proof.
+
+    Raises:
+        Refused: If nothing does.
+    """
+    from repaconv.live.edits import fold_parts
+    from repaconv.live.holding import held
+
+    before = copy.deepcopy(given).double()
+    try:
+        folded, _ = fold_parts(before, "auto", _example(plan))
+    except Refused as nothing:
+        if nothing.code != "live.nothing":
+            raise
+        folded = before
+    bare = inference_form(plan.arch, getattr(given, "num_classes", None))
+    module = (bare or before).double()
+    module.load_state_dict(held(folded, module), strict=True)
+    link = _link(plan, module, "fold", f"{plan.arch.name}, its numbers in float64")
+    if link.verdict == "failed":
+        raise Refused(
+            f"no standard architecture holds what it folds to: {plan.arch.name} computes something else with it.",
+            hint="repaconv export writes it as ONNX, and repaconv.fold(module) gives it as a module.",
+            code="save.unheld",
+        )
+    return module, dict(INFERENCE) if bare else {}, link
+
+
+def _example(plan: _Plan) -> Any:
+    """Two images, as the module takes them."""
+    import torch
+
+    feeds = next(plan.subject.drawn(2, 0).batches()).given
+    return tuple(torch.from_numpy(array).double() for array in feeds.values())
+
+
+def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
+    """A module in float64 against the training form."""
+    from repaconv.proof.outputs import Comparison, joined
+    from repaconv.proof.policy import tolerance
+    from repaconv.proof.runners import TorchRunner
+
+    names = tuple(port.name for port in plan.subject.inputs)
+    runner = TorchRunner(module, module.state_dict(), double=True, inputs=names, outputs=plan.subject.outputs)
+    found = Comparison(called, tolerance(kind, usual=plan.subject.folded.tolerances))
+    for batch in plan.subject.drawn(4, 1).batches():
+        found.add(runner.run(batch.given), plan.subject.reference.run(batch.given))
+    return joined(found.links(kind, f"{TRAINING}, float64"))
+
+
+def _write(plan: _Plan, module: nn.Module, form: Mapping[str, bool], folder: Path) -> None:
+    """As the library itself writes it, and what says how images are made."""
+    import shutil
+
+    if plan.arch.library == "transformers":
+        saver: Any = module
+        saver.save_pretrained(str(folder))
+        source = plan.subject.source.parent / FILES[2]
+        if source.is_file() and plan.arch.config:
+            shutil.copyfile(source, folder / source.name)
+        return
+    config = {
+        name: plan.arch.config[name] for name in ("label_names", "label_descriptions") if name in plan.arch.config
+    }
+    config["pretrained_cfg"] = {**(plan.arch.config.get("pretrained_cfg") or {}), **_images(plan)}
+    arguments = {**(plan.arch.config.get("model_args") or {}), **form}
+    package("timm").models.save_for_hf(
+        module, str(folder), model_config=config, model_args=arguments, safe_serialization=True
+    )
+
+
+def _images(plan: _Plan) -> dict[str, Any]:
+    """How they are normalised, in timm's words, where the run knows it."""
+    images = plan.subject.folded.preprocessing
+    if images is None:
+        return {}
+    return {name: [round(value / 255, 9) for value in getattr(images, name)] for name in ("mean", "std")}
+
+
+def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
+    """The folder against the training form."""
+    if plan.arch.library == "timm":
+        module = package("timm").create_model(f"local-dir:{folder}", pretrained=True)
+    else:
+        loader: Any = kind
+        module = loader.from_pretrained(str(folder), local_files_only=True)
+    return _link(plan, module.eval(), "stored", f"the folder, loaded by {plan.arch.library}")
+
+
+def _moved(source: Path, to: Path) -> None:
+    source.replace(to)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())

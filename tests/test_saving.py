@@ -1,0 +1,115 @@
+"""Folders for timm and transformers: the folded numbers in an architecture that others know, and what none holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import small_graphs
+import torch
+from libraries import library
+from torch import nn
+
+import repaconv as rc
+from repaconv.errors import Refused
+from repaconv.live.edits import fold_parts
+from repaconv.live.holding import held
+
+
+class Net(nn.Module):
+    """Images [B, 3, H, W] to [B, 5]: two convolutions, of which the second has no norm behind it where that is cut."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8, eps=1e-3)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, bias=False), nn.Identity() if cut else nn.BatchNorm2d(8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, 3, H, W] -> [B, 5]."""
+        x = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return self.head(self.norm(x.relu().mean((2, 3))))
+
+
+def stirred(module: nn.Module) -> nn.Module:
+    """With statistics and affines of a trained network."""
+    torch.manual_seed(0)
+    for name, tensor in module.state_dict().items():
+        if tensor.ndim == 1:
+            tensor.uniform_(0.5, 2) if name.endswith("var") else tensor.add_(0.3 * torch.randn(tensor.shape))
+    return module.eval().requires_grad_(False)
+
+
+def test_a_folded_network_stands_in_its_own_architecture():
+    net, images = stirred(Net()).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    right = net(images)
+    folded, _ = fold_parts(net, "auto", images)
+    standard = Net().double().eval()
+    standard.load_state_dict(held(folded, standard))
+    assert (standard(images) - right).abs().max() <= 1e-12 * right.abs().max()
+    assert not torch.equal(standard.conv1.weight, net.conv1.weight)
+    assert torch.equal(standard.bn1.weight, torch.ones(8, dtype=torch.float64))
+    assert torch.equal(standard.bn1.running_var, torch.full((8,), 1 - 1e-3, dtype=torch.float64))
+
+
+def test_what_has_no_place_is_named():
+    net, images = stirred(Net()).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    folded, _ = fold_parts(net, "auto", images)
+    with pytest.raises(Refused, match=r"the bias of conv2 has no place"):
+        held(folded, Net(cut=True).double())
+    with pytest.raises(Refused, match=r"0 has no place in it"):
+        held(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.ReLU()))
+    with pytest.raises(Refused, match=r"nothing in it is the layer 0"):
+        held(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 3)))
+
+
+def test_a_graph_is_no_architecture(repaconv):
+    rc.fold(small_graphs.tokens())
+    code, _, err = repaconv("save")
+    assert code == 4
+    assert "no architecture of timm or transformers holds repaconv-out/tokens: it is an ONNX graph" in err
+    assert not Path("repaconv-out/tokens/timm").exists()
+
+
+WAYS = {"test_vit2": {}, "test_resnet": {}, "fastvit_t8": {"inference_mode": True}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "form"), WAYS.items())
+def test_timm_loads_what_was_saved(name, form, repaconv):
+    timm = library("timm")
+    net = stirred(timm.create_model(name, num_classes=5))
+    torch.save(net.state_dict(), "net.pth")
+    assert repaconv("fold", "net.pth", "--arch", f"timm:{name}", "--no-measure")[0] == 0
+    done = rc.save(out="mine")
+    assert (done.verdict, done.form, done.beside[-1].path) == ("passed", form, "README.md")
+    assert (done.parameters[1] < done.parameters[0]) is bool(form)
+    assert "library_name: timm" in Path("mine/README.md").read_text()
+    again = timm.create_model("local-dir:mine", pretrained=True).eval()
+    images = torch.randn(2, *net.default_cfg["input_size"])
+    torch.testing.assert_close(again(images), net(images), rtol=1e-4, atol=1e-4)
+    assert repaconv("save", "-o", "mine")[0] == 0  # what it wrote it may write again
+    folded = rc.fold("mine", out="again", measure=False)  # and it is a Hugging Face folder like any other
+    assert folded.arch == f"timm:{name}"
+    Path("mine/config.json").write_text("{}")
+    assert repaconv("save", "repaconv-out/net", "-o", "mine")[0] == 2
+
+
+@pytest.mark.slow
+def test_transformers_loads_what_was_saved(repaconv):
+    transformers = library("transformers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = transformers.Dinov2Config(**sizes, image_size=32, patch_size=8, num_labels=7)
+    net = stirred(transformers.Dinov2ForImageClassification(config))
+    net.save_pretrained("net")
+    assert repaconv("fold", "net", "--set", "image_size=32", "--no-measure")[0] == 0
+    code, out, _ = repaconv("save")
+    assert (code, "transformers:Dinov2ForImageClassification" in out) == (0, True)
+    folder = Path("repaconv-out/net/transformers")
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Dinov2ForImageClassification"]
+    again = transformers.Dinov2ForImageClassification.from_pretrained(folder).eval()
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(again(images).logits, net(images).logits, rtol=1e-4, atol=1e-4)
+    weights = again.state_dict()
+    assert all(bool((value == 1).all()) for key, value in weights.items() if key.endswith("lambda1"))

@@ -279,6 +279,8 @@ def test_the_package_shows_its_stages_and_results_are_short(tiny):
     done = package.fold(tiny)
     assert repr(done) == "<MethodFold passed repaconv-out/tiny/fold.json>"
     assert dict(done.__rich_repr__())["method"] == "riformer"
+    assert repr(package.inspect(tiny)) == "<Inspection method='riformer' form='training'>"
+    assert repr(package.new_recipe(tiny)) == "<NewRecipe recipe='tiny.toml' method='riformer'>"
 
 
 def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):

@@ -24,7 +24,7 @@ def test_what_is_an_address():
 
 def test_nothing_is_brought_unless_it_is_asked_for(repaconv, tiny):
     address = f"file://{tiny.resolve()}"
-    for command in ("fold", "inspect", "convert"):
+    for command in ("fold", "inspect", "convert", "deploy", "new-recipe"):
         code, out, err = repaconv(command, address)
         assert (code, out) == (3, ""), err
         assert f"repaconv fetch {address}" in " ".join(err.split())
@@ -39,6 +39,12 @@ def test_nothing_is_brought_unless_it_is_asked_for(repaconv, tiny):
     assert rc.inspect(address).origin.sha256 == original.sha256
     assert repaconv("fetch", address)[0] == 3  # it is no longer there, and what was fetched still is
     assert repaconv("inspect", address)[0] == 0
+    assert repaconv("new-recipe", address, "-o", "there/tiny.toml")[0] == 0
+    Path("tiny.toml").write_text('extends = "there/tiny.toml"\n')
+    assert f'checkpoint = "{address}"' in Path("there/tiny.toml").read_text()
+    for typed in (("run", "tiny.toml", "--dry-run"), ("deploy", address, "--dry-run")):
+        code, out, err = repaconv(*typed)
+        assert (code, "would run" in out) == (0, True), err
     here(address).write_bytes(moved.read_bytes() + b"x")
     with pytest.raises(Refused, match="is not what was fetched"):
         rc.fold(address)

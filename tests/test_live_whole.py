@@ -249,3 +249,12 @@ def test_large_values_through_a_softmax_refuse_no_exact_fold():
 
     net = trained(nn.Sequential(nn.Linear(8, 8), Attending(), nn.LayerNorm(8)))
     assert rows(rc.fold(net, example=torch.randn(2, 5, 8))) == [("1", "norm -> qkv")]
+
+
+def test_tensors_beside_each_other_in_one_file_are_not_shared():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    flat = torch.cat([tensor.double().flatten() for tensor in net.state_dict().values()])
+    pieces = flat.split([tensor.numel() for tensor in net.state_dict().values()])
+    mapped = {key: piece.view(like.shape) for (key, like), piece in zip(net.state_dict().items(), pieces, strict=True)}
+    net.load_state_dict(mapped, assign=True)
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in rc.fold(net, example=torch.randn(1, 3, 8, 8)).modules())

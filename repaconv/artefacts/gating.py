@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from repaconv.artefacts.records import SCHEMA_VERSION, Record
+from repaconv.artefacts.results import Result
 
 
 class Check(Record):
@@ -35,8 +36,10 @@ class GatedRecipe(Record):
     checks: tuple[Check, ...]
 
 
-class GateReport(Record):
+class GateReport(Result):
     """All recipes of one call; the result of ``gate``. ``exit_code`` is that of the worst."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("exit_code",)
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "gate"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from repaconv.artefacts.records import SCHEMA_VERSION, Cost, Fact, Known, Origin, Record, WeightSet
+from repaconv.artefacts.results import Result
 
 
 class BlockCost(Record):
@@ -15,12 +18,14 @@ class BlockCost(Record):
     deploy: Cost
 
 
-class Inspection(Record):
+class Inspection(Result):
     """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded;
     ``lacks`` are the settings without which it cannot, each with an example.
 
     ``networks`` are told where no method knows it: several exact ones compute different things with equal tensors.
     """
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("method", "form")
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "inspect"
@@ -42,8 +47,10 @@ class Inspection(Record):
     networks: tuple[Known, ...] = ()
 
 
-class FileInspection(Record):
+class FileInspection(Result):
     """What an ONNX graph or an engine says of itself, read as bytes; the result of ``inspect`` for those."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("kind", "path")
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "inspect"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from repaconv.artefacts.gating import Check
 from repaconv.artefacts.records import SCHEMA_VERSION, Record
+from repaconv.artefacts.results import Result
 
 
 class StepDone(Record):
@@ -18,8 +19,10 @@ class StepDone(Record):
     why: str = ""
 
 
-class RecipeRun(Record):
+class RecipeRun(Result):
     """A recipe's way; the result of ``run``. ``page`` is the report, empty where there is none."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("recipe", "exit_code")
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "run"
@@ -32,8 +35,10 @@ class RecipeRun(Record):
     reference: dict[str, str] = Field(default={})
 
 
-class NewRecipe(Record):
+class NewRecipe(Result):
     """A recipe that was written; the result of ``new-recipe``. ``problems`` say what must be mended in it."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("recipe", "method")
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "new-recipe"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from repaconv.artefacts.records import SCHEMA_VERSION, Cost, Record
+from repaconv.artefacts.results import Result
 
 
 class TableRow(Record):
@@ -26,8 +27,10 @@ class TableRow(Record):
     remark: str
 
 
-class PaperTable(Record):
+class PaperTable(Result):
     """The paper's models in our forms; the result of ``table``."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("method",)
 
     schema_version: int = SCHEMA_VERSION
     method: str

@@ -73,7 +73,7 @@ def _fits(given: Tensors, wanted: Tensors) -> bool:
 
 def _neutral(part: nn.Module, wanted: Tensors, bias: Tensor | None) -> Tensors | None:
     """Numbers with which a norm or a scale does nothing, but for a bias that waits; None for what is no such part."""
-    if any(value.ndim > 1 for value in wanted.values()):
+    if any(value.ndim and value.numel() > max(value.shape) for value in wanted.values()):  # more than one a channel
         return None
     numbers = {key: torch.ones_like(value) for key, value in wanted.items()}
     numbers["bias"] = torch.zeros_like(numbers["bias"]) if "bias" in wanted else torch.zeros(())

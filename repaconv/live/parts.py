@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 New = Mapping[str, nn.Module]
@@ -21,15 +21,26 @@ def child_at(module: nn.Module, name: str) -> nn.Module | None:
 
 
 def shared(module: nn.Module) -> set[str]:
-    """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory."""
-    places: dict[tuple[str, int], list[str]] = defaultdict(list)
+    """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory.
+
+    Tensors of a file that was mapped lie beside each other in one storage, and share nothing.
+    """
+    places: dict[int, list[str]] = defaultdict(list)
     for name, part in module.named_modules(remove_duplicate=False):
-        places["module", id(part)].append(name)
+        places[id(part)].append(name)
+    found = {name for names in places.values() if len(names) > 1 for name in names}
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    for name, tensor in tensors:
-        if tensor.numel():
-            places["tensor", tensor.untyped_storage().data_ptr()].append(name)
-    return {name for names in places.values() if len(names) > 1 for name in names}
+    end, last = 0, ""
+    for start, stop, name in sorted((*_bytes(tensor), name) for name, tensor in tensors if tensor.numel()):
+        found |= {last, name} if start < end else set()
+        end, last = max((end, last), (stop, name))
+    return found
+
+
+def _bytes(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from its first to behind its last number."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 def watched(part: nn.Module) -> bool:

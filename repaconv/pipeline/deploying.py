@@ -14,6 +14,7 @@ from repaconv.orders.stages import GateOrder
 from repaconv.pipeline.running import Way
 from repaconv.progress import Progress, silent
 from repaconv.recipe import Recipe, RecipeProblem
+from repaconv.steps.addresses import here
 from repaconv.steps.common import load_target
 from repaconv.steps.elsewhere import why_not_here
 from repaconv.steps.engines import version_for
@@ -32,7 +33,7 @@ def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress 
     ranges from the images, and is judged on others of them.
 
     Args:
-        checkpoint: A checkpoint, an ONNX graph, or a Hugging Face folder.
+        checkpoint: A checkpoint, an ONNX graph, a Hugging Face folder, or the address of what was fetched.
         order: What is asked for.
         progress: See `Progress`.
 
@@ -40,7 +41,7 @@ def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress 
         UsageProblem: If there is no such target, or it does not compute in that precision.
         Refused: If there is no such checkpoint.
     """
-    device, source = load_target(order.target), Path(checkpoint)
+    device, source = load_target(order.target), here(checkpoint)
     if not source.exists():
         raise Refused(f"there is no {source}.", hint="Check its path.", code="checkpoint.missing")
     known = [each for each in runs.PRECISIONS if each in device.precisions]

@@ -13,6 +13,7 @@ from repaconv.files import write_text
 from repaconv.onnxfile import is_graph
 from repaconv.pipeline.inspection import inspect
 from repaconv.progress import Progress, silent
+from repaconv.steps.addresses import address_of, here
 
 UNTOLD = "default of the official code"
 """Begins the source of what neither tensors nor file tell."""
@@ -40,7 +41,8 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
     """Write a recipe that says what a checkpoint is, what its file does not tell, and what may be asked for.
 
     Args:
-        checkpoint: A checkpoint, an ONNX graph, or a Hugging Face folder; nothing in it is run.
+        checkpoint: A checkpoint, an ONNX graph, a Hugging Face folder, or the address of what was fetched; nothing in
+            it is run.
         out: The file; ``<stem>.toml`` here when None.
         progress: See `Progress`.
 
@@ -48,7 +50,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
         Refused: If there is no such file, or it holds no weights.
         UsageProblem: If the recipe is there already.
     """
-    source = Path(checkpoint)
+    source, address = here(checkpoint), address_of(checkpoint)
     path = Path(out) if out else Path(f"{source.stem}.toml")
     if os.path.lexists(path):
         raise UsageProblem(
@@ -58,7 +60,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
         raise Refused(f"there is no {source}.", hint="Check its path.", code="checkpoint.missing")
     progress("inspect", 0, 0)
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
-    place = Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
+    place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
     lines = [*_head(source, seen, place), *(_settings(seen) if seen else ())]
     write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
     return NewRecipe(

@@ -37,6 +37,7 @@ from repaconv.plans.journal import Journal
 from repaconv.plans.walk import Done, Made, Turn, dry, walk
 from repaconv.progress import Progress, silent
 from repaconv.recipe import BenchSection, RecipeProblem, own_file, read_recipe
+from repaconv.steps.addresses import address_of, here
 from repaconv.steps.checking import Judge, worst
 from repaconv.steps.named import missing
 from repaconv.steps.pinning import require_pinned
@@ -77,6 +78,8 @@ def read_placed(path: Path) -> Placed:
     recipe, lines = read_recipe(path)
     if wrong := missing(recipe, path, lines):
         raise RecipeProblem(wrong)
+    if address_of(recipe.checkpoint):  # what was fetched from there, if that is as it came
+        recipe = recipe.model_copy(update={"checkpoint": str(here(recipe.checkpoint).resolve())})
     return Placed(recipe, path, lines)
 
 

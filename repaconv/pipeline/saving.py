@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import Link, NetworkFold, SaveArtefact
-from repaconv.errors import GateFailed, Refused
+from repaconv.errors import GateFailed, Refused, said_by
 from repaconv.files import alone_in, payload_of
 from repaconv.orders.saving import SaveOrder
 from repaconv.pages.report import card
@@ -20,7 +19,7 @@ from repaconv.proof.verdicts import verdict_of
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.scratch import scratch_folder
 from repaconv.steps.common import made_by, with_files
-from repaconv.subjects.architectures import INFERENCE, Architecture, inference_form
+from repaconv.subjects.architectures import Architecture
 from repaconv.subjects.builders import package
 from repaconv.subjects.subject import TRAINING, subject_of
 
@@ -46,8 +45,8 @@ def save(
 ) -> SaveArtefact:
     """Write a folded network as a folder that timm or transformers loads: weights, config.json, a model card.
 
-    It is folded once more as a module, in float64, and its numbers go into its own architecture, or into the one
-    without branches where timm can build that. The folder is loaded by its library and run before it is put in place.
+    It is folded once more as a module, in float64, and its numbers go into its own architecture. The folder is loaded
+    by its library, and run, before it is put in place.
 
     Args:
         run: The run's folder; the newest when None.
@@ -77,10 +76,10 @@ def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progre
     plan = _plan(order, run)
     progress("fold", 0, 0)
     given = plan.subject.network(TRAINING).module
-    module, form, exact = _held(plan, given)
+    module, exact = _held(plan, given)
     progress("save", 0, 0)
     with alone_in(plan.run.folder), scratch_folder("saving", plan.run.folder) as work:
-        _write(plan, module.float(), form, work)
+        _write(plan, module.float(), work)
         links = (exact, _as_loaded(plan, type(given), work))
         if verdict_of(links) == "failed":
             raise GateFailed(
@@ -100,8 +99,6 @@ def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progre
             unverified=plan.overridden,
             asked=plan.asked,
             arch=plan.arch.name,
-            form=form,
-            parameters=(_count(given), _count(module)),
             payload=weights,
             beside=tuple(others),
             links=links,
@@ -129,8 +126,8 @@ def _plan(order: SaveOrder, run: str | Path | None) -> _Plan:
     return _Plan(subject, arch, taken, folder, order.words(), overridden)
 
 
-def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, dict[str, bool], Link]:
-    """What holds it, with its numbers in float64, what that was built with besides, and the proof.
+def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
+    """Its architecture with the folded numbers, in float64, and the proof.
 
     Raises:
         Refused: If nothing does.
@@ -142,11 +139,10 @@ def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, dict[str, bool], Li
     try:
         folded, _ = fold_parts(before, "auto", _example(plan))
     except Refused as nothing:
-        if nothing.code != "live.nothing":
+        if nothing.code != "live.nothing" or plan.subject.folded.applied:
             raise
         folded = before
-    bare = inference_form(plan.arch, getattr(given, "num_classes", None))
-    module = (bare or before).double()
+    module = copy.deepcopy(before)
     module.load_state_dict(held(folded, module), strict=True)
     link = _link(plan, module, "fold", f"{plan.arch.name}, its numbers in float64")
     if link.verdict == "failed":
@@ -155,7 +151,7 @@ def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, dict[str, bool], Li
             hint="repaconv export writes it as ONNX, and repaconv.fold(module) gives it as a module.",
             code="save.unheld",
         )
-    return module, dict(INFERENCE) if bare else {}, link
+    return module, link
 
 
 def _example(plan: _Plan) -> Any:
@@ -180,7 +176,7 @@ def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
     return joined(found.links(kind, f"{TRAINING}, float64"))
 
 
-def _write(plan: _Plan, module: nn.Module, form: Mapping[str, bool], folder: Path) -> None:
+def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:
     """As the library itself writes it, and what says how images are made."""
     import shutil
 
@@ -191,13 +187,11 @@ def _write(plan: _Plan, module: nn.Module, form: Mapping[str, bool], folder: Pat
         if source.is_file() and plan.arch.config:
             shutil.copyfile(source, folder / source.name)
         return
-    config = {
-        name: plan.arch.config[name] for name in ("label_names", "label_descriptions") if name in plan.arch.config
-    }
-    config["pretrained_cfg"] = {**(plan.arch.config.get("pretrained_cfg") or {}), **_images(plan)}
-    arguments = {**(plan.arch.config.get("model_args") or {}), **form}
+    given = plan.arch.config
+    config = {name: given[name] for name in LABELS if name in given}
+    config["pretrained_cfg"] = {**(given.get("pretrained_cfg") or {}), **_images(plan)}
     package("timm").models.save_for_hf(
-        module, str(folder), model_config=config, model_args=arguments, safe_serialization=True
+        module, str(folder), model_config=config, model_args=given.get("model_args"), safe_serialization=True
     )
 
 
@@ -211,17 +205,20 @@ def _images(plan: _Plan) -> dict[str, Any]:
 
 def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
     """The folder against the training form."""
-    if plan.arch.library == "timm":
-        module = package("timm").create_model(f"local-dir:{folder}", pretrained=True)
-    else:
-        loader: Any = kind
-        module = loader.from_pretrained(str(folder), local_files_only=True)
+    loader: Any = kind
+    try:
+        if plan.arch.library == "timm":
+            module = package("timm").create_model(f"local-dir:{folder}", pretrained=True)
+        else:
+            module = loader.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of whatever version the library is
+        raise GateFailed(
+            f"{plan.arch.library} does not load what it wrote itself: {said_by(error)}; nothing was written.",
+            hint="Take another version of it, or write ONNX: repaconv export.",
+            code="save.not-loaded",
+        ) from error
     return _link(plan, module.eval(), "stored", f"the folder, loaded by {plan.arch.library}")
 
 
 def _moved(source: Path, to: Path) -> None:
     source.replace(to)
-
-
-def _count(module: nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters())

@@ -129,7 +129,7 @@ def _moved(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
 
 def _path(value: Any, away: str, section: str, key: str) -> Any:
     """A value, moved if it is a path."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is one from anywhere
         return value
     paths = {"checkpoint", "out"} if not section else {each.name for each in knobs(SECTIONS[section]) if each.is_path}
     path = key in paths or (key == "target" and value.endswith(".toml"))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
 """Numbers of modules that are attributes of ONNX's operators."""
-INFERENCE = {"inference_mode": True}
-"""What timm's architectures of parallel branches take, those that can be built without them."""
 LARGEST_TOLD = 5
 """Names that a refusal lists."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -98,32 +96,16 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
     """
 
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    module = _rounded(_loaded(arch, weights, full))
+    module = _loaded(arch, weights, full).eval().requires_grad_(False)
+    for part in module.modules():  # ONNX's attributes are float32, and so is what float32 kernels are given
+        for name in ROUNDED:
+            if isinstance(value := getattr(part, name, None), float):
+                setattr(part, name, float(np.float32(value)))
     channels = next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
     versions = {arch.library: version(arch.library)} if arch.library else {}
     name = "pixel_values" if arch.library == "transformers" else "input"
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
     return Built(module, classes, name, channels, versions)
-
-
-def inference_form(arch: Architecture, classes: int | None) -> nn.Module | None:
-    """The form without branches that a timm architecture may be built in, with random weights; None if it has none."""
-    if arch.library != "timm":
-        return None
-    config = {**arch.config, "model_args": {**(arch.config.get("model_args") or {}), **INFERENCE}}
-    try:
-        return _rounded(_builder(arch._replace(config=config))(classes))
-    except TypeError:  # it knows no such argument
-        return None
-
-
-def _rounded(module: nn.Module) -> nn.Module:
-    """In eval mode, with the numbers of ONNX's attributes, which are float32, as float32 kernels are given them."""
-    for part in module.modules():
-        for name in ROUNDED:
-            if isinstance(value := getattr(part, name, None), float):
-                setattr(part, name, float(np.float32(value)))
-    return module.eval().requires_grad_(False)
 
 
 def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:

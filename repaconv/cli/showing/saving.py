@@ -13,7 +13,5 @@ if TYPE_CHECKING:
 
 def show(done: SaveArtefact) -> None:
     """What holds it, and the proof."""
-    before, after = done.parameters
-    with_form = "".join(f", {name}" for name in done.form)
-    out().print(f"{plain(done.arch)}{with_form}: {before:,} -> {after:,} parameters")
+    out().print(f"{plain(done.payload.path)}, config.json and README.md of {plain(done.arch)}")
     out().print(links(done.links))

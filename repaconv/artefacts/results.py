@@ -1,0 +1,17 @@
+"""What a stage returns and does not keep."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from repaconv.artefacts.records import Record
+
+
+class Result(Record):
+    """Its ``repr`` is as short as an artefact's: the fields that ``SHOWN`` names."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ()
+
+    def __repr__(self) -> str:
+        """What it is, and of what."""
+        return f"<{' '.join([type(self).__name__, *(f'{name}={getattr(self, name)!r}' for name in self.SHOWN)])}>"

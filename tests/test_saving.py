@@ -60,6 +60,10 @@ def test_what_has_no_place_is_named():
         held(folded, Net(cut=True).double())
     with pytest.raises(Refused, match=r"0 has no place in it"):
         held(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.ReLU()))
+    with pytest.raises(Refused, match=r"nothing in it is the layer 2"):  # of a branch that went into the first
+        held(
+            nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(3, 4, 1))
+        )
     with pytest.raises(Refused, match=r"nothing in it is the layer 0"):
         held(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 3)))
 
@@ -110,13 +114,3 @@ def test_transformers_loads_what_was_saved(repaconv):
     torch.testing.assert_close(again(images).logits, net(images).logits, rtol=1e-4, atol=1e-4)
     weights = again.state_dict()
     assert all(bool((value == 1).all()) for key, value in weights.items() if key.endswith("lambda1"))
-
-
-@pytest.mark.slow
-def test_branches_that_became_one_have_no_place(repaconv):
-    net = stirred(library("timm").create_model("test_byobnet", num_classes=5))
-    torch.save(net.state_dict(), "net.pth")
-    rc.fold("net.pth", arch="timm:test_byobnet", measure=False)
-    code, _, err = repaconv("save")
-    assert (code, "no standard architecture holds what it folds to" in err) == (4, True)
-    assert not Path("repaconv-out/net/timm").exists()

@@ -224,7 +224,7 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
         rows = search(arms, graphs.macs, journal.measure, judge.allows, plan.rounds, milder)
-    rows = [row.model_copy(update={"memory_bytes": measuring.memory.get(row.deployment)}) for row in rows]
+    rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
     told, loss = reported([judge.said(row, journal.left) for row in rows], judge, baseline)
     return _artefact(plan, told, loss, journal, left)
 

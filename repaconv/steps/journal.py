@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from repaconv.artefacts import Deployment, Ratio
 from repaconv.files import canonical_json, sha256_of_bytes, write_text
 from repaconv.progress import Progress
 from repaconv.steps.candidates import Candidates
-from repaconv.steps.rounds import Found
+from repaconv.steps.rounds import Elsewhere, Here
 
 HELD_BYTES = 4 * 1024**3
 AT_A_TIME = 16
@@ -38,6 +38,7 @@ class Journal:
         rows: Rounds and ratio of each.
         left: Why others were not measured.
         cut: Whether something was left because the time was over.
+        alike: The first that was met which is all the same as one.
     """
 
     path: Path
@@ -45,12 +46,13 @@ class Journal:
     deadline: float
     baseline: Deployment
     rounds: int
-    measuring: Callable[[Sequence[Deployment], int], Found]
+    measuring: Here | Elsewhere
     graphs: Candidates
     progress: Progress
     rows: dict[str, tuple[int, Ratio]] = field(default_factory=dict)
     left: dict[Deployment, str] = field(default_factory=dict)
     cut: bool = False
+    alike: dict[Deployment, Deployment] = field(default_factory=dict)
     _first: dict[str, Deployment] = field(default_factory=dict)
 
     def remembered(self) -> Journal:
@@ -87,6 +89,7 @@ class Journal:
         if unknown and self._over(rounds):
             return False
         same = {each: self._same(each) for each in unknown}
+        self.alike |= same
         missing = [each for each in dict.fromkeys(same.values()) if not self._known(each, rounds)]
         for group in self._groups([each for each in missing if each not in (*self.left, self.baseline)]):
             if self._over(rounds):
@@ -100,6 +103,10 @@ class Journal:
             self._keep(same)
         self._keep(same)
         return True
+
+    def memory(self, deployment: Deployment) -> int | None:
+        """Bytes that it took to be opened and to run once, or the first that is all the same; None if none was."""
+        return self.measuring.memory.get(self.alike.get(deployment, deployment))
 
     def time_left(self) -> bool:
         """Whether there is; if not, something is left."""

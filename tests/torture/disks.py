@@ -75,13 +75,14 @@ def _report(at: Path) -> object:
 
 EVERY = {"pages": range(18), "files": range(10)}
 SOME = {"pages": range(0, 45, 6), "files": range(0, 16, 3)}
+MORE = {"pages": range(0, 97, 8), "files": range(0, 33, 4)}
 BUT = ("build, again", "export, of another fold")
 STAGES: dict[str, tuple[Stage, Prepare, dict[str, range]]] = {
     **{name: (*rest, EVERY) for name, rest in kills.BY_STEPS.items() if name not in BUT},
     "report": (_report, kills.with_a_run, EVERY),
     "bundle": (_bundle, _with_a_board, EVERY),
     "export to int8": (_int8, kills.with_a_run, SOME),
-    "run": (_run, long_kills.STAGES["run"][1], SOME),
+    "run": (_run, long_kills.STAGES["run"][1], MORE),
     "sweep": (_sweep, long_kills.STAGES["sweep"][1], SOME),
     "tune": (*long_kills.STAGES["tune"][:2], SOME),
 }

@@ -212,6 +212,13 @@ def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
     assert kept.back.told == ("double: taken back, as with it the graph multiplies 96 times, not 48",)
 
 
+def test_nodes_are_more_only_where_that_saves_more():
+    before = Size(macs=1000, matrices=100, numbers=100, nodes=10)
+    assert larger(before, before._replace(numbers=99, nodes=11)) == "with it the graph has 11 nodes, not 10"
+    assert not larger(before, before._replace(macs=900, numbers=99, nodes=11))
+    assert not larger(before, before._replace(numbers=99, nodes=10))
+
+
 def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
     model = graph([("MatMul", "x w", "1"), ("Relu", "1", "y")], {"w": normal(4, 4)}, {"x": (1, 3, 4)})
     monkeypatch.setattr(fold, "FOLDS", (*fold.FOLDS, Rewrite("widen", "never", _widened)))

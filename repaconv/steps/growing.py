@@ -2,11 +2,13 @@
 
 A fold never multiplies more. Its matrices are larger only where they save a greater share of the multiplications; a
 matrix that several layers share counts for each of them, so that a BatchNormalization may go into every reader of one.
-And where neither multiplications nor numbers nor nodes are fewer, nothing was gained: the graph stays as it was given.
+Nodes are more only where that saves a greater share of multiplications and numbers. And where none of the three is
+fewer, nothing was gained: the graph stays as it was given.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
@@ -20,6 +22,11 @@ class Size(NamedTuple):
     matrices: int
     numbers: int
     nodes: int
+
+    @property
+    def shared(self) -> tuple[int, int, int]:
+        """What is weighed by its shares; 1 for what is not known."""
+        return max(self.macs, 1), max(self.numbers, 1), self.nodes
 
 
 def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -> Kept:
@@ -45,8 +52,11 @@ def larger(before: Size, after: Size) -> str:
         return f"with it the graph multiplies {after.macs:,} times, not {before.macs:,}"
     if after.matrices * after.macs > before.matrices * before.macs:
         return f"with it the graph's matrices hold {after.matrices:,} numbers, not {before.matrices:,}"
-    saves = after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes
-    return "" if saves else "it saves neither multiplications nor numbers nor nodes"
+    if not (after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
+        return "it saves neither multiplications nor numbers nor nodes"
+    if after.nodes > before.nodes and prod(after.shared) > prod(before.shared):
+        return f"with it the graph has {after.nodes:,} nodes, not {before.nodes:,}"
+    return ""
 
 
 def size_of(graph: Evaluated) -> Size:

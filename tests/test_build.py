@@ -283,6 +283,7 @@ def test_openvino_compiles_in_the_precision_that_is_asked_for(tiny):
         rc.bench(engine, target="x86-64-openvino", image_size=32, rounds=2)
 
 
+@pytest.mark.slow
 def test_an_engine_that_computes_something_else_is_followed_to_the_module(tiny, monkeypatch):
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     from repaconv.engines.openvino import OpenVino

@@ -263,6 +263,7 @@ def test_layers_are_known_by_their_modules_and_neighbours_go_together():
     assert nested(pairs[:1]) == []
 
 
+@pytest.mark.slow
 def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_own_loss():
     model = graph("repavit-tiny")[0]
     images = net("repavit-tiny")[2]

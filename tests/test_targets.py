@@ -54,7 +54,7 @@ def test_every_target_says_what_it_is_and_where_that_is_from():
     assert load_target("orin-nano").compute_capability == load_target("orin-nano@jp7.2").compute_capability == "8.7"
 
 
-def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch, tiny):
+def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(processors.platform, "machine", lambda: "x86_64")
     for flags, named in (
@@ -75,6 +75,10 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch, tin
     assert own.form("riformer", "amx") == ("rms-norm",)
     assert own.form("riformer", "avx512-bf16") == own.form("riformer") == target.forms["default"]
     assert own.form("pyra", "avx2") == ("read-tokens",)
+
+
+@pytest.mark.slow
+def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, tiny):
     rc.fold(tiny)
     monkeypatch.setattr(exporting, "family", lambda _architecture: "avx2")
     done = rc.export()

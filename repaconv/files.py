@@ -26,8 +26,8 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 PART = ".repaconv-part"
 """How ends the name of a file while it is written."""
-SCRATCH = (".export-", ".tune-", ".race-")
-"""How begin the folders that stages work in."""
+SCRATCH = ".repaconv-work-"
+"""How begins the name of a folder that a stage works in."""
 _HELD: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 """The folders that this command keeps others out of."""
 

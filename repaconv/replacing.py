@@ -68,6 +68,15 @@ def write_payload(path: Path, content: bytes | str | Callable[[Path], None]) -> 
     write_with(path, writer)
 
 
+def moved(source: Path) -> Callable[[Path], None]:
+    """The content of what a stage brings to its place, for `write_payload`: a file on the same disk."""
+
+    def put_there(temporary: Path) -> None:
+        source.replace(temporary)
+
+    return put_there
+
+
 def left_over(path: Path) -> bool:
     """Whether a stage that was killed left it: half a file, a note, what it noted, or a folder to work in."""
     return path.name.endswith((PART, NOTE)) or path.name.startswith(SCRATCH) or _noted(path)

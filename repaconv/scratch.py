@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repaconv.errors import EnvironmentProblem
-from repaconv.files import unwritable
+from repaconv.files import SCRATCH, unwritable
 
 ROOM = 1 << 16
 """Bytes without which a disk is full, and what went wrong there went wrong for that."""
 
 
 @contextmanager
-def scratch_folder(begins: str, folder: Path | None = None) -> Iterator[Path]:
+def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
     """A folder in ``folder`` to work in, which goes again; where temporary files go when None.
 
     Raises:
@@ -24,7 +24,7 @@ def scratch_folder(begins: str, folder: Path | None = None) -> Iterator[Path]:
     hint = "Make it a folder that you may write to" if folder else "Set TMPDIR to a folder that you may write to"
     where = f"in {folder or 'a folder for temporary files'}"
     try:
-        scratch = tempfile.TemporaryDirectory(prefix=begins, dir=folder)
+        scratch = tempfile.TemporaryDirectory(prefix=SCRATCH if folder else "repaconv-", dir=folder)
     except OSError as error:
         raise unwritable(where, error, hint) from error
     with scratch as name:

@@ -39,7 +39,7 @@ def test_the_whole_way_with_weights_of_their_own(large, target):
     assert next(link for link in found.links if link.name == "onnx").verdict == "passed"
     if target == "x86-64":  # the other is measured on its board
         assert rc.bench(rounds=2).agreement.verdict == "passed"
-    assert not [path for path in RUN.iterdir() if path.name.startswith(".export-")]
+    assert not [path for path in RUN.iterdir() if path.name.startswith(".repaconv-work-")]
 
 
 def test_the_same_bytes_twice_and_gone_when_they_fit_again(large, monkeypatch):
@@ -65,7 +65,7 @@ def test_lower_precision_of_such_a_net_is_refused(large):
     with pytest.raises(Refused, match="more than 2 GiB"):
         rc.export(precision="fp16")
     assert not (RUN / "model.fp16.onnx").exists()
-    assert not [path for path in RUN.iterdir() if path.name.startswith(".export-")]
+    assert not [path for path in RUN.iterdir() if path.name.startswith(".repaconv-work-")]
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_a_curve_has_every_kind_and_merging_and_what_was_taken(repaconv):
     assert kinds["depthwise"] == kinds["static"] == 3
     assert all(each.speed.median > 0 and each.tried.error > 0 for each in done.trade.others)
     assert Path(rc.report().wrote[0]).read_text().count('class="taken"') == 1
-    assert not list(Path("repaconv-out/vit-dwconv").glob(".trade-*"))
+    assert not list(Path("repaconv-out/vit-dwconv").glob(".repaconv-work-*"))
 
 
 @pytest.mark.slow
@@ -189,4 +189,4 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     assert told["pace"].reached.median == found[1,] > 0
     assert [each.blocks for each in told["pace"].raced] == [(1,), (2,)]
     assert Path(told["beside"][0].path).stat().st_size > 0
-    assert not list(Path().glob(".race-*"))
+    assert not list(Path().glob(".repaconv-work-*"))

@@ -287,8 +287,8 @@ def test_what_a_killed_command_left_half_written_goes_with_the_next_one(tmp_path
     left = [run / ".verify.json.abc.repaconv-part", run / "build" / ".x86-64.onnx.abc.repaconv-part"]
     for path in left:
         path.write_text("half")
-    (run / ".export-abc").mkdir()
-    (run / ".export-abc" / "model.onnx").write_text("half")
+    (run / ".repaconv-work-abc").mkdir()
+    (run / ".repaconv-work-abc" / "model.onnx").write_text("half")
     (run / "mine.repaconv-parts").write_text("somebody's own")
     out = tmp_path / "there" / "[r].json"
     out.parent.mkdir()
@@ -297,5 +297,5 @@ def test_what_a_killed_command_left_half_written_goes_with_the_next_one(tmp_path
         fcntl.flock(writing, fcntl.LOCK_EX)
         rc.report(run, format="json", paper=False, out=out)
     assert sorted(path.name for path in out.parent.iterdir()) == [".[r].json.abd.repaconv-part", "[r].json"]
-    assert not any(path.exists() for path in (*left, run / ".export-abc"))
+    assert not any(path.exists() for path in (*left, run / ".repaconv-work-abc"))
     assert (run / "mine.repaconv-parts").read_text() == "somebody's own"

@@ -51,7 +51,7 @@ def targets(format: FormatOption = Format.text) -> None:
             (
                 t.name,
                 f"{t.runtime} {t.runtime_version}".strip(),
-                str(t.newest_opset or t.opset),
+                str(t.newest),
                 ", ".join(t.precisions),
                 t.about,
             )

@@ -167,7 +167,7 @@ class OnnxRuntime:
         settings.graph_optimization_level = level
         settings.intra_op_num_threads = order.threads
         settings.log_severity_level = 4  # what it refuses it also raises
-        with scratch_folder("repaconv-") as folder:
+        with scratch_folder() as folder:
             path = folder / "optimised.onnx"
             settings.optimized_model_filepath = str(path)
             try:

@@ -86,7 +86,7 @@ class OrtCudaSession(OrtSession):
         """What ONNX Runtime's profiler writes of one run."""
         import onnxruntime
 
-        with scratch_folder("repaconv-") as folder:
+        with scratch_folder() as folder:
             settings = settings_for(self._spec)
             settings.enable_profiling, settings.profile_file_prefix = True, str(folder / "profile")
             source = self._model if isinstance(self._model, bytes) else str(self._model)

@@ -30,7 +30,7 @@ def profiled(
     """
     import onnxruntime
 
-    with scratch_folder("repaconv-") as folder:
+    with scratch_folder() as folder:
         path = folder / "optimised.onnx"
         settings = settings_for(SessionSpec(threads=spec.threads))
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -82,7 +82,7 @@ def _old(
     import onnx
     import torch
 
-    with scratch_folder("repaconv-") as folder:
+    with scratch_folder() as folder:
         path = folder / "network.onnx"
         torch.onnx.export(
             module,

@@ -137,7 +137,7 @@ def to_int8(
             call = next(self._left, None)
             return None if call is None else dict(zip(names, map(call.get, _order(names, call)), strict=True))
 
-    with scratch_folder("repaconv-") as folder, quiet_logging():
+    with scratch_folder() as folder, quiet_logging():
         single, path = folder / "fp32.onnx", folder / "int8.onnx"
         onnx.save(model, single)  # given a model, the quantizer writes into it
         quantize_static(

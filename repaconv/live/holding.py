@@ -31,7 +31,7 @@ def held(folded: nn.Module, standard: nn.Module) -> Tensors:
         if source is None:
             numbers = _neutral(part, wanted, bias)
             if numbers is None:
-                raise _unheld(f"nothing in it is the layer {name}")
+                raise unheld(f"nothing in it is the layer {name}")
             waiting, bias = ("", None) if isinstance(part, _BatchNorm) else (waiting, bias)
         else:
             numbers = given.pop(source)
@@ -41,9 +41,9 @@ def held(folded: nn.Module, standard: nn.Module) -> Tensors:
                 waiting, bias = source, numbers["bias"]
         found |= {_joined(name, key): _number(numbers, key, like) for key, like in wanted.items()}
     if bias is not None:
-        raise _unheld(f"the bias of {waiting} has no place in it")
+        raise unheld(f"the bias of {waiting} has no place in it")
     if given:
-        raise _unheld(f"{next(iter(given))} has no place in it")
+        raise unheld(f"{next(iter(given))} has no place in it")
     return found
 
 
@@ -96,7 +96,8 @@ def _joined(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
 
 
-def _unheld(why: str) -> Refused:
+def unheld(why: str) -> Refused:
+    """No standard architecture holds it."""
     return Refused(
         f"no standard architecture holds what it folds to: {why}.",
         hint="repaconv export writes it as ONNX, and repaconv.fold(module) gives it as a module.",

@@ -23,7 +23,7 @@ def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]
     Unknown is None, never a guess.
     """
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "family": family(platform.machine()),
         "cores": os.cpu_count(),
         "cores_used": list(cores),
@@ -115,7 +115,8 @@ def machine_key(machine: Mapping[str, Any]) -> str:
     return f"{card}{machine.get('cpu')}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """What the processor is called."""
     lines = (_read("/proc/cpuinfo") or "").splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(named, None) or platform.processor() or None

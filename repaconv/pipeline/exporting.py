@@ -18,7 +18,7 @@ from repaconv.orders.stages import ExportOrder
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, require_ours
 from repaconv.scratch import scratch_folder
-from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, usual_form, with_files
 from repaconv.steps.deploying import export_given
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import Written, written_for
@@ -61,7 +61,7 @@ def export_by(
             another size, or a file is there already that is somebody else's.
     """
     plan = _plan(order, run, onnx)
-    with alone_in(plan.run.folder), scratch_folder(".export-", plan.run.folder) as scratch:
+    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         graph = _graph(plan, scratch, progress)
         typed = _typed(plan, graph, progress)
         model = _finished(plan, graph, typed, scratch)
@@ -112,10 +112,10 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     require_computed(device, order.precision)
     size = _size(order, subject)
     free_size = folded.any_image_size and order.image_size is None
-    newest = device.newest_opset or device.opset
+    newest = device.newest
     opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
     written = written_for(order.form, subject)
-    wanted = device.form(folded.called, family(device.architecture)) if written.rewrites is None else written.rewrites
+    wanted = usual_form(device, folded.called) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, order.precision), opset if order.precision == "int8" else newest)
     variant = Variant(
         target=device.name,

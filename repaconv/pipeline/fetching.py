@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from repaconv.artefacts import Fetched
 from repaconv.errors import EnvironmentProblem, Refused, UsageProblem, require_module, said_by
 from repaconv.files import alone_in, payload_of
 from repaconv.progress import Progress, silent
-from repaconv.replacing import put, require_ours, write_payload
+from repaconv.replacing import moved, put, require_ours, write_payload
 from repaconv.scratch import scratch_folder
 from repaconv.steps.addresses import FETCHED, address_of, record_of
 from repaconv.steps.common import made_by, with_files
@@ -43,21 +42,17 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
     revision = _commit(asked) if asked.startswith("hf://") else ""
     exact = f"{asked.partition('@')[0]}@{revision}" if revision else asked
     place = Path(record.stem) / exact.rstrip("/").rpartition("/")[2]
-    with alone_in(FETCHED), scratch_folder("fetching", FETCHED) as work:
+    with alone_in(FETCHED), scratch_folder(FETCHED) as work:
         brought = _brought(exact, work / place.name)
         came = sorted(brought.iterdir()) if brought.is_dir() else [brought]
         files = [FETCHED / place.parent / each.relative_to(work) for each in came]
         require_ours(record, "fetch", *files)
         for each, file in zip(came, files, strict=True):
-            write_payload(file, partial(_moved, each))
+            write_payload(file, moved(each))
         told = {"address": asked, "revision": revision, "path": str(place), "verdict": "passed", "made_by": made_by()}
         first, *others = (payload_of(each, FETCHED) for each in files)
         fetched = put(record, Fetched.model_validate({**told, "payload": first, "beside": others}))
     return with_files(fetched, [], [*files, record])
-
-
-def _moved(source: Path, to: Path) -> None:
-    source.replace(to)
 
 
 def _commit(address: str) -> str:

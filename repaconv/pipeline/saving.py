@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from repaconv.pages.report import card
 from repaconv.pipeline.reporting import gathered
 from repaconv.progress import Progress, silent
 from repaconv.proof.verdicts import verdict_of
-from repaconv.replacing import put, require_ours, write_payload
+from repaconv.replacing import moved, put, require_ours, write_payload
 from repaconv.scratch import scratch_folder
 from repaconv.steps.common import made_by, with_files
 from repaconv.subjects.architectures import Architecture
@@ -78,7 +77,7 @@ def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progre
     given = plan.subject.network(TRAINING).module
     module, exact = _held(plan, given)
     progress("save", 0, 0)
-    with alone_in(plan.run.folder), scratch_folder("saving", plan.run.folder) as work:
+    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as work:
         _write(plan, module.float(), work)
         links = (exact, _as_loaded(plan, type(given), work))
         if verdict_of(links) == "failed":
@@ -91,7 +90,7 @@ def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progre
         (work / "README.md").write_text(card(report, {}), encoding="utf-8")
         files = [plan.folder / name for name in FILES if (work / name).is_file()]
         for file in files:
-            write_payload(file, partial(_moved, work / file.name))
+            write_payload(file, moved(work / file.name))
         weights, *others = (payload_of(file, plan.folder) for file in files)
         done = SaveArtefact(
             made_by=made_by(plan.arch.library, "torch"),
@@ -133,7 +132,7 @@ def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
         Refused: If nothing does.
     """
     from repaconv.live.edits import fold_parts
-    from repaconv.live.holding import held
+    from repaconv.live.holding import held, unheld
 
     before = copy.deepcopy(given).double()
     try:
@@ -146,11 +145,7 @@ def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
     module.load_state_dict(held(folded, module), strict=True)
     link = _link(plan, module, "fold", f"{plan.arch.name}, its numbers in float64")
     if link.verdict == "failed":
-        raise Refused(
-            f"no standard architecture holds what it folds to: {plan.arch.name} computes something else with it.",
-            hint="repaconv export writes it as ONNX, and repaconv.fold(module) gives it as a module.",
-            code="save.unheld",
-        )
+        raise unheld(f"{plan.arch.name} computes something else with it")
     return module, link
 
 
@@ -218,7 +213,3 @@ def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
             code="save.not-loaded",
         ) from error
     return _link(plan, module.eval(), "stored", f"the folder, loaded by {plan.arch.library}")
-
-
-def _moved(source: Path, to: Path) -> None:
-    source.replace(to)

@@ -67,7 +67,7 @@ def tune_by(
     answer = plan.answer()
     if answer is not None:
         return _put(plan, answer.model_copy(update={"note": "known from an earlier search"}), plan.known)
-    with alone_in(plan.run.folder), scratch_folder(".tune-", plan.run.folder) as scratch:
+    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         found = _searched(plan, scratch, progress)
     write_artefact(plan.known, found)
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))

@@ -11,9 +11,8 @@ from repaconv.artefacts import Deployment, Sensitivity
 from repaconv.errors import Refused
 from repaconv.files import sha256_of_bytes, write_bytes
 from repaconv.forms.choice import chosen
-from repaconv.measure.processors import family
 from repaconv.progress import Progress
-from repaconv.steps.common import load_target
+from repaconv.steps.common import load_target, usual_form
 from repaconv.steps.engines import lowers, takes_networks
 from repaconv.steps.inputs import Split
 from repaconv.steps.precisions import in_precision
@@ -85,10 +84,10 @@ class Candidates:
             self.subject.network(DEPLOY)
             return Arm(start, (), tuple(tries))
         graphs, precision = self._graphs(device), start.precision
-        newest = INT8_OPSET if precision == "int8" else device.newest_opset or device.opset
+        newest = INT8_OPSET if precision == "int8" else device.newest
         fit = tuple(name for name, rewrite in graphs.rewrites.items() if rewrite.opset <= newest)
         fit = device.kept(fit, precision)
-        usual = device.form(self.subject.folded.called, family(device.architecture))
+        usual = usual_form(device, self.subject.folded.called)
         default = tuple(name for name in fit if name in usual)
         return Arm(start.model_copy(update={"rewrites": default}), fit, tuple(tries))
 
@@ -99,7 +98,7 @@ class Candidates:
         spec = GraphSpec(
             size=self.subject.folded.image_size,
             opset=device.opset,
-            newest=device.newest_opset,
+            newest=device.newest,
             lacks=device.lacks,
             free_size=self.subject.folded.any_image_size,
             simplifiers=(),
@@ -115,7 +114,7 @@ class Candidates:
                     code="tune.graph",
                 )
             self.progress("what applies", 0, 0)
-            known = chosen(self.names, device.newest_opset or device.opset).rewrites
+            known = chosen(self.names, device.newest).rewrites
             fitting = sorted(known, key=lambda rewrite: (rewrite.order, rewrite.name))
             rewrites = {rewrite.name: rewrite for rewrite in fitting if rewritten(graph.model, [rewrite])[1]}
             self.known[str(spec)] = Graphs(graph.model, rewrites)

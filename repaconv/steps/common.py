@@ -50,6 +50,13 @@ def as_image_size(size: int | ImageSize | None) -> ImageSize | None:
     return (size, size) if isinstance(size, int) else size
 
 
+def usual_form(device: Target, method: str) -> tuple[str, ...]:
+    """Names of the rewrites of a method's default form on a target, by the family of the processor at hand."""
+    from repaconv.measure.processors import family
+
+    return device.form(method, family(device.architecture))
+
+
 def load_target(name: str | Target) -> Target:
     """A registered target by name, or the user's own by the path of its .toml; ``@`` and a name take a variant."""
     from repaconv.targets import Target, from_file

@@ -166,7 +166,7 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
         batch=None if exported.batch in ("dynamic", subject.folded.batch) else int(exported.batch),
         free_size=exported.image_size == "dynamic",
     )
-    with scratch_folder(".export-", subject.run.folder) as scratch:
+    with scratch_folder(subject.run.folder) as scratch:
         graph = subject.graph(TRAINING, spec, scratch=scratch, progress=progress)
         if not graph.sound:
             raise Refused(

@@ -12,9 +12,8 @@ from repaconv import registry
 from repaconv.artefacts import Ratio
 from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.forms.choice import chosen
-from repaconv.measure.processors import family
 from repaconv.progress import Progress
-from repaconv.steps.common import load_target
+from repaconv.steps.common import load_target, usual_form
 from repaconv.steps.comparing import opened
 from repaconv.steps.elsewhere import why_not_here
 from repaconv.steps.engines import takes_networks
@@ -119,13 +118,12 @@ class Track:
     def _graph(self, reading: Reading, method: str, name: str) -> Path:
         """As `export` would write it for this target."""
         device, config = self.device, reading.config
-        newest = device.newest_opset or device.opset
         spec = GraphSpec(
             size=config.image_size,
             opset=device.opset,
-            newest=newest,
+            newest=device.newest,
             lacks=device.lacks,
-            rewrites=chosen(device.form(method, family(device.architecture)), newest).rewrites,
+            rewrites=chosen(usual_form(device, method), device.newest).rewrites,
         )
         ways = Proving(DEPLOY, spec, reading.tolerances, self.scratch, self.progress)
         deploy: Any = registry.load(registry.BACKBONES, reading.backbone).deploy(config)

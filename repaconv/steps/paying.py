@@ -56,10 +56,12 @@ def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
         given: The graph as given.
         refold: Makes it without some of its rewrites.
     """
+    from repaconv.measure.fingerprint import cpu_model
+
     call = _call(given.single) if fold.changes else None
     if call is None:
         return fold
-    mine, where = _timed(given), _cpu()
+    mine, where = _timed(given), str(cpu_model())
     if not _is_slower(_beside(mine, fold.graph, call)):
         return fold
 
@@ -129,13 +131,7 @@ def _in_form(model: onnx.ModelProto) -> onnx.ModelProto:
     """As the machine at hand runs it fastest."""
     from repaconv.forms.choice import chosen
     from repaconv.graphs.graph import rewritten
-    from repaconv.steps.common import load_target
+    from repaconv.steps.common import load_target, usual_form
 
     device = load_target(TARGET)
-    return rewritten(model, chosen(device.form("graph"), device.newest_opset or device.opset).rewrites)[0]
-
-
-def _cpu() -> str:
-    from repaconv.measure.fingerprint import fingerprint
-
-    return str(fingerprint(())["cpu"])
+    return rewritten(model, chosen(usual_form(device, "graph"), device.newest).rewrites)[0]

@@ -54,14 +54,14 @@ class Race:
             of: The field of `Raced` that tells them apart.
             folder: The run's.
         """
-        from repaconv.measure.fingerprint import fingerprint
+        from repaconv.measure.fingerprint import cpu_model
 
         pace = Pace(
             target=self.track.device.name,
             wanted=self.wanted,
             reached=self.raced[taken],
             raced=tuple(Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.raced.items()),
-            machine=str(fingerprint(())["cpu"]),
+            machine=str(cpu_model()),
         )
         write_payload(folder / UNCONVERTED, self.track.graph.read_bytes())
         return {"pace": pace, "beside": (payload_of(folder / UNCONVERTED, folder),)}
@@ -86,7 +86,7 @@ def race_of(
     if wanted is None or device is None:
         yield None
         return
-    with scratch_folder(".race-", folder) as scratch:
+    with scratch_folder(folder) as scratch:
         yield Race(Track(device, (original, "dwconv"), scratch, progress), wanted)
 
 

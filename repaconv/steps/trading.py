@@ -62,11 +62,11 @@ def traded(
     Raises:
         GateFailed: If a graph does not compute what its network does.
     """
-    from repaconv.measure.fingerprint import fingerprint
+    from repaconv.measure.fingerprint import cpu_model
 
     choices = [taken, *_replaced(ground, order, how, progress), *_merged(ground)]
     raced: list[Raced] = []
-    with scratch_folder(".trade-", folder) as scratch:
+    with scratch_folder(folder) as scratch:
         track = Track(device, (ground.plain.reading, "dwconv"), scratch, progress)
         for _, alike in groupby(choices, key=lambda each: each.kind):  # few sessions at once
             named = {f"{len(raced) + n}": each for n, each in enumerate(alike)}
@@ -81,7 +81,7 @@ def traded(
                 )
                 for name, each in named.items()
             ]
-    return Trade(target=device.name, taken=raced[0], others=tuple(raced[1:]), machine=str(fingerprint(())["cpu"]))
+    return Trade(target=device.name, taken=raced[0], others=tuple(raced[1:]), machine=str(cpu_model()))
 
 
 def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress) -> Iterator[Choice]:

@@ -88,7 +88,7 @@ def within_engine(
     bare = _bare(onnx.load(runs.graph_of(subject.run, exported)), exported)
     filled = _filled(feeds, {exported.batch})
     limit = allowed.rtol if allowed.kind == "exact" else None
-    with scratch_folder("repaconv-") as folder:
+    with scratch_folder() as folder:
         load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
         right, wrong = (OnnxTrace(bare, each, by_module=subject.by_module) for each in (load_onnx, load))
         try:

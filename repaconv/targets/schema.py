@@ -87,6 +87,11 @@ class Target(Record):
         """Its name, as it is typed."""
         return self.name
 
+    @property
+    def newest(self) -> int:
+        """The newest opset that it reads."""
+        return self.newest_opset or self.opset
+
     def form(self, method: str, family: str = "") -> tuple[str, ...]:
         """Names of the rewrites of a method's default form here, on a processor of that family."""
         if self.guesses(family) and "safest" in self.forms:

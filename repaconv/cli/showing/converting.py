@@ -9,7 +9,7 @@ from repaconv.cli.showing.parts import accuracy_told
 from repaconv.cli.showing.scoring import scores
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import ConvertArtefact, Pace, Trade, Tried
+    from repaconv.artefacts import ConvertArtefact, Pace, Raced, Trade, Tried
 
 
 def show(done: ConvertArtefact) -> None:
@@ -43,8 +43,7 @@ def show(done: ConvertArtefact) -> None:
 def _print_pace(pace: Pace) -> None:
     rows = table("merged or replaced", "times as fast", "95%")
     for each in sorted(pace.raced, key=lambda each: each.speed.median):
-        what, speed = ", ".join(map(str, each.schedule or each.blocks)), each.speed
-        rows.add_row(what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}")
+        rows.add_row(*_raced(each))
     out().print(rows)
     reached = f"{pace.reached.median:.2f} ({pace.reached.low:.2f} to {pace.reached.high:.2f})"
     out().print(
@@ -55,13 +54,19 @@ def _print_pace(pace: Pace) -> None:
 def _print_trade(trade: Trade) -> None:
     rows = table("conversion", "merged or replaced", "times as fast", "95%", "error", "agreement")
     for each in sorted((trade.taken, *trade.others), key=lambda each: each.speed.median):
-        what, speed, kept = ", ".join(map(str, each.schedule or each.blocks)), each.speed, each.tried
+        kept = each.tried
         named = f"{each.kind}, taken" if each is trade.taken else each.kind
         share = "" if kept is None or kept.agreement is None else f"{kept.agreement:.1%}"
         error = "" if kept is None else f"{kept.error:.3f}"
-        rows.add_row(named, what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}", error, share)
+        rows.add_row(named, *_raced(each), error, share)
     out().print(rows)
     out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; the costs are of the images that choose[/]")
+
+
+def _raced(each: Raced) -> tuple[str, str, str]:
+    """What it is, how many times as fast, and the interval."""
+    what, speed = ", ".join(map(str, each.schedule or each.blocks)), each.speed
+    return what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}"
 
 
 def _print_tried(tried: tuple[Tried, ...]) -> None:

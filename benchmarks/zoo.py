@@ -1,6 +1,6 @@
 """What `repaconv fold model.onnx` does to every kind of network: exactness, sizes, its own time, and speed.
 
-    python benchmarks/zoo.py [--seconds N] [--speed] [NAME ...]
+    python benchmarks/zoo.py [--seconds N] [--pairs | --speed] [NAME ...]
 
 Every network is exported, folded and simplified in a process of its own, by the commands that a user types; a line for
 each is appended to `benchmarks/results/zoo.jsonl`, and those that have one are left out, so that it goes on where it
@@ -26,6 +26,8 @@ FOLDED, MEASURED = RESULTS / "zoo.jsonl", RESULTS / "zoo_speed.jsonl"
 LIMIT_S = 1200
 """A network that takes longer is told as one that did."""
 ROUNDS = 60
+SLOWER = 0.98
+"""Times as fast, below which the fold's own measurement is asked."""
 MIB = 2**20
 
 
@@ -33,13 +35,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", help="e.g. timm:mobileone_s1; all, the smallest first, if left out")
     options.add_argument("--seconds", type=float, default=float("inf"), help="start no network after so many")
-    options.add_argument("--speed", action="store_true", help="measure, instead of folding")
+    what = options.add_mutually_exclusive_group()
+    what.add_argument("--speed", dest="what", action="store_const", const=speed, help="measure, instead of folding")
+    what.add_argument("--pairs", dest="what", action="store_const", const=paired, help="make what --speed measures")
     options.add_argument("--into", type=Path, default=Path("build/zoo"), help="where the exported graphs are kept")
     options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
     if given.one:
-        sys.stdout.write(json.dumps((speed if given.speed else folded)(given.names[0], given.into)) + "\n")
+        sys.stdout.write(json.dumps((given.what or folded)(given.names[0], given.into)) + "\n")
         return
     sweep(given)
 
@@ -48,7 +52,8 @@ def sweep(given: argparse.Namespace) -> None:
     """One network after the other, each in a process of its own; a row each."""
     from zoo_networks import names
 
-    path, end = (MEASURED if given.speed else FOLDED), time.monotonic() + given.seconds
+    path = {speed: MEASURED, paired: given.into / "pairs.jsonl"}.get(given.what, FOLDED)
+    end = time.monotonic() + given.seconds
     done = {row["name"] for row in rows(path)}
     for name in given.names or names():
         if time.monotonic() > end:
@@ -69,7 +74,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def _in_its_own(name: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, name, "--one", "--into", str(given.into)]
-    command += ["--speed"] if given.speed else []
+    command += {speed: ["--speed"], paired: ["--pairs"]}.get(given.what, [])
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -173,26 +178,51 @@ def timed(command: list[str]) -> dict[str, Any]:
     return {"row": {"cpu_s": spent, "memory_mib": memory, "exit_code": started.returncode}, "stdout": said}
 
 
-def speed(name: str, into: Path) -> dict[str, Any]:
-    """The row of one network that is measured: its target's form beside onnxsim's graph."""
+def pair_of(name: str, into: Path, *, measure: bool = False) -> tuple[Path, Path]:
+    """Its target's form, and the same graph through onnxsim; made once, but anew where the fold measures."""
     import onnx
     import onnxsim
 
     import repaconv
-    from repaconv.measure.fingerprint import fingerprint
 
+    stem, run = name.replace(":", "_"), into / "run"
+    best, simple = into / f"{stem}.best.onnx", into / f"{stem}.simple.onnx"
+    if simple.is_file() and not measure:
+        return best, simple
     exported, _ = graph_of(name, into)
-    simple, best, run = into / "simple.onnx", into / "best.onnx", into / "run"
     shutil.rmtree(run, ignore_errors=True)
-    best.unlink(missing_ok=True)  # another network's, which an export of this one would not replace
-    onnx.save(onnxsim.simplify(onnx.load(exported))[0], simple)
-    repaconv.fold(exported, out=run, force=True)
+    best.unlink(missing_ok=True)
+    repaconv.fold(exported, out=run, force=True, measure=measure)
     repaconv.export(run, onnx=best)
+    if not simple.is_file():
+        part = simple.with_suffix(".part")
+        onnx.save(onnxsim.simplify(onnx.load(exported))[0], part)
+        part.replace(simple)  # last, and whole: it says that both are there
+    return best, simple
+
+
+def speed(name: str, into: Path) -> dict[str, Any]:
+    """The row of one network that is measured."""
+    row = _beside(*pair_of(name, into))
+    if row["ratio"] >= SLOWER:
+        return row
+    return {**_beside(*pair_of(name, into, measure=True)), "without_its_measurement": row["ratio"]}
+
+
+def _beside(best: Path, simple: Path) -> dict[str, Any]:
+    import repaconv
+    from repaconv.measure.fingerprint import cpu_model
+
     found = repaconv.bench(best, against=simple, rounds=ROUNDS, threads=1, batch=1)
     ratio = found.ratio
     assert ratio is not None
     row = {"ratio": ratio.median, "low": ratio.low, "high": ratio.high, "quality": found.quality.verdict}
-    return {**row, "cpu": fingerprint(())["cpu"]}
+    return {**row, "cpu": cpu_model()}
+
+
+def paired(name: str, into: Path) -> dict[str, Any]:
+    """Both are made."""
+    return {"bytes": [path.stat().st_size for path in pair_of(name, into)]}
 
 
 if __name__ == "__main__":

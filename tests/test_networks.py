@@ -215,6 +215,24 @@ def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [10, 13, 20])
+@pytest.mark.parametrize(
+    ("mode", "pads"), [("constant", [-1, 2, 1, -2]), ("reflect", [1, -1, 2, 0]), ("edge", [2] * 4)]
+)
+def test_padding_below_zero_crops(mode, pads, opset):
+    """Of which onnx's reference makes an error (pnasnet's)."""
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    held = [numpy_helper.from_array(np.array(pads), "pads")] if opset > 10 else []
+    node = helper.make_node(
+        "Pad", ["x", *(["pads"] if held else [])], ["y"], mode=mode, **({} if held else {"pads": pads})
+    )
+    ports = [helper.make_tensor_value_info("x", F, x.shape)], [helper.make_tensor_value_info("y", F, None)]
+    graph = helper.make_graph([node], "one", *ports, held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    right = load_onnx(model.SerializeToString()).run({"x": x})["y"]
+    np.testing.assert_array_equal(_referred(model)({"x": x})["y"], right)
+
+
 def test_erf_is_float64_though_onnx_rounds_it():
     from math import erf
 

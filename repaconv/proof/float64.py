@@ -1,8 +1,9 @@
 """A graph of any origin evaluated in float64, so that there is a truth to hold float32 against.
 
 ONNX Runtime evaluates a float64 copy where it has all kernels; it has none for convolutions, most pools and erf. Else
-onnx's reference implementation does, whose erf rounds to float32, whose BatchNormalization is wrong in older opsets and
-whose convolutions and pools take minutes: those are torch's, where they say the same.
+onnx's reference implementation does, whose erf rounds to float32, whose BatchNormalization is wrong in older opsets,
+whose Pad does not crop, and whose convolutions and pools take minutes: those are torch's or here, where they say the
+same.
 """
 
 from __future__ import annotations
@@ -112,7 +113,25 @@ def _by_torch() -> list[Any]:
             done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
             return (done.numpy(),)
 
-    return [Conv, ConvTranspose, Resize, Col2Im, *_pointwise(), *_pools()]
+    return [Conv, ConvTranspose, Resize, Col2Im, _pad(), *_pointwise(), *_pools()]
+
+
+def _pad() -> Any:
+    from onnx.reference.op_run import OpRun
+
+    class Pad(OpRun):  # type: ignore[misc]
+        """Onnx's own knows nothing below zero, which crops."""
+
+        def _run(self, x: Any, pads: Any = None, value: Any = None, axes: Any = None, mode: Any = None) -> Any:
+            places = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+            around = np.zeros((x.ndim, 2), np.int64)
+            around[list(places)] = np.reshape(pads, (2, -1)).T
+            ends = np.array(x.shape) + np.minimum(around[:, 1], 0)
+            x = x[tuple(slice(max(0, -begin), end) for begin, end in zip(around[:, 0], ends, strict=True))]
+            fill = {"constant_values": 0 if value is None else value} if mode == "constant" else {}
+            return (np.pad(x, np.maximum(around, 0), mode, **fill).astype(x.dtype),)
+
+    return Pad
 
 
 def _pointwise() -> list[Any]:

@@ -119,7 +119,9 @@ def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:
         return link
     if link.note.startswith(STILL):
         return _by_movement(link, seen)
-    found = [_reals(one, rtol) if one.truth.dtype.kind == "f" else _integers(one) for one in seen]
+    reals = seen[0].truth.dtype.kind == "f"
+    noise = _noise(seen) if reals else {}
+    found = [_reals(one, rtol, noise[one.truth.shape[1:]]) if reals else _integers(one) for one in seen]
     off = [max(one.off[place] for one in found) for place in range(3)]
     told = f"against float64, of the numbers beside, the graph as given is off by {off[0]:.0e}, folded by {off[1]:.0e}"
     told += f" (allowed: {TIMES} times), folded in float64 by {off[2]:.0e}" if seen[0].anew is not None else ""
@@ -150,10 +152,25 @@ def _by_movement(link: Link, seen: Sequence[Seen]) -> Link:
     return link.model_copy(update={"verdict": "passed", "note": f"{told} what it moves by; {link.note}"})
 
 
-def _reals(seen: Seen, rtol: float) -> Verdict:
+def _noise(seen: Sequence[Seen]) -> dict[tuple[int, ...], Array]:
+    """By how much the graph as given is off beside every number of an image, where it is most: one rounding may cancel.
+
+    By the shape of what an image gives.
+    """
+    found: dict[tuple[int, ...], Array] = {}
+    for one in seen:
+        own = apart(one.given.astype(np.float64), one.truth)
+        around = np.broadcast_to(beside(largest(one.truth), np.where(np.isfinite(own), own, 0.0))[1], own.shape)
+        most = around.max(0, keepdims=True) if around.ndim else around
+        found[own.shape[1:]] = np.maximum(found.get(own.shape[1:], 0.0), most)
+    return found
+
+
+def _reals(seen: Seen, rtol: float, noise: Array) -> Verdict:
     truth = seen.truth.astype(np.float64)
     size, own, folded = largest(truth), apart(seen.given.astype(np.float64), truth), apart(seen.folded, truth)
     near, around = beside(size, own)
+    around = np.maximum(around, noise)
     limit = np.maximum(rtol * near, np.maximum(FLOOR * min(1.0, float(size.max(initial=0.0))), TIMES * around))
     vague = np.broadcast_to(2 * limit > near, truth.shape)
     wrong, anew = (folded > limit) & ~vague, np.zeros(truth.shape)

@@ -13,10 +13,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from small_graphs import F, saved
+from torch import nn
 
 import repaconv as rc
 from repaconv.engines.contract import Port
 from repaconv.errors import Refused, UsageProblem
+from repaconv.exporters.networks import NEW, OLD, network_to_onnx
 from repaconv.farm.matrix import Entry
 from repaconv.farm.sweep import Cell, _model
 from repaconv.graphs.graph import retyped
@@ -209,7 +211,7 @@ def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):
     graph = helper.make_graph([helper.make_node(kind, ["x"], ["y"], **how)], "one", ports,
                               [helper.make_tensor_value_info("y", F, None)])  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    found, right = Float64(model, load_onnx), load_onnx(model.SerializeToString()).run({"x": x})["y"]
+    found, right = Float64(model), load_onnx(model.SerializeToString()).run({"x": x})["y"]
     ours = _referred(found.model)({"x": x.astype(np.float64)})["y"]
     assert ours.shape == right.shape
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-6)
@@ -244,9 +246,32 @@ def test_erf_is_float64_though_onnx_rounds_it():
         [helper.make_tensor_value_info("y", F, [50])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    exact = Float64(model, load_onnx)
+    exact = Float64(model)
     assert exact.told == REFERENCE
     np.testing.assert_allclose(exact.run({"x": x})["y"], [erf(float(value)) for value in x], rtol=1e-15)
+
+
+class Attention(nn.Module):
+    """Of three axes, as timm's SAM has it; torch's exporters take its kernel in four alone."""
+
+    def __init__(self, masks: bool):
+        super().__init__()
+        mask = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)).double()
+        self.register_buffer("mask", (mask > 0.3) | torch.eye(4, dtype=torch.bool) if masks else mask)
+
+    def forward(self, x):
+        x = x.flatten(2)
+        return torch.nn.functional.scaled_dot_product_attention(x, 2 * x, x + 1, self.mask)
+
+
+@pytest.mark.parametrize(("masks", "writer"), [(True, OLD), (False, NEW)])
+def test_attention_that_torch_exports_in_four_axes_alone_is_written_out(masks, writer):
+    module, own = Attention(masks).eval(), torch.nn.functional.scaled_dot_product_attention
+    graph, by = network_to_onnx(module, (4, 2, 3), input_name="x", outputs=["y"])
+    x = torch.randn(2, 4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12)
+    assert by == writer
+    assert torch.nn.functional.scaled_dot_product_attention is own
 
 
 NET = """

@@ -55,7 +55,9 @@ def test_of_many_classes_one_near_zero_may_come_out_exact_by_luck():
         ("Add", "c high", "up"), ("Sub", "up high", "down"),
         ("GlobalAveragePool", "down", "d"), ("Flatten", "d", "e"), ("MatMul", "e head", "y"),
     ]  # fmt: skip
-    weights = {"w": normal(64, 4, 3, 3), "head": normal(64, 2000), "high": np.array(300.0), **norm(64)}
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((64, 4, 3, 3)), "head": random.standard_normal((64, 4000))}
+    weights |= {"nw": np.ones(64), "nb": np.ones(64), "nm": np.zeros(64), "nv": np.ones(64), "high": np.array(300.0)}
     onnx.save(Net(rows, weights, {"x": (F, ("n", 4, 8, 8))}, {"y": F}).model(), "many.onnx")
     (link,) = rc.fold("many.onnx").links
     assert (link.verdict, "against float64" in link.note) == ("passed", True)

@@ -65,6 +65,7 @@ class SessionSpec:
         weights: The folder of the external weights of a graph that comes as bytes.
         lean: Whether memory goes back after every call, and the model is not kept to be profiled: it is called a few
             times, beside others, and not timed.
+        as_written: Whether nothing of a graph is fused: what a runtime fuses may keep float64's constants in float32.
         streams: Calls that run at once, each from a thread of the caller's and on ``threads`` of its own.
         settings: NAME=VALUE of the runtime's own, of those that its engine is tuned by (`engines/settings.py`).
     """
@@ -75,6 +76,7 @@ class SessionSpec:
     sizes: Mapping[str, int] = field(default_factory=dict)
     weights: Path | None = None
     lean: bool = False
+    as_written: bool = False
     streams: int = 1
     settings: tuple[str, ...] = ()
 

@@ -208,6 +208,8 @@ def settings_for(spec: SessionSpec) -> Any:
     settings.intra_op_num_threads = spec.threads
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4  # what it refuses it also raises
+    if spec.as_written:
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     for name, value in own_settings("ONNX Runtime", spec.settings, TRIES).items():
         if name == LEVEL:
             settings.graph_optimization_level = getattr(

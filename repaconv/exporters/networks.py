@@ -4,7 +4,8 @@ the old one."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused, first_line
@@ -37,18 +38,52 @@ def network_to_onnx(
         Refused: If neither does, with what each says.
     """
     told = []
-    for name, export, free in ((NEW, _new, True), (NEW, _new, False), (OLD, _old, True)):
+    for name, export, free, attention in (
+        (NEW, _new, True, nullcontext),
+        (NEW, _new, False, nullcontext),
+        (OLD, _old, True, nullcontext),
+        (NEW, _new, True, _written_out),
+    ):
         try:
-            with _quiet(), warnings.catch_warnings():
+            with _quiet(), attention(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
         except Exception as error:  # of either exporter, over any network
-            told.append(f"{name}: {first_line(error)}")
+            told.append(f"{name}: {first_line(_cause(error))}")
     raise Refused(
         f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
         hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",
         code="export.operator",
     )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What was raised first; the exporters wrap it in what they were at."""
+    return _cause(error.__cause__) if error.__cause__ else error
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Attention as torch's documentation writes it, in products and a softmax: the exporter takes its kernel in 4D."""
+    from torch.nn import functional
+
+    own = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *given: Any, **how: Any) -> Any:
+        if given or any(value for name, value in how.items() if name != "scale"):
+            return own(query, key, value, attn_mask, *given, **how)
+        scale = query.shape[-1] ** -0.5 if how.get("scale") is None else how["scale"]
+        scores = query @ key.transpose(-2, -1) * query.new_tensor(scale)  # a bare number is written in float32
+        if attn_mask is not None:
+            masks = str(attn_mask.dtype) == "torch.bool"
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if masks else scores + attn_mask
+        return scores.softmax(-1) @ value
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = own
 
 
 def _example(shape: tuple[int, int, int], free: bool) -> Any:

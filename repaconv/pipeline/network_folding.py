@@ -15,7 +15,6 @@ from repaconv.graphs.graph import retyped
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
 from repaconv.progress import Progress, silent
-from repaconv.proof.runners import load_onnx
 from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.inputs import PREPROCESSING
@@ -254,7 +253,7 @@ def _as_exported(
     right = TorchRunner(module, module.state_dict(), double=True, inputs=(name,), outputs=names).run(feeds)
     ports = inputs_of(exported)
     batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
-    evaluator = Float64(exported, load_onnx)
+    evaluator = Float64(exported)
     found = Comparison("ONNX as exported, float64", tolerance("fold", rtol={"fold": EXPORTED_RTOL}))
     found.add(FixedBatch(Ported(evaluator, ports), batch).run(feeds), right)
     link = joined(found.links("fold", f"{TRAINING}, float64"))

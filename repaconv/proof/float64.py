@@ -1,9 +1,9 @@
 """A graph of any origin evaluated in float64, so that there is a truth to hold float32 against.
 
-ONNX Runtime evaluates a float64 copy where it has all kernels; it has none for convolutions, most pools and erf. Else
-onnx's reference implementation does, whose erf rounds to float32, whose BatchNormalization is wrong in older opsets,
-whose Pad does not crop, and whose convolutions and pools take minutes: those are torch's or here, where they say the
-same.
+ONNX Runtime evaluates a float64 copy where it has all kernels, as written: of what it fuses it keeps scales in float32.
+It has none for convolutions, most pools and erf. Else onnx's reference implementation does, whose erf rounds to
+float32, whose BatchNormalization is wrong in older opsets, whose Pad does not crop, and whose convolutions and pools
+take minutes: those are torch's or here, where they say the same.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.engines.contract import Array, Feeds
+from repaconv.proof.runners import load_onnx
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import onnx
-
-    from repaconv.engines.contract import Session
 
 RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by torch"
@@ -39,14 +38,14 @@ class Float64:
         told: What evaluates it.
     """
 
-    def __init__(self, model: onnx.ModelProto, load: Callable[[bytes], Session]) -> None:
-        """Widen it; ``load`` opens a serialised graph under ONNX Runtime, and raises where that lacks a kernel."""
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Widen it, and open it where ONNX Runtime lacks no kernel."""
         self.model = widened(model)
         self._run: Callable[[Feeds], Mapping[str, Any]]
         session = None
         with suppress(Exception):  # the runtime's own, of many classes
             if not any(node.op_type in LACKED for node in self.model.graph.node):
-                session = load(self.model.SerializeToString())
+                session = load_onnx(self.model.SerializeToString(), as_written=True)
         self._run, self.told = (_referred(self.model), REFERENCE) if session is None else (session.run, RUNTIME)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:

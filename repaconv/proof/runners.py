@@ -229,15 +229,17 @@ def run_module(
     return np.concatenate([runner.run({"input": piece})["output"] for piece in pieces])
 
 
-def load_onnx(model: Path | bytes, folder: Path | None = None, *, timed: bool = False) -> Session:
+def load_onnx(
+    model: Path | bytes, folder: Path | None = None, *, timed: bool = False, as_written: bool = False
+) -> Session:
     """An ONNX Runtime session on all cores that this process may use; ``folder`` has a graph's external weights.
 
-    One of bytes, which nobody times, is lean: a proof has several of them.
+    One of bytes, which nobody times, is lean: a proof has several of them. One ``as_written`` fuses nothing.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     engine: Engine = registry.load(registry.ENGINES, "onnxruntime")
     lean = isinstance(model, bytes) and not timed
-    return engine.open(model, SessionSpec(threads=cores or 1, weights=folder, lean=lean))
+    return engine.open(model, SessionSpec(threads=cores or 1, weights=folder, lean=lean, as_written=as_written))
 
 
 def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:

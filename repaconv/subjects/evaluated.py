@@ -56,7 +56,7 @@ class Evaluated:
     @cached_property
     def float64(self) -> Float64:
         """It in float64; raises whatever says that nothing evaluates it so."""
-        return Float64(self.model, load_onnx)
+        return Float64(self.model)
 
     def truth(self, feeds: Feeds) -> dict[str, Any]:
         """All outputs in float64."""

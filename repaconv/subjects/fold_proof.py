@@ -112,6 +112,7 @@ def _compared(
     _require_opened(source, after, folded=True)
     found = before.probes
     by = (allowed.rtol or 0.0) / 10
+    rounded = [_Rounded(before.model, by, seed, coarse) for seed in range(ROUNDINGS)]
     links = compare(
         before,
         after,
@@ -120,14 +121,14 @@ def _compared(
         name=name,
         ends=ends,
         note=found.told,
-        rounded=[_Rounded(before.model, by, seed, coarse) for seed in range(ROUNDINGS)],
+        rounded=rounded,
         fixed=unmoved(before.model),
         undecided=max([UNDECIDED, *(LOSSY[link][1] for link, by in HALVES.values() if by in coarse.values())]),
     )
     if ends[1] != FOLDED or name != "onnx":
         return links
     coarsest = max(coarse.values(), default=0.0)
-    return by_truth(links, Ends(before, after), found.feeds, by * 10, coarsest)
+    return by_truth(links, Ends(before, after, rounded), found.feeds, by * 10, coarsest)
 
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:

@@ -8,14 +8,15 @@ once more in float64, where rounding hides nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from repaconv.artefacts import Link
 from repaconv.engines.contract import Array, Feeds
-from repaconv.proof.compare import FLOOR, STILL, apart, beside, largest
-from repaconv.proof.runners import Runner, load_onnx
+from repaconv.proof.compare import FLOOR, SLACK, STILL, apart, beside, largest
+from repaconv.proof.runners import Runner
 from repaconv.proof.swayed import SWAYED, TIMES
 from repaconv.subjects.evaluated import Evaluated
 
@@ -32,19 +33,24 @@ COARSE = 16
 
 
 class Ends(NamedTuple):
-    """The two graphs in float32."""
+    """The two graphs in float32; the first also rounded otherwise."""
 
     given: Evaluated
     folded: Evaluated
+    rounded: Sequence[Runner]
 
 
 class Seen(NamedTuple):
-    """One output on one probe: float32 as given and folded, the truth, and folded in float64 where that runs."""
+    """One output on one probe: float32 as given and folded, the truth, and folded in float64 where that runs.
+
+    ``swayed`` is how far other roundings move it as given.
+    """
 
     given: Array
     folded: Array
     truth: Array
     anew: Array | None
+    swayed: Array
 
     @property
     def comparable(self) -> bool:
@@ -99,7 +105,17 @@ def _runs(ends: Ends, feeds: Sequence[Feeds]) -> list[dict[str, Seen]]:
 
 def _seen(ends: Ends, feeds: Feeds, truth: Mapping[str, Any], anew: Mapping[str, Any]) -> dict[str, Seen]:
     given, folded = ends.given.run(feeds), ends.folded.run(feeds)
-    return {name: Seen(given[name], folded[name], truth[name], anew.get(name)) for name in given}
+    others = [one.run(feeds) for one in ends.rounded]
+    swayed = {name: reduce(np.maximum, [_apart(one[name], given[name]) for one in others]) for name in given}
+    return {name: Seen(given[name], folded[name], truth[name], anew.get(name), swayed[name]) for name in given}
+
+
+def _apart(other: Any, given: Any) -> Array:
+    """By how much a rounding moves it; 0 for what is no numbers, or of another shape."""
+    if not (isinstance(given, np.ndarray) and given.dtype.kind == "f" and other.shape == given.shape):
+        return np.zeros(np.shape(given))
+    moved = apart(other.astype(np.float64), given.astype(np.float64))
+    return np.where(np.isfinite(moved), moved, 0.0)
 
 
 def _folded_anew(model: onnx.ModelProto) -> Runner | None:
@@ -109,7 +125,7 @@ def _folded_anew(model: onnx.ModelProto) -> Runner | None:
     from repaconv.proof.float64 import Float64
 
     try:
-        return Float64(rewritten(model, FOLDS)[0], load_onnx)
+        return Float64(rewritten(model, FOLDS)[0])
     except Exception:  # as above
         return None
 
@@ -153,14 +169,14 @@ def _by_movement(link: Link, seen: Sequence[Seen]) -> Link:
 
 
 def _noise(seen: Sequence[Seen]) -> dict[tuple[int, ...], Array]:
-    """By how much the graph as given is off beside every number of an image, where it is most: one rounding may cancel.
+    """How far rounding moves the graph as given beside every number of an image, where it is most: one may cancel.
 
     By the shape of what an image gives.
     """
     found: dict[tuple[int, ...], Array] = {}
     for one in seen:
-        own = apart(one.given.astype(np.float64), one.truth)
-        around = np.broadcast_to(beside(largest(one.truth), np.where(np.isfinite(own), own, 0.0))[1], own.shape)
+        own = np.maximum(_apart(one.given, one.truth), SLACK / TIMES * one.swayed)
+        around = np.broadcast_to(beside(largest(one.truth), own)[1], own.shape)
         most = around.max(0, keepdims=True) if around.ndim else around
         found[own.shape[1:]] = np.maximum(found.get(own.shape[1:], 0.0), most)
     return found

@@ -30,12 +30,13 @@ from repaconv.forms import (
     norms,
     patches,
     pointwise,
+    pools,
     rows,
 )
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import in_double, rewritten
 
-MODULES = (attention, biases, centring, linears, matrices, merging, moves, norms, patches, pointwise, rows)
+MODULES = (attention, biases, centring, linears, matrices, merging, moves, norms, patches, pointwise, pools, rows)
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
 # Tokens, width, heads, width of a head's scores and of its values; the degenerate ones first.
@@ -454,6 +455,17 @@ def mlp(tokens, width, *, act="Gelu", biases=True, read=None, seed=0):
     y = graph("Add", "x", linear(graph, h, random.standard_normal((5, width)), biases[1]))
     y = graph("LayerNormalization", graph("Mul", y, random.standard_normal(width)), np.ones(width), axis=-1)
     return graph.model(linear(graph, y, random.standard_normal((width, 3)), np.ones(3)), *([h] if read else []))
+
+
+@pytest.mark.parametrize("keeps", [0, 1])
+def test_the_mean_over_an_image_is_a_pool_and_no_other_is(keeps):
+    def mean(axes, *shape):
+        graph = Graph(x=shape)
+        return graph.model(graph("ReduceMean", "x", np.array(axes), keepdims=keeps))
+
+    assert changed(mean([-1, 2], 3, 4, 5), "mean-as-pool") == ["mean-as-pool"]
+    for axes, shape in (([2], (3, 4, 5)), ([1, 2], (3, 4, 5)), ([1, 2, 3], (3, 4, 5)), ([2, 3], (3, 4, 5, 2))):
+        assert changed(mean(axes, *shape), "mean-as-pool") == []
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (5, 1), (4, 6)], ids=str)

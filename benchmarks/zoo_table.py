@@ -46,8 +46,8 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: l
     over = [row["name"] for row in done if row["reparameterized"] and row["parameters"][1] > row["reparameterized"]]
     times = [row["fold"]["cpu_s"] / row["onnxsim"]["cpu_s"] for row in done]
     proved = sum(row["verdict"] == "passed" for row in done)
-    idle = [row["name"] for row in done if not row["applied"]]
-    nothing = f" In {', '.join(idle)} there is nothing to fold." if idle else ""
+    idle = sum(not row["applied"] for row in done)
+    nothing = f" In {idle} there is nothing to fold beyond what torch's exporter does." if idle else ""
     lines = [
         f"{proved} of {len(folds)} are folded and proved.{nothing} {len(exact)} were also evaluated in float64, "
         f"where the fold is off by at most {max(exact, default=0.0):.0e} of the largest output.",
@@ -62,11 +62,11 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: l
         same = sum(not row["openings"] for row in fast)
         again = sum("without_its_measurement" in row for row in fast)
         lines.append(
-            f"Against the same graph through onnxsim, interleaved, one thread, {cpus}: {mean:.2f} times as fast "
-            f"(geometric mean of {len(fast)}), the slowest {min(row['ratio'] for row in fast):.2f}. In {same} both are "
-            f"the same graph, which is not measured. Where memory comes to lie makes two openings of one graph differ "
-            f"by some percent: every ratio is of {OPENINGS} openings of both in turn, of {MORE} where it came out "
-            f"below {SLOWER}, and its interval that of their mean. The fold's own measurement was left off but in "
+            f"Against the same graph through onnxsim, interleaved, one thread, {cpus}: {mean:.3f} times as fast "
+            f"(geometric mean of {len(fast)}), the slowest {min(row['ratio'] for row in fast):.3f}; {same} are the "
+            f"same graph in both, which is not measured. Where memory comes to lie makes two openings of one graph "
+            f"differ by some percent: every ratio is of {OPENINGS} openings of both in turn, of {MORE} where it came "
+            f"out below {SLOWER}, and its interval that of their mean. The fold's own measurement was left off but in "
             f"{again} that stayed slower, and were folded once more with it."
         )
     return "\n\n".join(lines) + "\n"
@@ -81,6 +81,7 @@ def _line(row: dict[str, Any], speed: dict[str, Any] | None) -> str:
     faster = f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})" if speed else ""
     faster = "the same graph" if speed and not speed["openings"] else faster
     told = ", ".join(f"{count:,}" for count in counts) + own
+    told += "" if row["applied"] else "; nothing to fold"
     return f"| {row['name']} | {told} | {macs} | {exact} | {times} | {faster} |"
 
 

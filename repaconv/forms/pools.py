@@ -36,4 +36,6 @@ def _mean_as_pool(model: ir.Model) -> Iterator[Change]:
         yield Change(rewrite="mean-as-pool", place=mean.name or "", told="the mean over an image")
 
 
-MEAN_AS_POOL = Rewrite("mean-as-pool", "a mean over the places of images [B, c, h, w]", _mean_as_pool, order=97)
+MEAN_AS_POOL = Rewrite(
+    "mean-as-pool", "a mean over the places of images [B, c, h, w]", _mean_as_pool, order=97, keeps=True
+)

@@ -28,12 +28,9 @@ def profiled(
     Raises:
         Refused: If ONNX Runtime does not take the model.
     """
-    import onnxruntime
-
     with scratch_folder() as folder:
         path = folder / "optimised.onnx"
-        settings = settings_for(SessionSpec(threads=spec.threads))
-        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        settings = settings_for(SessionSpec(threads=spec.threads, as_written=True))
         settings.enable_profiling = True
         settings.profile_file_prefix = str(folder / "profile")
         try:

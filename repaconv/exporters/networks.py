@@ -65,6 +65,7 @@ def _cause(error: BaseException) -> BaseException:
 @contextmanager
 def _written_out() -> Iterator[None]:
     """Attention as torch's documentation writes it, in products and a softmax: the exporter takes its kernel in 4D."""
+    import torch
     from torch.nn import functional
 
     own = functional.scaled_dot_product_attention
@@ -75,7 +76,7 @@ def _written_out() -> Iterator[None]:
         scale = query.shape[-1] ** -0.5 if how.get("scale") is None else how["scale"]
         scores = query @ key.transpose(-2, -1) * query.new_tensor(scale)  # a bare number is written in float32
         if attn_mask is not None:
-            masks = str(attn_mask.dtype) == "torch.bool"
+            masks = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, float("-inf")) if masks else scores + attn_mask
         return scores.softmax(-1) @ value
 

@@ -30,7 +30,7 @@ import repaconv
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 
-LAYERS, MORE, WIDTH, TOKENS, ROUNDS = 40, 42, 192, 256, 150
+LAYERS, MORE, WIDTH, TOKENS = 40, 42, 192, 256
 
 
 def model(layers: int, path: Path) -> Path:
@@ -57,11 +57,12 @@ def model(layers: int, path: Path) -> Path:
 def one(subject: Path, other: Path, seed: int) -> dict[str, object]:
     """A run of bench, and how long it took."""
     begin = time.perf_counter()
-    found = repaconv.bench(subject, against=other, rounds=ROUNDS, seed=seed)
+    found = repaconv.bench(subject, against=other, seed=seed)
     assert found.ratio is not None
     return {
         "called": found.ratio.verdict,
         "ratio": [found.ratio.median, found.ratio.low, found.ratio.high],
+        "openings": found.openings,
         "verdict": found.quality.verdict,
         "reasons": list(found.quality.reasons),
         "seconds": round(time.perf_counter() - begin, 2),
@@ -95,7 +96,7 @@ def main() -> None:
     longest = max(float(str(run["seconds"])) for runs in results.values() for run in runs)
     print(counts, verdicts, f"longest {longest} s")
     if chosen.out:
-        whole = {"machine": fingerprint(()), "rounds": ROUNDS, "called": counts, "verdicts": verdicts, "runs": results}
+        whole = {"machine": fingerprint(()), "called": counts, "verdicts": verdicts, "runs": results}
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(canonical_json(whole))
 

@@ -25,12 +25,10 @@ RESULTS = Path(__file__).parent / "results"
 FOLDED, MEASURED = RESULTS / "zoo.jsonl", RESULTS / "zoo_speed.jsonl"
 LIMIT_S = 1200
 """A network that takes longer is told as one that did."""
-ROUNDS, FEWER, HEAVY = 20, 8, 2e9
-"""Of an opening; fewer of a graph that is known to multiply more than that."""
-OPENINGS, MORE = 4, 12
-"""Where memory comes to lie makes two openings of one graph differ by some percent; more where it comes out slower."""
-SLOWER = 0.98
-"""Times as fast, below which the fold's own measurement is asked."""
+ROUNDS, FEWER, HEAVY = 80, 32, 2e9
+"""Rounds; fewer of a graph that is known to multiply more than that."""
+SLOWER, AGAIN = 0.98, 3
+"""Times as fast, below which it is measured again in so many times the rounds, and the fold's own measurement asked."""
 SAME: dict[str, Any] = {"ratio": 1.0, "low": 1.0, "high": 1.0, "openings": 0, "cpu": ""}
 """The row of two graphs that are the same."""
 MIB = 2**20
@@ -214,12 +212,12 @@ def speed(name: str, into: Path) -> dict[str, Any]:
     best, simple = pair_of(name, into)
     if _alike(best, simple):
         return SAME
-    for openings in (OPENINGS, MORE):
-        row = _beside(best, simple, rounds, openings)
+    for more in (1, AGAIN):
+        row = _beside(best, simple, more * rounds)
         if row["ratio"] >= SLOWER:
             return row
     best, simple = pair_of(name, into, measure=True)
-    again = SAME if _alike(best, simple) else _beside(best, simple, rounds, MORE)
+    again = SAME if _alike(best, simple) else _beside(best, simple, AGAIN * rounds)
     return {**again, "without_its_measurement": row["ratio"]}
 
 
@@ -234,25 +232,15 @@ def _alike(one: Path, other: Path) -> bool:
     return told(one) == told(other)
 
 
-def _beside(best: Path, simple: Path, rounds: int, openings: int) -> dict[str, Any]:
-    """Rounds in several openings of both, each first in half of them: the mean of their ratios, and its interval."""
-    from math import exp, log, sqrt
-    from statistics import mean, stdev
-
-    from scipy.stats import t
-
+def _beside(best: Path, simple: Path, rounds: int) -> dict[str, Any]:
+    """Their ratio, and its interval over openings."""
     import repaconv
     from repaconv.measure.fingerprint import cpu_model
 
-    logs = []
-    for turn in range(openings):
-        first, second = (best, simple) if turn % 2 else (simple, best)
-        found = repaconv.bench(first, against=second, rounds=rounds, threads=1, batch=1).ratio
-        assert found is not None
-        logs.append(log(found.median) if turn % 2 else -log(found.median))
-    middle, half = mean(logs), float(t.ppf(0.975, openings - 1)) * stdev(logs) / sqrt(openings)
-    row = {"ratio": exp(middle), "low": exp(middle - half), "high": exp(middle + half)}
-    return {**{name: round(value, 4) for name, value in row.items()}, "openings": openings, "cpu": cpu_model()}
+    found = repaconv.bench(best, against=simple, rounds=rounds, threads=1, batch=1)
+    assert found.ratio is not None
+    row = {"ratio": found.ratio.median, "low": found.ratio.low, "high": found.ratio.high}
+    return {**{name: round(value, 4) for name, value in row.items()}, "openings": found.openings, "cpu": cpu_model()}
 
 
 def paired(name: str, into: Path) -> dict[str, Any]:

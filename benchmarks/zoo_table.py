@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from zoo import FOLDED, MEASURED, MORE, OPENINGS, SLOWER, rows
+from zoo import FOLDED, MEASURED, SLOWER, rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
 HEAD = """# The zoo
@@ -60,14 +60,15 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: l
         mean = exp(sum(log(row["ratio"]) for row in fast) / len(fast))
         cpus = ", ".join(sorted({row["cpu"] for row in fast} - {""}))
         same = sum(not row["openings"] for row in fast)
+        openings = [row["openings"] for row in fast]
         again = sum("without_its_measurement" in row for row in fast)
         lines.append(
             f"Against the same graph through onnxsim, interleaved, one thread, {cpus}: {mean:.3f} times as fast "
             f"(geometric mean of {len(fast)}), the slowest {min(row['ratio'] for row in fast):.3f}; {same} are the "
             f"same graph in both, which is not measured. Where memory comes to lie makes two openings of one graph "
-            f"differ by some percent: every ratio is of {OPENINGS} openings of both in turn, of {MORE} where it came "
-            f"out below {SLOWER}, and its interval that of their mean. The fold's own measurement was left off but in "
-            f"{again} that stayed slower, and were folded once more with it."
+            f"differ by some percent: every ratio is the mean of {min(filter(None, openings))} to {max(openings)} "
+            f"openings of both in turn, and its interval that of the mean. The fold's own measurement was left off but "
+            f"in {again} that stayed below {SLOWER}, and were folded once more with it."
         )
     return "\n\n".join(lines) + "\n"
 

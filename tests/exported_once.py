@@ -109,7 +109,7 @@ def _of_a_test(value: object) -> bool:
 
 def remembered(path: Path, ask: Callable[[], ONNXProgram]) -> bytes:
     """What the file holds; if there is none yet, it is written with the answer."""
-    with FileLock(path.with_suffix(".asked")):  # a worker that asks the same waits for the answer
+    with FileLock(f"{path}.asked"):  # a worker that asks the same waits for the answer
         if not path.is_file():
             writing = path.with_suffix(".writing")
             writing.write_bytes(ask().model_proto.SerializeToString())
@@ -134,7 +134,7 @@ def once(export):
     @wraps(export)
     def found(module, given=(), *more, **named):
         folder, question = os.environ.get(FOLDER), None
-        if folder and named.get("dynamo") and not more:
+        if folder and named.get("dynamo") and named.get("optimize", True) and not more:
             question = question_of(module, given, **named)
         if question is None:
             return export(module, given, *more, **named)
@@ -142,7 +142,7 @@ def once(export):
         def simplified() -> ONNXProgram:
             untold = question_of(module, given, weighed=False, **named)
             like = Path(folder, f"{untold}.traced")
-            return weighed(remembered(like, lambda: export(module, given, **named, optimize=False)), module)
+            return weighed(remembered(like, lambda: export(module, given, **{**named, "optimize": False})), module)
 
         return program_of(remembered(Path(folder, f"{question}.onnx"), simplified))
 

@@ -305,7 +305,7 @@ def test_several_calls_at_once_each_get_their_own_answer(name, threads, graph):
     burst = Burst(call, streams=3, calls=20)
     burst()
     burst.close()
-    assert (len(seen), len(burst.latencies_ms), burst.calls) == (60, 60, 60)
+    assert (len(seen), len(burst.calls_ms), burst.calls) == (60, 60, 60)
     assert max(seen) < 1e-4
 
 

@@ -23,7 +23,7 @@ from repaconv import registry
 from repaconv.artefacts import Check, GatedRecipe, GateReport
 from repaconv.cli import reports
 from repaconv.errors import UsageProblem
-from repaconv.measure.statistics import regression
+from repaconv.measure.statistics import Timed, regression
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.pipeline import running
 from repaconv.recipe import Recipe, read_recipe
@@ -315,7 +315,7 @@ def test_a_regression_is_called_only_when_the_interval_lies_beyond():
     def samples(factor, noise, rounds=60):
         weather = 1 + random.random(rounds)  # a slow machine slows the yardstick, too
         subject = factor * weather * (1 + noise * random.standard_normal(rounds))
-        return subject, 2 * weather * (1 + noise * random.standard_normal(rounds))
+        return Timed(subject, 2 * weather * (1 + noise * random.standard_normal(rounds)))
 
     calm = samples(1.0, 0.005)
     assert regression(samples(1.2, 0.005), calm, 0.05).verdict == "failed"

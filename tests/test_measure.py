@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from weakref import WeakSet
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,14 +19,23 @@ import pytest
 
 import repaconv as rc
 from repaconv.errors import EnvironmentProblem, UsageProblem
+from repaconv.measure import protocol
 from repaconv.measure.card import Moment
 from repaconv.measure.fingerprint import caches, jetson, limits, power_mode, tegrastats
 from repaconv.measure.memory import Taken
 from repaconv.measure.profile import Event, bars_svg, parent_of, profile_of
-from repaconv.measure.protocol import LONGEST_WARMUP, first_in_line, measure
+from repaconv.measure.protocol import (
+    LONGEST_WARMUP,
+    Opening,
+    first_in_line,
+    how_many,
+    measure,
+    measure_anew,
+    more_rounds,
+)
 from repaconv.measure.protocols import paper
 from repaconv.measure.quality import quality
-from repaconv.measure.statistics import ratio
+from repaconv.measure.statistics import Timed, ratio, regression
 from repaconv.measure.watch import Watched, between, state
 from repaconv.onnxfile import flops_of
 
@@ -122,6 +135,101 @@ def test_warm_up_goes_on_until_it_rests():
     assert len(found.samples_ms["a"]) == 3
     assert calls["a"] == found.warmup_rounds + 3
     assert found.watched.seconds > 0
+
+
+# --- openings ---------------------------------------------------------------------------------------------
+
+
+def opened_differently(openings: int, rounds: int, seed: int, *, slower: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Two models of which each opening is faster or slower by 3%, measured in rounds of a steady machine."""
+    random = np.random.default_rng(seed)
+
+    def samples(ms: float) -> np.ndarray:
+        which = np.repeat(np.exp(random.normal(0, 0.03, openings)), rounds // openings)
+        return ms * which * (1 + np.abs(random.normal(0, 0.01, rounds)))
+
+    return samples(10.0), samples(10.0 * slower)
+
+
+def test_an_interval_is_of_openings_not_of_rounds():
+    alike = [ratio("a", *_named(opened_differently(10, 50, seed)), seed, openings=10) for seed in range(200)]
+    assert 180 <= sum(found.low <= 1 <= found.high for found in alike) <= 198
+    assert sum(found.verdict == "no difference shown" for found in alike) >= 180
+    slower = [ratio("a", *_named(opened_differently(10, 50, s, slower=1.1)), s, openings=10) for s in range(50)]
+    assert sum(found.verdict == "faster" for found in slower) == 50
+    # the rounds of one opening know nothing of another
+    once = [ratio("a", *_named(opened_differently(1, 50, seed)), seed) for seed in range(50)]
+    assert sum(found.low <= 1 <= found.high for found in once) < 25
+
+
+def _named(both: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, str, np.ndarray]:
+    return both[0], "b", both[1]
+
+
+def test_a_regression_is_of_the_openings_of_both():
+    def timed(seed: int, slower: float = 1.0, openings: int = 10) -> Timed:
+        return Timed(*opened_differently(openings, 50, seed, slower=1 / slower), openings)
+
+    same = [regression(timed(seed), timed(seed + 1000), 0.05) for seed in range(100)]
+    assert [found.verdict for found in same].count("failed") == 0
+    assert sum(found.low <= 1 <= found.high for found in same) >= 88
+    worse = [regression(timed(seed, 1.2), timed(seed + 1000), 0.05).verdict for seed in range(50)]
+    assert worse.count("failed") >= 48
+    # a baseline from before, of one opening, is judged by
+    assert regression(timed(0), timed(1, openings=1), 0.05).verdict in {"passed", "inconclusive", "failed"}
+
+
+def test_openings_that_differ_are_no_drift_and_no_outliers():
+    samples = dict(zip("ab", opened_differently(10, 50, 3), strict=True))
+    samples["a"][:5] *= 2  # an opening whose memory lies badly
+    assert quality(samples, QUIET, compared=None, stable=True, openings=10).verdict == "trusted"
+    told = quality(samples, QUIET, compared=None, stable=True).reasons
+    assert "a has outliers: 10% of its samples" in told
+    drifting = {**samples, "b": np.linspace(10, 14, 50)}
+    assert "b drifted" in " ".join(quality(drifting, QUIET, compared=None, stable=True, openings=10).reasons)
+
+
+def test_openings_are_as_many_as_the_rounds_pay_for():
+    assert how_many(50, round_s=0.002, opening_s=0.1) == 25
+    assert how_many(50, round_s=0.002, opening_s=0.5) == 10
+    assert how_many(50, round_s=1.0, opening_s=10.0) == 5
+    assert how_many(50, round_s=0.1, opening_s=60.0) == 4, "a result needs some, whatever they take"
+    assert how_many(6, round_s=0.1, opening_s=60.0) == 1, "a first look does not"
+    assert how_many(3, round_s=0.0, opening_s=0.0) == 1
+    assert how_many(5000, round_s=0.0, opening_s=0.0) == 100
+    assert more_rounds(round_s=0.002, opening_s=0.09) == 2 * 50
+    assert more_rounds(round_s=1.0, opening_s=0.1) == 0
+
+
+def test_each_opening_is_let_go_before_the_next_is_opened():
+    class Model:
+        pass
+
+    alive, opened = WeakSet(), []
+
+    def openings() -> Iterator[Opening]:
+        for number in count():
+            assert not alive
+            model = Model()
+            alive.add(model)
+            yield Opening({"a": partial(lambda model, n: opened.append((n, model is None)), model, number)})
+            del model
+
+    found = measure_anew(openings(), rounds=10, warmup_rounds=2, seed=0)
+    assert found.openings == 5
+    assert [number for number, _ in opened] == [0] * 4 + [n for n in range(1, 5) for _ in range(3 + 2)]
+    assert len(found.samples_ms["a"]) == 10
+
+
+def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch):
+    monkeypatch.setattr(protocol, "OPENING_S", 1e6)  # however loaded the machine is
+    rc.fold(tiny)
+    rc.export()
+    code, out, _ = repaconv("bench", "--rounds", "8")
+    assert code in {0, 5}
+    assert "8 interleaved rounds of 4 openings after " in " ".join(out.split())
+    kept = json.loads((RUN / "bench" / "x86-64.json").read_text())
+    assert (kept["rounds"], kept["openings"], len(kept["latencies"][0]["samples_ms"])) == (8, 4, 8)
 
 
 def test_what_a_card_clocks_itself_is_what_counts():

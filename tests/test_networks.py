@@ -274,6 +274,21 @@ def test_attention_that_torch_exports_in_four_axes_alone_is_written_out(masks, w
     assert torch.nn.functional.scaled_dot_product_attention is own
 
 
+class Clamped(torch.nn.Module):
+    """Twice, as timm's gemma4_vit: of two Clips the exporter's optimizer makes one whose bounds it leaves out."""
+
+    def forward(self, x):
+        return x.clamp(-2, 2).clamp(-0.5, 1.5)
+
+
+def test_a_graph_without_all_that_it_takes_is_written_again():
+    graph, by = network_to_onnx(Clamped().eval(), (4, 2, 3), input_name="x", outputs=["y"])
+    onnx.checker.check_model(graph)
+    x = 2 * np.random.default_rng(0).standard_normal((2, 4, 2, 3))
+    np.testing.assert_array_equal(Float64(graph).run({"x": x})["y"], x.clip(-0.5, 1.5))
+    assert by == NEW
+
+
 NET = """
 import torch
 from torch import nn

@@ -54,7 +54,7 @@ def allowed_for(net: Net, place: Place, known: list[dict[str, Any]]) -> dict[str
 
 def measured(given: argparse.Namespace) -> None:
     """Every row that was asked for, appended to the result."""
-    begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget)
+    begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget, given.openings)
     wanted = [net for net in NETS if not given.rows or net.name in given.rows]
     for net in wanted:
         known, here = kept(given.out), machine_key(fingerprint(()))
@@ -83,6 +83,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--budget", type=float, default=300, help="seconds of `tune`, each row")
+    options.add_argument("--openings", type=float, default=240, help="seconds in which everybody is opened anew")
     options.add_argument("--seconds", type=float, help="begin no row after that")
     options.add_argument("--again", action="store_true", help="measure what is trusted, too")
     options.add_argument("--list", action="store_true", help="say which networks there are")

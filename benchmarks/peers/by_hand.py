@@ -29,12 +29,16 @@ class Contender(NamedTuple):
 
 
 class Hand(NamedTuple):
-    """The hand-made form: its module, its graph, the images that calibrate [n, B, C, H, W], and how it is called."""
+    """The hand-made form: its module, its graph, the images that calibrate [n, B, C, H, W], and how it is called.
+
+    What was quantised of it once is in ``made``, for those who open it again.
+    """
 
     module: nn.Module
     graph: Path
     calls: Images
     threads: int
+    made: set[Path]
 
 
 def exact(hand: Hand) -> Iterator[Contender]:
@@ -100,8 +104,10 @@ def _static(hand: Hand) -> Run:
 
     name = onnx.load(hand.graph, load_external_data=False).graph.input[0].name
     ready, typed = hand.graph.with_suffix(".ready.onnx"), hand.graph.with_suffix(".static.onnx")
-    quant_pre_process(str(hand.graph), str(ready), skip_symbolic_shape=True)
-    quantize_static(str(ready), str(typed), Calls())
+    if typed not in hand.made:
+        quant_pre_process(str(hand.graph), str(ready), skip_symbolic_shape=True)
+        quantize_static(str(ready), str(typed), Calls())
+        hand.made.add(typed)
     return pipeline.runner(typed, hand.threads)
 
 
@@ -109,15 +115,25 @@ def _dynamic(hand: Hand) -> Run:
     from onnxruntime.quantization import quantize_dynamic
 
     typed = hand.graph.with_suffix(".dynamic.onnx")
-    quantize_dynamic(str(hand.graph), str(typed))
+    if typed not in hand.made:
+        quantize_dynamic(str(hand.graph), str(typed))
+        hand.made.add(typed)
     return pipeline.runner(typed, hand.threads)
 
 
 def _nncf(hand: Hand) -> Run:
+    typed = hand.graph.with_suffix(".nncf.xml")
+    if typed not in hand.made:
+        _by_nncf(hand, typed)
+        hand.made.add(typed)
+    return _openvino(typed, hand.threads, None)
+
+
+def _by_nncf(hand: Hand, typed: Path) -> None:
     have = [NNCF_PYTHON, "-c", "import nncf"]
     if not NNCF_PYTHON.is_file() or subprocess.run(have, capture_output=True, check=False).returncode:
         raise RuntimeError("NNCF is not installed: make build/nncf/installed")
-    calls, typed = hand.graph.with_suffix(".calls.npz"), hand.graph.with_suffix(".nncf.xml")
+    calls = hand.graph.with_suffix(".calls.npz")
     np.savez(calls, calls=hand.calls)
     script = Path(__file__).with_name("by_nncf.py")
     done = subprocess.run(
@@ -125,4 +141,3 @@ def _nncf(hand: Hand) -> Run:
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "NNCF failed")
-    return _openvino(typed, hand.threads, None)

@@ -22,10 +22,10 @@ from peers.by_hand import Contender, Hand, Images, Run
 from peers.nets import Net
 from peers.ours import ALLOWED, Ours
 from repaconv import models, runs
-from repaconv.artefacts import Deployment
+from repaconv.artefacts import Deployment, Ratio
 from repaconv.errors import first_line
 from repaconv.measure.fingerprint import fingerprint, version_of
-from repaconv.measure.protocol import Measured, measure, pinned
+from repaconv.measure.protocol import Measured, Opening, measure_anew, pinned
 from repaconv.measure.quality import quality
 from repaconv.measure.statistics import ratio
 from repaconv.proof.data import random_inputs
@@ -39,12 +39,13 @@ PACKAGES = ("onnxruntime", "openvino", "torch")
 
 
 class Place(NamedTuple):
-    """How a row is called, and how long what may take."""
+    """How a row is called, and how long what may take: the search, and all openings of everybody."""
 
     batch: int
     threads: int
     rounds: int
     budget_s: float
+    opening_s: float
 
 
 class Prepared(NamedTuple):
@@ -74,7 +75,7 @@ def prepared(net: Net, place: Place, work: Path) -> Prepared:
     taken = Ours(run, given, place.batch, place.threads)
     fitting, judging = ours.fitting(taken)
     calls = np.resize(images[fitting], (-(-len(fitting) // place.batch), place.batch, *images.shape[1:]))
-    return Prepared(Hand(module, graph, calls, place.threads), taken, images, labels, judging)
+    return Prepared(Hand(module, graph, calls, place.threads, set()), taken, images, labels, judging)
 
 
 def _images(net: Net, size: tuple[int, int]) -> tuple[Images, Images | None]:
@@ -136,19 +137,43 @@ def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> d
         losses = {name: _loss(run, opened[HAND], ready, place.batch) for name, run in opened.items()}
         _require_same(losses, {each.name for each in everybody if each.lossy})
         images = np.resize(ready.images, (place.batch, *ready.images.shape[1:]))
-        calls = {name: partial(run, images) for name, run in opened.items()}
-        gc.collect()
-        timed = measure(calls, rounds=place.rounds, warmup_rounds=10, seed=0, cores=cores)
+        running = [each for each in everybody if each.name in opened]
+        opened.clear()
+        timed = measure_anew(
+            _openings(running, images),
+            rounds=place.rounds,
+            warmup_rounds=10,
+            seed=0,
+            cores=cores,
+            spend_s=place.opening_s,
+        )
     lossy = {each.name for each in everybody if each.lossy}
     return {
         "machine": machine,
         "p50_ms": {name: round(float(np.median(times)), 4) for name, times in timed.samples_ms.items()},
-        "times_hand": {name: _ratio(timed, name, HAND) for name in opened},
-        "exact": _against(timed, [name for name in opened if name not in lossy]),
-        "lower": _against(timed, list(opened)) if lossy & set(opened) else None,
+        "openings": timed.openings,
+        "times_hand": {name: _ratio(timed, name, HAND) for name in losses},
+        "exact": _against(timed, [name for name in losses if name not in lossy]),
+        "lower": _against(timed, list(losses)) if lossy & set(losses) else None,
         "losses": losses,
         "missing": missing,
     }
+
+
+def _openings(running: list[Contender], images: Images) -> Iterator[Opening]:
+    """Everybody anew, in the other order."""
+    order = list(running)
+    while True:
+        gc.collect()
+        opened = {each.name: partial(_quietly(each), images) for each in order}
+        yield Opening({each.name: opened[each.name] for each in running})
+        del opened
+        order.reverse()
+
+
+def _quietly(each: Contender) -> Run:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return each.open()
 
 
 def _opened(everybody: list[Contender]) -> tuple[dict[str, Run], dict[str, str]]:
@@ -157,8 +182,7 @@ def _opened(everybody: list[Contender]) -> tuple[dict[str, Run], dict[str, str]]
     missing: dict[str, str] = {}
     for each in everybody:
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                opened[each.name] = each.open()
+            opened[each.name] = _quietly(each)
         except Exception as error:  # somebody else's tool, on a graph that it may not take
             missing[each.name] = first_line(error)
         gc.collect()
@@ -196,18 +220,22 @@ def _against(timed: Measured, names: list[str]) -> dict[str, Any] | None:
     if not mine or not theirs:
         return None
     best, other = (min(several, key=medians.__getitem__) for several in (mine, theirs))
-    faster = ratio(best, timed.samples_ms[best], other, timed.samples_ms[other], seed=0)
+    faster = _beside(timed, best, other)
     pair = {name: timed.samples_ms[name] for name in (best, other)}
-    believed = quality(pair, timed.watched, compared=faster, stable=timed.stable)
+    believed = quality(pair, timed.watched, compared=faster, stable=timed.stable, openings=timed.openings)
     return {"ours": best, "peer": other, "ratio": _kept(faster), "measurement": believed.verdict} | {
         "reasons": list(believed.reasons)
     }
 
 
 def _ratio(timed: Measured, name: str, other: str) -> list[float]:
-    return _kept(ratio(name, timed.samples_ms[name], other, timed.samples_ms[other], seed=0))
+    return _kept(_beside(timed, name, other))
 
 
-def _kept(found: Any) -> list[float]:
+def _beside(timed: Measured, name: str, other: str) -> Ratio:
+    return ratio(name, timed.samples_ms[name], other, timed.samples_ms[other], 0, timed.openings)
+
+
+def _kept(found: Ratio) -> list[float]:
     """Median, low, high."""
     return [round(value, 4) for value in (found.median, found.low, found.high)]

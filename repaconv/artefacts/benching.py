@@ -12,7 +12,7 @@ from repaconv.artefacts.records import SCHEMA_VERSION, Artefact, ImageSize, Link
 class Baseline(Record):
     """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick.
 
-    ``yardstick_ms`` is empty where nothing ran beside it.
+    ``yardstick_ms`` is empty where nothing ran beside it; the rounds are of so many ``openings``, one after the other.
     """
 
     sha256: str
@@ -20,6 +20,7 @@ class Baseline(Record):
     subject_ms: tuple[float, ...]
     yardstick_sha256: str = ""
     yardstick_ms: tuple[float, ...]
+    openings: int = 1
     machine: dict[str, Any]
 
 
@@ -31,7 +32,7 @@ class Baselines(Record):
 
 
 class Regression(Record):
-    """How many times as long as the baseline it takes, with a bootstrap interval.
+    """How many times as long as the baseline it takes, with an interval over the openings of both.
 
     Both are relative to the ``yardstick`` that ran beside each; in milliseconds where there was none. ``machine`` is
     where the baseline is from.
@@ -79,7 +80,7 @@ class Latency(Record):
 
 
 class Ratio(Record):
-    """Median over rounds of other / subject (above 1: the subject is faster), bootstrap interval."""
+    """other / subject (above 1: the subject is faster) and its interval; see `repaconv.measure.statistics.ratio`."""
 
     subject: str
     other: str
@@ -169,7 +170,7 @@ class BenchArtefact(Artefact):
 
     ``runtime`` and ``precision`` are those of the first model; each latency has its own. ``regression`` compares with a
     baseline, where one was asked for and is there. ``variant`` is that of the run's export; of a bare graph or engine
-    there is none.
+    there is none. The rounds are of so many ``openings`` of all models, one after the other.
     """
 
     stage: str = "bench"
@@ -181,6 +182,7 @@ class BenchArtefact(Artefact):
     image_size: ImageSize | None
     threads: int
     rounds: int
+    openings: int = 1
     warmup_rounds: int
     seed: int
     session: dict[str, str]

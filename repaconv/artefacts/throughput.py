@@ -31,7 +31,7 @@ class ThroughputArtefact(Artefact):
 
     It is another record than a latency's, so that no baseline and no history takes it. The first of ``rows`` is the
     model with all its streams, the second the same alone in one stream; ``scaling`` is of these two. ``ratio`` is
-    against what runs beside it with as many streams, where something does.
+    against what runs beside it with as many streams, where something does. The rounds are of so many ``openings``.
     """
 
     stage: str = "throughput"
@@ -40,6 +40,7 @@ class ThroughputArtefact(Artefact):
     batch: int
     image_size: ImageSize | None
     rounds: int
+    openings: int = 1
     seed: int
     session: dict[str, str]
     machine: dict[str, Any]

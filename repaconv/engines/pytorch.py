@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class TorchSession:
-    """A module ready to run on a processor. ``options`` says what was set."""
+    """A module ready to run on a processor, with weights of its own. ``options`` says what was set."""
 
     def __init__(self, network: Network, spec: SessionSpec, device: str, *, compiled: bool) -> None:
         """See `Torch.open`."""
@@ -43,7 +44,7 @@ class TorchSession:
 
         dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
         self._dtype, self._spec, self._device = dtypes.get(spec.precision, torch.float32), spec, device
-        module = network.module.eval().to(device=device, dtype=self._dtype)
+        module = deepcopy(network.module).eval().to(device=device, dtype=self._dtype)
         self._spatial = any(
             isinstance(part, torch.nn.Conv2d) and part.kernel_size != (1, 1) for part in module.modules()
         )

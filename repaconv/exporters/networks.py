@@ -98,18 +98,31 @@ def _new(
 ) -> onnx.ModelProto:
     import torch
 
-    program = torch.onnx.export(
-        module,
-        (_example(shape, free),),
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=[input_name],
-        output_names=list(outputs),
-        dynamic_shapes=({0: "batch"},) if free else None,
-        verbose=False,
-    )
-    assert program is not None
-    return _without_traces(program.model_proto)
+    for optimized in (True, False):
+        program = torch.onnx.export(
+            module,
+            (_example(shape, free),),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[input_name],
+            output_names=list(outputs),
+            dynamic_shapes=({0: "batch"},) if free else None,
+            optimize=optimized,
+            verbose=False,
+        )
+        assert program is not None
+        model = program.model_proto
+        if _is_whole(model):
+            break
+    return _without_traces(model)
+
+
+def _is_whole(model: onnx.ModelProto) -> bool:
+    """Whether all is there that nodes take: of two Clips the exporter's optimizer makes one, and loses its bounds."""
+    graph = model.graph
+    there = {"", *(port.name for port in graph.input), *(weight.name for weight in graph.initializer)}
+    there |= {name for node in graph.node for name in node.output}
+    return there.issuperset(name for node in graph.node for name in node.input)
 
 
 def _old(

@@ -1,4 +1,8 @@
-"""The measurement: warm-up until it rests, then rounds in which every subject runs once, in an order drawn anew."""
+"""The measurement: warm-up until it rests, then rounds in which every subject runs once, in an order drawn anew.
+
+Where its memory comes to lie makes a model faster or slower by some percent as long as it is open: all are opened anew
+several times, and an interval is of those openings (`repaconv.measure.statistics`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.measure.card import Moment, look
+from repaconv.measure.statistics import parts
 from repaconv.measure.watch import Watched, between, state
 
 Tick = Callable[[int, int], None]
@@ -24,15 +29,41 @@ LONGEST_WARMUP = 5
 PRIORITY = 99
 LOOKED = 10
 """Rounds from one look at the card to the next."""
+OPENING_S = 5.0
+"""Seconds of openings that a user waits for."""
+FEWEST, MOST = 4, 100
+"""Openings of a measurement that is to be believed, and of any."""
+LEAST_ROUNDS = 20
+"""Rounds of one that is to be believed."""
+OF_ONE = 2
+"""Rounds of an opening, at least."""
+SETTLING = 3
+"""Rounds of warm-up of an opening but the first: it touches its pages, and a runtime plans memory by its first call."""
+
+
+class Opening(NamedTuple):
+    """Subjects that were opened together: what is called, by name, and which of them return a card's milliseconds."""
+
+    calls: Mapping[str, Callable[[], Any]]
+    clocked: Collection[str] = ()
 
 
 class Measured(NamedTuple):
-    """Samples in milliseconds by subject, one a round; how many rounds of warm-up it took, and what else went on."""
+    """Samples in milliseconds by subject, one a round; how many rounds of warm-up it took, and what else went on.
+
+    The rounds are those of so many ``openings``, one after the other, parted by `repaconv.measure.statistics.parts`.
+    """
 
     samples_ms: dict[str, NDArray[np.float64]]
     warmup_rounds: int
     stable: bool
     watched: Watched
+    openings: int = 1
+
+    @property
+    def rounds(self) -> int:
+        """Measured ones."""
+        return len(next(iter(self.samples_ms.values())))
 
 
 @contextmanager
@@ -80,21 +111,43 @@ def measure(
     seed: int,
     cores: Sequence[int] = (),
     clocked: Collection[str] = (),
+) -> Measured:
+    """Time of every call of what is open already, and stays so; see `measure_anew`."""
+    opened = iter([Opening(subjects, clocked)])
+    return measure_anew(opened, rounds=rounds, warmup_rounds=warmup_rounds, seed=seed, cores=cores, most=1)
+
+
+def measure_anew(
+    openings: Iterator[Opening],
+    *,
+    rounds: int,
+    warmup_rounds: int,
+    seed: int,
+    cores: Sequence[int] = (),
+    most: int = MOST,
+    more: bool = False,
+    spend_s: float = OPENING_S,
     tick: Tick | None = None,
 ) -> Measured:
     """Time of every call, interleaved: by this machine's clock, or by the card's own where a call returns that.
 
     Args:
-        subjects: What is called, by name.
-        rounds: Measured ones.
+        openings: The same subjects, opened anew by each step, which first lets go of those before. As many are taken as
+            `how_many` says; one of what a card clocks, whose memory has pages so large that nothing depends on them.
+        rounds: Measured ones, of all openings together.
         warmup_rounds: At least so many before; up to `LONGEST_WARMUP` times as many until the times come to rest.
         seed: Of the order.
         cores: That are used, to tell others' work on them.
-        clocked: Names of those that return the milliseconds that a card took; the card is watched meanwhile.
+        most: Openings.
+        more: Whether there may be more rounds than that, where calls are short: see `more_rounds`.
+        spend_s: Seconds that openings may take in all, or as long as the rounds do.
         tick: See `Tick`.
     """
-    names, total = list(subjects), warmup_rounds + rounds
-    one_round = _round_of(subjects, clocked, np.random.default_rng(seed))
+    random = np.random.default_rng(seed)
+    begun = time.perf_counter()
+    opened = next(openings)
+    opening_s = time.perf_counter() - begun
+    names, clocked = list(opened.calls), bool(opened.clocked)
 
     def at_card() -> list[Moment]:
         return [seen] if clocked and (seen := look()) else []
@@ -104,37 +157,58 @@ def measure(
         if len(warmup) >= LONGEST_WARMUP * max(warmup_rounds, 1):
             stable = False
             break
-        warmup.append(one_round())
+        warmup.append(_round(names, opened, random))
         if tick:
-            tick(min(len(warmup), warmup_rounds), total)
+            tick(min(len(warmup), warmup_rounds), warmup_rounds + rounds)
+    round_s = sum(warmup[-1]) / 1e3 if warmup else 0.0
+    if more and not clocked:
+        rounds = max(rounds, more_rounds(round_s, opening_s, spend_s))
+    turns = 1 if clocked else min(most, how_many(rounds, round_s, opening_s, spend_s))
     before, card = state(), at_card()
     measured = np.zeros((rounds, len(names)))
-    for count in range(rounds):
-        measured[count] = one_round()
-        card += at_card() if count % LOOKED == 0 else []
-        if tick:
-            tick(warmup_rounds + count + 1, total)
+    for turn, share in enumerate(parts(np.arange(rounds), turns)):
+        if turn:
+            del opened  # or it would lie in memory beside the next
+            opened = next(openings)
+            for _ in range(SETTLING):
+                _round(names, opened, random)
+        for count in share:
+            measured[count] = _round(names, opened, random)
+            card += at_card() if count % LOOKED == 0 else []
+            if tick:
+                tick(warmup_rounds + int(count) + 1, warmup_rounds + rounds)
     after, card = state(), card + at_card()
     samples = {name: measured[:, position].copy() for position, name in enumerate(names)}
-    return Measured(samples, len(warmup), stable, between(before, after, cores, card))
+    return Measured(samples, len(warmup), stable, between(before, after, cores, card), turns)
 
 
-def _round_of(
-    subjects: Mapping[str, Callable[[], Any]], clocked: Collection[str], random: np.random.Generator
-) -> Callable[[], list[float]]:
-    """Every subject once, in an order drawn anew: their milliseconds, in their own order."""
-    names = list(subjects)
+def how_many(rounds: int, round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
+    """Openings: as many as take no longer than the rounds do, or than may be spent.
 
-    def one_round() -> list[float]:
-        spent = [0.0] * len(names)
-        for position in random.permutation(len(names)):
-            begin = time.perf_counter_ns()
-            found = subjects[names[position]]()
-            taken = (time.perf_counter_ns() - begin) / 1e6
-            spent[position] = found if names[position] in clocked else taken
-        return spent
+    The shorter a call, the more depends on where memory lies, and the less an opening takes. Where a result is to be
+    believed there are `FEWEST`, whatever they take.
+    """
+    affordable = int(max(spend_s, rounds * round_s) / max(opening_s, 1e-6))
+    least = FEWEST if rounds >= LEAST_ROUNDS else 1
+    return max(1, min(max(affordable, least), rounds // OF_ONE, MOST))
 
-    return one_round
+
+def more_rounds(round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
+    """Those of as many openings as may be spent, their rounds included."""
+    one = opening_s + (SETTLING + OF_ONE) * round_s
+    return OF_ONE * min(int(spend_s / max(one, 1e-6)), MOST)
+
+
+def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -> list[float]:
+    """Every subject once, in an order drawn anew: their milliseconds, in the order of the names."""
+    spent = [0.0] * len(names)
+    for position in random.permutation(len(names)):
+        call = opened.calls[names[position]]
+        begin = time.perf_counter_ns()
+        found = call()
+        taken = (time.perf_counter_ns() - begin) / 1e6
+        spent[position] = found if names[position] in opened.clocked else taken
+    return spent
 
 
 def _rests(warmup: list[list[float]]) -> bool:

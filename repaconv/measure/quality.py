@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Quality, Ratio
 from repaconv.measure import card
+from repaconv.measure.statistics import parts
 from repaconv.measure.watch import Watched
 
 FEWEST = 20
@@ -21,10 +22,17 @@ CLOCK = 0.1
 STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
 OUTLYING, OUTLIERS = 1.5, 0.05
 """A sample this many times its median is an outlier; this share of them is too many."""
+ONE_WAY = 0.8
+"""Correlation of ranks that openings have by chance in 1 of 100 measurements of ten."""
 
 
 def quality(
-    samples_ms: Mapping[str, NDArray[np.float64]], watched: Watched, *, compared: Ratio | None, stable: bool
+    samples_ms: Mapping[str, NDArray[np.float64]],
+    watched: Watched,
+    *,
+    compared: Ratio | None,
+    stable: bool,
+    openings: int = 1,
 ) -> Quality:
     """The verdict on a measurement, with every reason that speaks against it.
 
@@ -33,6 +41,7 @@ def quality(
         watched: What went on meanwhile.
         compared: The ratio, if there is one.
         stable: Whether the warm-up came to rest.
+        openings: Of which the rounds are, in their order.
 
     Returns:
         *trusted* if nothing speaks against it; *inconclusive* if a difference of 5% may not have been seen, or what was
@@ -41,7 +50,7 @@ def quality(
     spoiling = [*_too_little(samples_ms, compared), *_machine(watched, spoils=True), *card.spoiling(watched.card)]
     disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *card.disturbing(watched.card)]
     disturbing += [] if stable else ["the warm-up did not come to rest"]
-    disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values)]
+    disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, openings)]
     return Quality(
         verdict="inconclusive" if spoiling else "noisy" if disturbing else "trusted",
         reasons=(*spoiling, *disturbing),
@@ -87,11 +96,12 @@ def _clocks(watched: Watched) -> Iterator[str]:
             yield f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz"
 
 
-def _uneven(name: str, values: NDArray[np.float64]) -> Iterator[str]:
-    """What the samples of one subject show."""
-    if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT:
+def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[str]:
+    """What the samples of one subject show; one opening may be slower than another, and is no drift and no outlier."""
+    several = parts(values, openings)
+    if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT and _goes_one_way(several):
         yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
-    beyond = float((values > OUTLYING * np.median(values)).mean())
+    beyond = float(np.concatenate([part > OUTLYING * np.median(part) for part in several]).mean())
     if beyond > OUTLIERS:
         yield f"{name} has outliers: {beyond:.0%} of its samples"
 
@@ -100,6 +110,14 @@ def _change(values: NDArray[np.float64]) -> float:
     """How much longer the last third takes than the first, at the median."""
     third = len(values) // 3
     return float(np.median(values[-third:]) / np.median(values[:third]) - 1)
+
+
+def _goes_one_way(several: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether openings get slower, or faster, one after the other (Spearman 1904); a single one may."""
+    if len(several) == 1:
+        return True
+    ranks = np.argsort(np.argsort([np.median(part) for part in several]))
+    return bool(abs(np.corrcoef(ranks, np.arange(len(several)))[0, 1]) >= ONE_WAY)
 
 
 def _rounded(share: float | None) -> float | None:

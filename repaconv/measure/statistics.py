@@ -1,6 +1,12 @@
-"""From samples to statements: percentiles, and a ratio with the interval that the data allow."""
+"""From samples to statements: percentiles, and a ratio with the interval that the data allow.
+
+Two openings of one and the same model differ by some percent, which no number of rounds evens out. What varies is
+therefore taken from one opening to another (Student 1908); of a single one, from block to block of its rounds.
+"""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +16,12 @@ from repaconv.artefacts import Latency, Ratio, Regression
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 MATTERS = 0.005
-"""Two sessions of one and the same model may differ by so much, by where their memory came to lie."""
+"""A difference that is none to anybody."""
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t of `CONFIDENCE`, by degrees of freedom from 1 on; of more than there are here, the last."""
 
 
 def latency(
@@ -33,21 +44,31 @@ def latency(
     )
 
 
-def ratio(subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: NDArray[np.float64], seed: int) -> Ratio:
-    """Median over rounds of other / subject, with a bootstrap interval over blocks of rounds.
+def parts(values: NDArray[Any], openings: int) -> list[NDArray[Any]]:
+    """Those of each opening: as many of each, one more of the first where that does not come out even."""
+    return np.array_split(values, openings)
+
+
+def ratio(
+    subject: str,
+    subject_ms: NDArray[np.float64],
+    other: str,
+    other_ms: NDArray[np.float64],
+    seed: int,
+    openings: int = 1,
+) -> Ratio:
+    """other / subject: the median over an opening's rounds, the geometric mean over openings, and its interval.
 
     The two samples of a round stand beside each other in time, so a slow moment of the machine hits both and leaves
-    their ratio nearly alone. Moments last longer than a round: blocks are drawn, not rounds.
+    their ratio nearly alone. Moments last longer than a round: of a single opening blocks are drawn, not rounds.
     """
     ratios = other_ms / subject_ms
-    random = np.random.default_rng(seed)
-    medians = np.median(ratios[_drawn(len(ratios), random)], axis=1)
-    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, middle, high = _interval(_known(ratios, openings, np.random.default_rng(seed)))
     p10, p90 = np.percentile(ratios, [10, 90])
     return Ratio(
         subject=subject,
         other=other,
-        median=_rounded(np.median(ratios)),
+        median=_rounded(middle),
         low=_rounded(low),
         high=_rounded(high),
         confidence=CONFIDENCE,
@@ -55,6 +76,30 @@ def ratio(subject: str, subject_ms: NDArray[np.float64], other: str, other_ms: N
         p90=_rounded(p90),
         verdict="faster" if low > 1 + MATTERS else "slower" if high < 1 - MATTERS else "no difference shown",
     )
+
+
+class _Known(NamedTuple):
+    """The logarithm of a ratio, the variance of that, and the degrees of freedom which the variance has."""
+
+    log: float
+    variance: float
+    freedom: float
+
+
+def _known(ratios: NDArray[np.float64], openings: int, random: np.random.Generator) -> _Known:
+    """What the rounds of so many openings tell."""
+    if openings > 1:
+        logs = np.log([np.median(part) for part in parts(ratios, openings)])
+        return _Known(float(logs.mean()), float(logs.var(ddof=1)) / openings, openings - 1)
+    drawn = np.log(np.median(ratios[_drawn(len(ratios), random)], axis=1))
+    return _Known(float(np.log(np.median(ratios))), float(drawn.var()), len(STUDENT))
+
+
+def _interval(known: _Known) -> tuple[float, float, float]:
+    """Its lower end, the ratio, its upper end."""
+    half = STUDENT[min(max(int(known.freedom), 1), len(STUDENT)) - 1] * known.variance**0.5
+    low, middle, high = np.exp([known.log - half, known.log, known.log + half])
+    return float(low), float(middle), float(high)
 
 
 def _drawn(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
@@ -66,17 +111,22 @@ def _drawn(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
     return found
 
 
-def regression(
-    now: tuple[NDArray[np.float64], NDArray[np.float64]],
-    then: tuple[NDArray[np.float64], NDArray[np.float64]],
-    allowed: float,
-    seed: int = 0,
-) -> Regression:
+class Timed(NamedTuple):
+    """Milliseconds of a model and of its yardstick, round by round, and of how many openings."""
+
+    subject_ms: NDArray[np.float64]
+    yardstick_ms: NDArray[np.float64]
+    openings: int = 1
+
+
+def regression(now: Timed, then: Timed, allowed: float, seed: int = 0) -> Regression:
     """How many times as long a model takes as it did, each time relative to the yardstick that ran beside it.
 
+    The interval is Welch's (1947), of both measurements' openings.
+
     Args:
-        now: Milliseconds of the model and of its yardstick, round by round.
-        then: The same of the baseline.
+        now: The measurement.
+        then: The baseline's.
         allowed: 0.05 lets it take 5% longer.
         seed: Of the bootstrap.
 
@@ -84,16 +134,12 @@ def regression(
         Failed if the whole interval lies beyond what is allowed, passed if none of it does, else inconclusive.
     """
     random = np.random.default_rng(seed)
-
-    def medians(pair: tuple[NDArray[np.float64], NDArray[np.float64]]) -> tuple[float, NDArray[np.float64]]:
-        relative = pair[0] / pair[1]
-        drawn = relative[_drawn(len(relative), random)]
-        return float(np.median(relative)), np.median(drawn, axis=1)
-
-    (present, presents), (past, pasts) = medians(now), medians(then)
-    low, high = np.quantile(presents / pasts, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    present, past = (_known(each.subject_ms / each.yardstick_ms, each.openings, random) for each in (now, then))
+    variance = present.variance + past.variance
+    spread = sum(each.variance**2 / each.freedom for each in (present, past))
+    low, middle, high = _interval(_Known(present.log - past.log, variance, variance**2 / spread if spread else 1.0))
     return Regression(
-        ratio=_rounded(present / past),
+        ratio=_rounded(middle),
         low=_rounded(low),
         high=_rounded(high),
         confidence=CONFIDENCE,

@@ -16,19 +16,22 @@ class Burst:
 
     Attributes:
         calls: Of all streams together.
-        latencies_ms: Of every single call so far, in no order.
+        calls_ms: Of every single call so far, in no order.
     """
 
-    def __init__(self, call: Callable[[], Any], streams: int, calls: int = CALLS) -> None:
+    def __init__(
+        self, call: Callable[[], Any], streams: int, calls_ms: list[float] | None = None, calls: int = CALLS
+    ) -> None:
         """``call`` may be made from several threads at once; ``calls`` are those of one stream."""
-        self.calls, self.latencies_ms = streams * calls, list[float]()
+        self.calls = streams * calls
+        self.calls_ms = [] if calls_ms is None else calls_ms
         self._call, self._each, self._streams = call, calls, streams
         self._pool = ThreadPoolExecutor(streams)
 
     def __call__(self) -> None:
         """All of them; what one raises is raised."""
         for stream in [self._pool.submit(self._stream) for _ in range(self._streams)]:
-            self.latencies_ms += stream.result()
+            self.calls_ms += stream.result()
 
     def _stream(self) -> list[float]:
         found = []

@@ -38,4 +38,4 @@ Arch = Annotated[
 ]
 ImageSize = Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)]
 Against = Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")]
-Rounds = Annotated[int | None, Knob("Measured, interleaved rounds; the target's if left out.", least=2)]
+Rounds = Annotated[int | None, Knob("Measured, interleaved rounds; the target's at least, if left out.", least=2)]

@@ -160,10 +160,11 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
     from repaconv.measure.quality import quality
     from repaconv.measure.statistics import latency, ratio
 
-    order, samples, models = plan.order, found.measured.samples_ms, found.models
+    order, samples, models, openings = plan.order, found.measured.samples_ms, found.models, found.measured.openings
     first = plan.subjects[0].name
     others = [subject.name for subject in plan.subjects[1:]]
-    compared = ratio(first, samples[first], others[0], samples[others[0]], order.seed) if others else None
+    compared = ratio(first, samples[first], others[0], samples[others[0]], order.seed, openings) if others else None
+    watched, stable = found.measured.watched, found.measured.stable
     agreed = _agreed(plan, found) if others else None
     return BenchArtefact(
         made_by=made_by(),
@@ -177,7 +178,8 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         batch=found.batch,
         image_size=found.calls.shape[1:] if found.calls.shape else None,
         threads=plan.threads,
-        rounds=plan.rounds,
+        rounds=found.measured.rounds,
+        openings=openings,
         warmup_rounds=found.measured.warmup_rounds,
         seed=order.seed,
         session=models[first].session.options,
@@ -195,7 +197,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
             for each in plan.subjects
         ),
         ratio=compared,
-        quality=quality(samples, found.measured.watched, compared=compared, stable=found.measured.stable),
+        quality=quality(samples, watched, compared=compared, stable=stable, openings=openings),
         profile=found.profile,
         agreement=agreed,
         note="; ".join(part for part in (plan.known.note, found.note) if part),

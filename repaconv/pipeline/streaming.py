@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,14 +22,15 @@ from repaconv.steps.calls import calls_for
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.comparing import Opened, opened
 from repaconv.steps.contenders import Contender
+from repaconv.steps.openings import Call, Openings
 from repaconv.steps.side_by_side import Plan
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from repaconv.artefacts import Ratio
     from repaconv.measure.protocol import Measured
-    from repaconv.measure.streams import Burst
 
 
 def throughput_by(
@@ -109,39 +111,43 @@ def _plan(order: ThroughputOrder, model: str | Path | None, progress: Progress) 
 def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact:
     """Round by round: the model with all its streams, alone in one, and the other with as many."""
     from repaconv.measure.fingerprint import fingerprint
-    from repaconv.measure.protocol import measure, pinned
-    from repaconv.measure.streams import Burst
-    from repaconv.proof.runners import call_of
+    from repaconv.measure.protocol import measure_anew, pinned
+    from repaconv.measure.streams import CALLS, Burst
 
     first, *others = plan.subjects
     one = Contender(f"{first.name}, one stream", first.path, first.network)
     listed = [(first, ways.streams), (one, 1), *((other, ways.streams) for other in others)]
-    batch = plan.batch()
-    with pinned(ways.streams * ways.threads) as cores, ExitStack() as stack:
-        models = {each.name: _opened(plan, each, ways.threads, streams, batch) for each, streams in listed}
-        calls = calls_for(plan.known, models, batch, plan.size, plan.order.seed)
-        bursts = {}
-        for each, streams in listed:
-            session = models[each.name].session
-            call = call_of(session, calls.batches[0].feeds(session.inputs))
-            call()
-            bursts[each.name] = Burst(call, streams)
-            stack.callback(bursts[each.name].close)
-        measured = measure(
-            bursts,
+    batch, calls_ms = plan.batch(), {each.name: list[float]() for each, _ in listed}
+    streams = {each.name: count for each, count in listed}
+
+    def burst(name: str, call: Call, stack: ExitStack) -> Burst:
+        made = Burst(call, streams[name], calls_ms[name])
+        stack.callback(made.close)
+        return made
+
+    openings = Openings(
+        {each.name: partial(_opened, plan, each, ways.threads, count, batch) for each, count in listed},
+        lambda models: calls_for(plan.known, models, batch, plan.size, plan.order.seed),
+        burst,
+    )
+    with pinned(ways.streams * ways.threads) as cores, closing(openings):
+        measured = measure_anew(
+            openings,
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.order.seed,
             cores=cores,
+            more=plan.order.rounds is None,
             tick=lambda done, total: progress("bench", done, total),
         )
         machine = fingerprint(tuple(cores))
-    image_ms = {name: measured.samples_ms[name] / (batch * burst.calls) for name, burst in bursts.items()}
-    size = (calls.shape[1], calls.shape[2]) if calls.shape else None
-    found = _Found(batch, size, image_ms, measured, machine, models[first.name].session.options)
+    image_ms = {name: measured.samples_ms[name] / (batch * count * CALLS) for name, count in streams.items()}
+    shape = openings.calls.shape
+    size, options = (shape[1], shape[2]) if shape else None, openings.models[first.name].session.options
+    found = _Found(batch, size, image_ms, measured, machine, options)
     rows = [
-        _row(each, models[each.name], image_ms[each.name], bursts[each.name], _Ways(streams, ways.threads))
-        for each, streams in listed
+        _row(each, openings.models[each.name], image_ms[each.name], calls_ms[each.name], ways._replace(streams=count))
+        for each, count in listed
     ]
     return _artefact(plan, found, rows)
 
@@ -160,10 +166,12 @@ def _opened(plan: Plan, each: Contender, threads: int, streams: int, batch: int)
     )
 
 
-def _row(each: Contender, model: Opened, image_ms: NDArray[np.float64], burst: Burst, ways: _Ways) -> Throughput:
+def _row(
+    each: Contender, model: Opened, image_ms: NDArray[np.float64], calls_ms: list[float], ways: _Ways
+) -> Throughput:
     import numpy as np
 
-    p50, p95 = np.percentile(burst.latencies_ms, [50, 95])
+    p50, p95 = np.percentile(calls_ms, [50, 95])
     return Throughput(
         name=each.name,
         model=each.path.name,
@@ -184,9 +192,13 @@ def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputAr
 
     order, samples = plan.order, found.image_ms
     (first, one), others = rows[:2], rows[2:]
-    scaling = ratio(first.name, samples[first.name], one.name, samples[one.name], order.seed)
-    compared = [ratio(first.name, samples[first.name], each.name, samples[each.name], order.seed) for each in others]
     measured = found.measured
+
+    def times(other: Throughput) -> Ratio:
+        both = (first.name, samples[first.name], other.name, samples[other.name])
+        return ratio(*both, order.seed, measured.openings)
+
+    scaling, compared = times(one), [times(each) for each in others]
     return ThroughputArtefact(
         made_by=made_by(),
         verdict="passed",
@@ -195,13 +207,20 @@ def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputAr
         target=plan.device.name,
         batch=found.batch,
         image_size=found.size,
-        rounds=plan.rounds,
+        rounds=measured.rounds,
+        openings=measured.openings,
         seed=order.seed,
         session=found.session,
         machine=found.machine,
         rows=tuple(rows),
         scaling=scaling,
         ratio=compared[0] if compared else None,
-        quality=quality(samples, measured.watched, compared=(compared or [scaling])[0], stable=measured.stable),
+        quality=quality(
+            samples,
+            measured.watched,
+            compared=(compared or [scaling])[0],
+            stable=measured.stable,
+            openings=measured.openings,
+        ),
         note=plan.known.note,
     )

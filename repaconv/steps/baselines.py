@@ -14,9 +14,7 @@ from repaconv.measure.fingerprint import machine_key
 from repaconv.subjects.subject import TRAINING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from repaconv.measure.statistics import Timed
 
 Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
 
@@ -124,6 +122,7 @@ def baseline_of(done: BenchArtefact) -> Baseline:
         subject_ms=subject.samples_ms,
         yardstick_sha256=beside[0].sha256 if beside else "",
         yardstick_ms=beside[0].samples_ms if beside else (),
+        openings=done.openings,
         machine=dict(done.machine),
     )
 
@@ -144,7 +143,7 @@ def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) 
     fitting = _fitting(known, name, done)
     machines = [here] if here in fitting else list(fitting) if yardstick else []
     rows = [
-        regression(_pair(now), _pair(fitting[machine]), allowed).model_copy(
+        regression(_timed(now), _timed(fitting[machine]), allowed).model_copy(
             update={"yardstick": yardstick, "machine": machine, "same_machine": machine == here}
         )
         for machine in machines
@@ -159,12 +158,15 @@ def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Base
     return {m: then for m, then in found.items() if not named or then.yardstick_sha256 == now.yardstick_sha256}
 
 
-def _pair(kept: Baseline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Milliseconds of the model and of its yardstick; of a second where there is none."""
+def _timed(kept: Baseline) -> Timed:
+    """Its milliseconds and those of its yardstick; of a second where there is none."""
     import numpy as np
 
+    from repaconv.measure.statistics import Timed
+
     subject = np.asarray(kept.subject_ms)
-    return subject, np.asarray(kept.yardstick_ms) if kept.yardstick_ms else np.full_like(subject, 1000.0)
+    yardstick = np.asarray(kept.yardstick_ms) if kept.yardstick_ms else np.full_like(subject, 1000.0)
+    return Timed(subject, yardstick, kept.openings)
 
 
 def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:

@@ -191,7 +191,7 @@ class Candidates:
     def deployable(self, deployment: Deployment) -> Path | Network:
         """What its runtime opens."""
         if takes_networks(load_target(deployment.target)):
-            return self.subject.network(DEPLOY)  # each its own: a session changes its type
+            return self.subject.network(DEPLOY)
         return self.path(deployment)
 
     def sizes(self, batch: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,16 @@ from repaconv.artefacts import Ratio
 from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.forms.choice import chosen
 from repaconv.progress import Progress
+from repaconv.steps.calls import Calls
 from repaconv.steps.common import load_target, usual_form
-from repaconv.steps.comparing import opened
+from repaconv.steps.comparing import Opened, opened
 from repaconv.steps.elsewhere import why_not_here
 from repaconv.steps.engines import takes_networks
+from repaconv.steps.openings import Openings
 from repaconv.subjects.proved import Proving, exported_graph, write_graph
 from repaconv.subjects.subject import DEPLOY, GraphSpec
 
 if TYPE_CHECKING:
-    from repaconv.engines.contract import Session
     from repaconv.orders.converting import ConvertOrder
     from repaconv.targets import Target
     from repaconv.trained.contract import Reading
@@ -90,30 +91,32 @@ class Track:
         Raises:
             GateFailed: If a graph does not compute what its network does.
         """
-        from repaconv.measure.protocol import measure, pinned
+        from repaconv.measure.protocol import measure_anew, pinned
         from repaconv.measure.statistics import ratio
         from repaconv.proof.data import random_inputs
-        from repaconv.proof.runners import call_of
 
         paths = {ORIGINAL: self.graph, **{name: self._graph(*each, name) for name, each in readings.items()}}
         usual, config = self.device.bench, self.original[0].config
         shape = (config.in_channels, *config.image_size)
         feeds = random_inputs(shape, count=usual.batch, seed=0).piece(0, usual.batch)
+        openings = Openings(
+            {name: partial(self._opened, path) for name, path in paths.items()}, lambda _: Calls([feeds], shape)
+        )
         with pinned(usual.threads) as cores:
-            sessions = {name: self._opened(path) for name, path in paths.items()}
-            found = measure(
-                {name: call_of(session, feeds.feeds(session.inputs)) for name, session in sessions.items()},
+            found = measure_anew(
+                openings,
                 rounds=usual.rounds,
                 warmup_rounds=usual.warmup_rounds,
                 seed=0,
                 cores=cores,
                 tick=lambda done, total: self.progress("measure", done, total),
-            ).samples_ms
-        return {name: ratio(name, found[name], ORIGINAL, found[ORIGINAL], seed=0) for name in readings}
+            )
+        times = found.samples_ms
+        return {name: ratio(name, times[name], ORIGINAL, times[ORIGINAL], 0, found.openings) for name in readings}
 
-    def _opened(self, path: Path) -> Session:
+    def _opened(self, path: Path) -> Opened:
         usual = self.device.bench
-        return opened(path, self.device, threads=usual.threads, dims={"batch": usual.batch}).session
+        return opened(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
 
     def _graph(self, reading: Reading, method: str, name: str) -> Path:
         """As `export` would write it for this target."""

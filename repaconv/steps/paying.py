@@ -6,8 +6,10 @@ second look in the target's form says so, too; so that a noisy machine keeps wha
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Ratio
 from repaconv.errors import RepaconvError
@@ -19,7 +21,8 @@ from repaconv.subjects.evaluated import Evaluated
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Feeds, Session
+    from repaconv.engines.contract import Feeds
+    from repaconv.measure.protocol import Opening
 
 LOSS = 0.98
 """Times as fast as the graph as given, below which the whole interval lies where a fold is taken back."""
@@ -61,12 +64,13 @@ def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
     call = _call(given.single) if fold.changes else None
     if call is None:
         return fold
-    mine, where = _timed(given), str(cpu_model())
-    if not _is_slower(_beside(mine, fold.graph, call)):
+    mine, where = _content(given), str(cpu_model())
+    if not _is_slower(_beside(mine, _content(fold.graph), call)):
         return fold
 
     def judge(one: Kept) -> Judged:
-        return judged(_beside(mine, Evaluated(_in_form(one.graph.model)), call) if one.changes else None, where)
+        form = Evaluated(_in_form(one.graph.model)) if one.changes else None
+        return judged(_beside(mine, _content(form), call) if form else None, where)
 
     return without_harm(fold, given, refold, judge)
 
@@ -87,44 +91,60 @@ def _is_slower(found: Ratio | None) -> bool:
     return found is not None and found.high < LOSS
 
 
-def _call(given: Evaluated) -> Feeds | None:
+class _Call(NamedTuple):
+    """Inputs, and how many rounds of it say something in a few seconds."""
+
+    feeds: Feeds
+    rounds: int
+
+
+def _call(given: Evaluated) -> _Call | None:
     """A usual call of the graph, if it is long enough to be measured."""
     from repaconv.proof.probes import Unrunnable, drawn
 
     try:
         found = given.probes
-        call = drawn(given.model, found.usual, 0, gain=found.gain, below=found.below)
-        given.session.run(call)
+        feeds = drawn(given.model, found.usual, 0, gain=found.gain, below=found.below)
+        given.session.run(feeds)
         begin = perf_counter()
-        given.session.run(call)
+        given.session.run(feeds)
     except (Unrunnable, RepaconvError):
         return None  # the proof says why
-    return call if (perf_counter() - begin) * 1e3 >= LEAST_MS else None
+    seconds = perf_counter() - begin
+    rounds = min(max(int(SECONDS / 2 / seconds), ROUNDS[0]), ROUNDS[1])
+    return _Call(feeds, rounds) if seconds * 1e3 >= LEAST_MS else None
 
 
-def _timed(graph: Evaluated) -> Session:
-    from repaconv.proof.runners import load_onnx
-
-    return load_onnx(graph.single.model.SerializeToString(), timed=True)
+def _content(graph: Evaluated) -> bytes:
+    return bytes(graph.single.model.SerializeToString())
 
 
-def _beside(given: Session, other: Evaluated, call: Feeds) -> Ratio | None:
+def _beside(given: bytes, folded: bytes, call: _Call) -> Ratio | None:
     """By turns; None where the graph does not run, or the fastest calls do not say the same as the median."""
-    from repaconv.measure.protocol import measure
+    from repaconv.measure.protocol import measure_anew
     from repaconv.measure.statistics import ratio
 
+    contents = {"given": given, "folded": folded}
     try:
-        session = _timed(other)
-        begin = perf_counter()
-        session.run(call)
-        rounds = min(max(int(SECONDS / 2 / (perf_counter() - begin)), ROUNDS[0]), ROUNDS[1])
-        calls = {"given": lambda: given.run(call), "folded": lambda: session.run(call)}
-        samples = measure(calls, rounds=rounds, warmup_rounds=1, seed=0).samples_ms
+        found = measure_anew(_openings(contents, call.feeds), rounds=call.rounds, warmup_rounds=1, seed=0)
     except Exception:  # the runtime's own, of many classes: the proof says so
         return None
-    found = ratio("folded", samples["folded"], "given", samples["given"], seed=0)
+    samples = found.samples_ms
+    speed = ratio("folded", samples["folded"], "given", samples["given"], 0, found.openings)
     fastest = float(samples["given"].min() / samples["folded"].min())
-    return found if fastest < LOSS or not _is_slower(found) else None
+    return speed if fastest < LOSS or not _is_slower(speed) else None
+
+
+def _openings(contents: Mapping[str, bytes], feeds: Feeds) -> Iterator[Opening]:
+    from repaconv.measure.protocol import Opening
+    from repaconv.proof.runners import load_onnx
+
+    order = list(contents)
+    while True:
+        sessions = {name: load_onnx(contents[name], timed=True) for name in order}
+        yield Opening({name: partial(session.run, feeds) for name, session in sessions.items()})
+        del sessions
+        order.reverse()
 
 
 def _in_form(model: onnx.ModelProto) -> onnx.ModelProto:

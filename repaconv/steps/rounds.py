@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from repaconv.subjects.swaying import sway_of
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
+    from repaconv.measure.protocol import Opening
 
 Measurer = Callable[..., Mapping[str, Ratio]]
 """(reference, graphs by name, rounds, image_size=) to the graphs' ratios: what is above 1 is faster than it."""
@@ -84,43 +85,62 @@ class Here:
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Rounds of these beside the baseline."""
-        from repaconv.measure.protocol import measure, pinned
+        from repaconv.measure.protocol import measure_anew, pinned
         from repaconv.measure.statistics import ratio
 
+        images: dict[Deployment, int] = {}
         left: dict[Deployment, str] = {}
-        with pinned(self.cores) as cores, ExitStack() as stack:
-            ready = {self.baseline: self._open(self.baseline, stack)}
-            for each in deployments:
-                try:
-                    ready[each] = self._open(each, stack)
-                except RepaconvError as problem:
-                    left[each] = f"left: {problem.message}"
-                except Exception as error:  # what a runtime raises where it runs what it took
-                    left[each] = f"left: it does not run: {first_line(error)}"
-            calls = {str(place): each.call for place, each in enumerate(ready.values())}
-            clocked = {str(place) for place, each in enumerate(ready.values()) if each.clocked}
-            found = measure(calls, rounds=rounds, warmup_rounds=2, seed=self.seed, cores=cores, clocked=clocked)
-        times = [found.samples_ms[str(place)] / each.images for place, each in enumerate(ready.values())]
-        ratios = [ratio("deployment", own, "baseline", times[0], self.seed) for own in times[1:]]
-        return {**left, **dict(zip(list(ready)[1:], ratios, strict=True))}
+        names = {each: str(place) for place, each in enumerate((self.baseline, *deployments))}
+        with pinned(self.cores) as cores, closing(self._openings(names, images, left)) as openings:
+            found = measure_anew(openings, rounds=rounds, warmup_rounds=2, seed=self.seed, cores=cores)
+        times = {each: found.samples_ms[names[each]] / count for each, count in images.items()}
+        base = times.pop(self.baseline)
+        ratios = {
+            each: ratio("deployment", own, "baseline", base, self.seed, found.openings) for each, own in times.items()
+        }
+        return {**left, **ratios}
 
-    def _open(self, deployment: Deployment, stack: ExitStack) -> Ready:
+    def _openings(
+        self, names: Mapping[Deployment, str], images: dict[Deployment, int], left: dict[Deployment, str]
+    ) -> Generator[Opening]:
+        """Of those that are named; here it is said how many images a round of each is, or why it is left."""
+        from repaconv.measure.protocol import Opening
+
+        order = list(names)
+        while True:
+            with ExitStack() as stack:
+                ready: dict[Deployment, Ready] = {}
+                for each in order:
+                    try:
+                        ready[each] = self._open(each, stack, known=each in images)
+                    except Exception as error:  # what a runtime raises, too, where it runs what it took
+                        if each == self.baseline or each in images:
+                            raise
+                        left[each] = f"left: {_told(error)}"
+                images |= {each: one.images for each, one in ready.items()}
+                clocked = {names[each] for each, one in ready.items() if one.clocked}
+                yield Opening({names[each]: one.call for each, one in ready.items()}, clocked)
+                del ready
+            order = [each for each in reversed(order) if each in images]
+
+    def _open(self, deployment: Deployment, stack: ExitStack, *, known: bool) -> Ready:
         """Ready to be measured.
 
         Raises:
-            Refused: If it does not compute what the baseline does; and see `session_of`.
+            Refused: If it does not compute what the baseline does, unless it is known to; and see `session_of`.
         """
         from repaconv.measure.memory import Taken
         from repaconv.measure.streams import Burst
 
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
-        taken = Taken()
+        taken = None if known else Taken()
         session = session_of(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
-        self._remember(deployment, session, taken.peak())
-        if not self.sound.of(deployment, session, deployment.batch):
+        if taken:
+            self._remember(deployment, session, taken.peak())
+        if not known and not self.sound.of(deployment, session, deployment.batch):
             raise Refused("it does not compute what the baseline does.", hint="Leave it.", code="tune.wrong")
         call = call_of(session, feeds)
         if not self.together:
@@ -156,6 +176,10 @@ class Elsewhere:
         found = self.measurer(reference, others, rounds, image_size=self.image_size) if others else {}
         wrong = {each: "left: it does not compute what the baseline does." for each, fine in right.items() if not fine}
         return {**wrong, **{names[name]: ratio for name, ratio in found.items()}}
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, RepaconvError) else f"it does not run: {first_line(error)}"
 
 
 def _exact(deployment: Deployment) -> bool:

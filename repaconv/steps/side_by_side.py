@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import ImageSize, Profile
-from repaconv.engines.contract import OnCard
-from repaconv.errors import EnvironmentProblem, RepaconvError, UsageProblem, first_line
+from repaconv.errors import EnvironmentProblem
 from repaconv.orders.stages import BenchOrder
 from repaconv.progress import Progress
 from repaconv.steps.calls import Calls, calls_for, memory_an_image
 from repaconv.steps.comparing import Opened, opened
 from repaconv.steps.contenders import Contender, Contenders
+from repaconv.steps.openings import Openings
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from repaconv.engines.contract import Feeds, Session
+    from repaconv.engines.contract import Feeds
     from repaconv.measure.protocol import Measured
     from repaconv.measure.protocols import Protocol
     from repaconv.targets import Target
@@ -114,41 +115,40 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
 
 def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
     from repaconv.measure.fingerprint import fingerprint
-    from repaconv.measure.protocol import first_in_line, measure
-    from repaconv.proof.runners import call_of
+    from repaconv.measure.protocol import first_in_line, measure_anew
 
-    subject = plan.subjects[0]
-    models = {each.name: plan.opened(each, dims=plan.dims(batch)) for each in plan.subjects}
-    calls = calls_for(plan.known, models, batch, plan.size, plan.order.seed)
-    sessions = {name: each.session for name, each in models.items()}
-    fed = [{name: piece.feeds(session.inputs) for name, session in sessions.items()} for piece in calls.batches]
-    outputs = [{name: _first_run(session, each[name]) for name, session in sessions.items()} for each in fed]
-    clocked = {name for name, session in sessions.items() if isinstance(session, OnCard)}
+    subject, dims = plan.subjects[0], plan.dims(batch)
+    openings = Openings(
+        {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
+        lambda models: calls_for(plan.known, models, batch, plan.size, plan.order.seed),
+    )
     with first_in_line(plan.protocol.first_in_line) as why_not:
-        measured = measure(
-            {name: call_of(session, fed[0][name]) for name, session in sessions.items()},
+        measured = measure_anew(
+            openings,
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.order.seed,
             cores=cores,
-            clocked=clocked,
+            more=plan.order.rounds is None and plan.protocol.rounds is None,
             tick=lambda done, total: progress("bench", done, total),
         )
+    profile = None
+    if plan.order.profile:
+        opened = openings.models[subject.name]
+        profile = _profile(subject, opened, openings.feeds(subject.name), measured.samples_ms)
     return Found(
-        models=models,
-        calls=calls,
-        outputs=outputs,
+        models=openings.models,
+        calls=openings.calls,
+        outputs=openings.outputs,
         batch=batch,
         measured=measured,
-        machine=fingerprint(tuple(cores), card=bool(clocked)),
-        profile=_profile(subject, models[subject.name], fed[0], measured.samples_ms) if plan.order.profile else None,
+        machine=fingerprint(tuple(cores), card=bool(openings.clocked)),
+        profile=profile,
         note=f"chrt -f 99: {why_not}" if why_not else "",
     )
 
 
-def _profile(
-    subject: Contender, opened: Opened, feeds: Mapping[str, Any], samples: Mapping[str, NDArray[np.float64]]
-) -> Profile:
+def _profile(subject: Contender, opened: Opened, feeds: Feeds, samples: Mapping[str, NDArray[np.float64]]) -> Profile:
     """The first model's, beside the latency that was measured of it.
 
     Raises:
@@ -164,7 +164,7 @@ def _profile(
             hint="Profile the ONNX model of a target that runs ONNX Runtime.",
             code="bench.profile",
         )
-    found = opened.session.profile(feeds[subject.name], runs=PROFILED, warmup_runs=PROFILED // 4)
+    found = opened.session.profile(feeds, runs=PROFILED, warmup_runs=PROFILED // 4)
     return profile_of(
         events_of(found.kernels, found.weights),
         PROFILED,
@@ -172,17 +172,3 @@ def _profile(
         peak_gflops=found.peak_gflops,
         order={node: place for place, node in enumerate(found.weights)},
     )
-
-
-def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:
-    try:
-        return session.run(feeds)
-    except RepaconvError:
-        raise
-    except Exception as error:
-        told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
-        raise UsageProblem(
-            f"the model does not run on {told}: {first_line(error)}.",
-            hint="Both models must take the same inputs.",
-            code="bench.shape",
-        ) from error

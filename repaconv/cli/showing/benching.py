@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import coloured, out, plain, table
-from repaconv.cli.showing.parts import size
+from repaconv.cli.showing.parts import rounds_of, size
 
 if TYPE_CHECKING:
     from repaconv.artefacts import BenchArtefact, Profile
@@ -44,8 +44,8 @@ def show(done: BenchArtefact) -> None:
     pixels = f"{size(done.image_size)} px, " if done.image_size else ""
     out().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
-        f"batch {done.batch}, {pixels}{done.rounds} interleaved rounds after {done.warmup_rounds} "
-        f"of warm-up, load {done.machine.get('load_1min')}[/]"
+        f"batch {done.batch}, {pixels}{rounds_of(done)} after {done.warmup_rounds} of warm-up, "
+        f"load {done.machine.get('load_1min')}[/]"
     )
 
 

@@ -10,7 +10,7 @@ from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from repaconv.artefacts import Accuracy, Cost, Link
+    from repaconv.artefacts import Accuracy, BenchArtefact, Cost, Link, ThroughputArtefact
 
 
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
@@ -102,3 +102,8 @@ def form(rewrites: tuple[str, ...]) -> str:
 def size(size: Any) -> str:
     """An image's size, or what is said of it."""
     return size if isinstance(size, str) else "x".join(map(str, size))
+
+
+def rounds_of(done: BenchArtefact | ThroughputArtefact) -> str:
+    """How many there were, and of how many openings."""
+    return f"{done.rounds} interleaved rounds" + (f" of {done.openings} openings" if done.openings > 1 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import coloured, out, plain, table
-from repaconv.cli.showing.parts import size
+from repaconv.cli.showing.parts import rounds_of, size
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Ratio, ThroughputArtefact
@@ -29,7 +29,7 @@ def show(done: ThroughputArtefact) -> None:
         out().print(plain(done.note))
     pixels = f"{size(done.image_size)} px, " if done.image_size else ""
     out().print(
-        f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{done.rounds} interleaved rounds, "
+        f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{rounds_of(done)}, "
         f"load {done.machine.get('load_1min')}[/]"
     )
 

@@ -73,12 +73,22 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     if one_run(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
+    elif node.op_type != "Gather" and not _behind_weights(merged.source):
+        return  # one run would become scattered places, which nothing takes in
     else:
         new = write("Gather", merged.source, write.constant(chosen), axis=axis)
     set_shape(new, (*shape[:axis], len(chosen), *shape[axis + 1 :]), merged.source)
     seen = merged.narrowed(new, factor, len(selected.places) if selected.keeps else None).write(write)
     if seen is not None:
         write.replace(value, seen)
+
+
+def _behind_weights(value: ir.Value) -> bool:
+    """Whether there is a linear layer behind which there is nothing but what a selection passes."""
+    node = value.producer()
+    if node is None or node.op_type not in LINEAR:
+        return False
+    return node.op_type in ("MatMul", "Conv") or any(_behind_weights(before) for before in node.inputs if before)
 
 
 def _spread(given: Array, view: View) -> tuple[Array, int] | None:

@@ -24,7 +24,7 @@ from repaconv.farm.sweep import Cell, _model
 from repaconv.graphs.graph import retyped
 from repaconv.proof.data import npz_calls
 from repaconv.proof.decided import Decided
-from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _referred
+from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _evaluated, _referred
 from repaconv.proof.outputs import Comparison
 from repaconv.proof.policy import tolerance
 from repaconv.proof.runners import load_onnx
@@ -211,8 +211,8 @@ def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):
     graph = helper.make_graph([helper.make_node(kind, ["x"], ["y"], **how)], "one", ports,
                               [helper.make_tensor_value_info("y", F, None)])  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    found, right = Float64(model), load_onnx(model.SerializeToString()).run({"x": x})["y"]
-    ours = _referred(found.model)({"x": x.astype(np.float64)})["y"]
+    right = load_onnx(model.SerializeToString()).run({"x": x})["y"]
+    ours = _evaluated(model)({"x": x.astype(np.float64)})["y"]
     assert ours.shape == right.shape
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-6)
 

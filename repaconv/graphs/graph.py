@@ -218,10 +218,11 @@ def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto
         proto: Left as it is. Its weights lie inside it.
         kinds: ONNX's numbers of floating types, and what stands for each.
     """
-    import onnx
+    from repaconv.graphs.bare import outline
 
-    other = onnx.ModelProto()
-    other.CopyFrom(proto)
+    kept = kept_single(proto.graph.node)
+    weights = proto.graph.initializer
+    other = outline(proto, (weight if weight.name in kept else _retyped(weight, kinds) for weight in weights))
     _retype_graph(other.graph, kinds)
     for function in other.functions:
         _retype_nodes(function.node, kinds)
@@ -239,43 +240,45 @@ SINGLE = {"Resize": 2, "Upsample": 1}
 
 
 def _retype_graph(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> None:
-    kept = _single(graph.node)
+    kept = kept_single(graph.node)
     for weight in graph.initializer:
-        if weight.name not in kept:
-            _retype_tensor(weight, kinds)
+        if weight.name not in kept and weight.data_type in kinds:
+            weight.CopyFrom(_retyped(weight, kinds))
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.name not in kept:
             _retype_value(value.type, kinds)
     _retype_nodes(graph.node, kinds)
 
 
-def _single(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+def kept_single(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """Names of constants that stay in float32."""
     places = ((node, SINGLE[node.op_type]) for node in nodes if node.op_type in SINGLE)
     return {node.input[place] for node, place in places if len(node.input) > place}
 
 
 def _retype_nodes(nodes: Sequence[onnx.NodeProto], kinds: Mapping[int, int]) -> None:
-    kept = _single(nodes)
+    kept = kept_single(nodes)
     for node in nodes:
         for entry in node.attribute:
             if entry.HasField("t") and kept.isdisjoint(node.output):
-                _retype_tensor(entry.t, kinds)
+                entry.t.CopyFrom(_retyped(entry.t, kinds))
             if entry.HasField("g"):
                 _retype_graph(entry.g, kinds)
             if entry.name in TYPED and entry.i in kinds:
                 entry.i = kinds[entry.i]
 
 
-def _retype_tensor(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> None:
+def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorProto:
+    """It in its other type; itself where there is none."""
     from onnx import helper, numpy_helper
 
-    if tensor.data_type in kinds:
-        dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
-        if array.dtype == np.float64 and dtype == np.float32:  # a mask's lowest number stays one, and finite
-            largest = np.finfo(dtype).max
-            array = np.where(np.isinf(array), array, array.clip(-largest, largest))
-        tensor.CopyFrom(numpy_helper.from_array(array.astype(dtype), tensor.name))
+    if tensor.data_type not in kinds:
+        return tensor
+    dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
+    if array.dtype == np.float64 and dtype == np.float32:  # a mask's lowest number stays one, and finite
+        largest = np.finfo(dtype).max
+        array = np.where(np.isinf(array), array, array.clip(-largest, largest))
+    return numpy_helper.from_array(array.astype(dtype), tensor.name)
 
 
 def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:

@@ -32,7 +32,7 @@ FLOATS = (1, 10, 16)
 
 
 class Float64:
-    """A graph in float64.
+    """A graph in float64; of its weights it holds one copy.
 
     Attributes:
         told: What evaluates it.
@@ -40,13 +40,12 @@ class Float64:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Widen it, and open it where ONNX Runtime lacks no kernel."""
-        self.model = widened(model)
         self._run: Callable[[Feeds], Mapping[str, Any]]
         session = None
         with suppress(Exception):  # the runtime's own, of many classes
-            if not any(node.op_type in LACKED for node in self.model.graph.node):
-                session = load_onnx(self.model.SerializeToString(), as_written=True)
-        self._run, self.told = (_referred(self.model), REFERENCE) if session is None else (session.run, RUNTIME)
+            if not any(node.op_type in LACKED for node in model.graph.node):
+                session = load_onnx(widened(model).SerializeToString(), as_written=True)
+        self._run, self.told = (_evaluated(model), REFERENCE) if session is None else (session.run, RUNTIME)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Inputs to outputs, floating ones in float64."""
@@ -58,6 +57,22 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     from repaconv.graphs.graph import retyped
 
     return retyped(model, dict.fromkeys(FLOATS, 11))
+
+
+def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
+    """It in float64 by onnx's reference implementation, its weights as arrays alone."""
+    from onnx import numpy_helper
+
+    from repaconv.graphs.bare import outline
+    from repaconv.graphs.graph import kept_single
+
+    kept, arrays = kept_single(model.graph.node), dict[str, Array]()
+    for weight in model.graph.initializer:
+        array = numpy_helper.to_array(weight)
+        wide = weight.data_type in FLOATS and weight.name not in kept
+        arrays[weight.name] = array.astype(np.float64) if wide else array
+    run = _referred(widened(outline(model, ())))
+    return lambda feeds: run({**arrays, **feeds})
 
 
 def _wide(array: Array) -> Array:

@@ -28,19 +28,25 @@ def moved(
     model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float] = MappingProxyType({})
 ) -> onnx.ModelProto:
     """The same graph with every number of its weights times 1 +- ``by``; of those in ``coarse``, 1 +- that."""
-    import onnx
     from onnx import numpy_helper
 
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
+    from repaconv.graphs.bare import outline
+
     generator = np.random.default_rng(seed)
-    read = {name: node.op_type for node in found.graph.node for name in node.input}
-    for name, weight in stored(found).items():
+    read = {name: node.op_type for node in model.graph.node for name in node.input}
+
+    def other(name: str, weight: onnx.TensorProto) -> onnx.TensorProto:
         several = int(np.prod(weight.dims)) > 1
         if read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED):
             numbers = numpy_helper.to_array(weight)
             if numbers.dtype.kind == "f":
-                weight.CopyFrom(numpy_helper.from_array(jittered(numbers, coarse.get(name, by), generator), name))
+                return numpy_helper.from_array(jittered(numbers, coarse.get(name, by), generator), name)
+        return weight
+
+    found = outline(model, (other(weight.name, weight) for weight in model.graph.initializer))
+    for node in found.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            node.attribute[0].t.CopyFrom(other(node.output[0], node.attribute[0].t))
     return found
 
 

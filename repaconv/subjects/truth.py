@@ -99,7 +99,7 @@ def by_truth(
 
 
 def _runs(ends: Ends, feeds: Sequence[Feeds]) -> list[dict[str, Seen]]:
-    anew = _folded_anew(ends.given.float64.model)
+    anew = _folded_anew(ends.given.model)
     return [_seen(ends, one, ends.given.truth(one), anew.run(one) if anew is not None else {}) for one in feeds]
 
 
@@ -122,10 +122,10 @@ def _folded_anew(model: onnx.ModelProto) -> Runner | None:
     """The fold of the graph in float64; None where that does not run."""
     from repaconv.folds.fold import FOLDS
     from repaconv.graphs.graph import rewritten
-    from repaconv.proof.float64 import Float64
+    from repaconv.proof.float64 import Float64, widened
 
     try:
-        return Float64(rewritten(model, FOLDS)[0])
+        return Float64(rewritten(widened(model), FOLDS)[0])
     except Exception:  # as above
         return None
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,27 +145,15 @@ def measure_anew(
         tick: See `Tick`.
     """
     random = np.random.default_rng(seed)
-    begun = time.perf_counter()
-    opened = next(openings)
-    opening_s = time.perf_counter() - begun
+    opened, opening_s = _first_of(openings)
     names, clocked = list(opened.calls), bool(opened.clocked)
-
-    def at_card() -> list[Moment]:
-        return [seen] if clocked and (seen := look()) else []
-
-    warmup: list[list[float]] = []
-    while len(warmup) < warmup_rounds or not (stable := _rests(warmup)):
-        if len(warmup) >= LONGEST_WARMUP * max(warmup_rounds, 1):
-            stable = False
-            break
-        warmup.append(_round(names, opened, random))
-        if tick:
-            tick(min(len(warmup), warmup_rounds), warmup_rounds + rounds)
+    tell = tick or (lambda _done, _total: None)
+    warmup, stable = _warmed_up(partial(_round, names, opened, random), warmup_rounds, tell, warmup_rounds + rounds)
     round_s = sum(warmup[-1]) / 1e3 if warmup else 0.0
     if more and not clocked:
         rounds = max(rounds, more_rounds(round_s, opening_s, spend_s))
     turns = 1 if clocked else min(most, how_many(rounds, round_s, opening_s, spend_s))
-    before, card = state(), at_card()
+    before, card = state(), _at_card(clocked)
     measured = np.zeros((rounds, len(names)))
     for turn, share in enumerate(parts(np.arange(rounds), turns)):
         if turn:
@@ -174,10 +163,9 @@ def measure_anew(
                 _round(names, opened, random)
         for count in share:
             measured[count] = _round(names, opened, random)
-            card += at_card() if count % LOOKED == 0 else []
-            if tick:
-                tick(warmup_rounds + int(count) + 1, warmup_rounds + rounds)
-    after, card = state(), card + at_card()
+            card += _at_card(clocked and count % LOOKED == 0)
+            tell(warmup_rounds + int(count) + 1, warmup_rounds + rounds)
+    after, card = state(), card + _at_card(clocked)
     samples = {name: measured[:, position].copy() for position, name in enumerate(names)}
     return Measured(samples, len(warmup), stable, between(before, after, cores, card), turns)
 
@@ -199,6 +187,16 @@ def more_rounds(round_s: float, opening_s: float, spend_s: float = OPENING_S) ->
     return OF_ONE * min(int(spend_s / max(one, 1e-6)), MOST)
 
 
+def _first_of(openings: Iterator[Opening]) -> tuple[Opening, float]:
+    """And the seconds that it took."""
+    begun = time.perf_counter()
+    return next(openings), time.perf_counter() - begun
+
+
+def _at_card(looked: bool) -> list[Moment]:
+    return [seen] if looked and (seen := look()) else []
+
+
 def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -> list[float]:
     """Every subject once, in an order drawn anew: their milliseconds, in the order of the names."""
     spent = [0.0] * len(names)
@@ -209,6 +207,19 @@ def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -
         taken = (time.perf_counter_ns() - begin) / 1e6
         spent[position] = found if names[position] in opened.clocked else taken
     return spent
+
+
+def _warmed_up(
+    one_round: Callable[[], list[float]], rounds: int, tell: Tick, total: int
+) -> tuple[list[list[float]], bool]:
+    """Rounds until they rest, at least so many; and whether they do."""
+    warmup: list[list[float]] = []
+    while len(warmup) < rounds or not _rests(warmup):
+        if len(warmup) >= LONGEST_WARMUP * max(rounds, 1):
+            return warmup, False
+        warmup.append(one_round())
+        tell(min(len(warmup), rounds), total)
+    return warmup, True
 
 
 def _rests(warmup: list[list[float]]) -> bool:

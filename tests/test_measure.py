@@ -196,7 +196,7 @@ def test_openings_are_as_many_as_the_rounds_pay_for():
     assert how_many(50, round_s=0.1, opening_s=60.0) == 4, "a result needs some, whatever they take"
     assert how_many(6, round_s=0.1, opening_s=60.0) == 1, "a first look does not"
     assert how_many(3, round_s=0.0, opening_s=0.0) == 1
-    assert how_many(5000, round_s=0.0, opening_s=0.0) == 100
+    assert how_many(5000, round_s=0.0, opening_s=0.0) == 2500
     assert more_rounds(round_s=0.002, opening_s=0.09) == 2 * 50
     assert more_rounds(round_s=1.0, opening_s=0.1) == 0
 

@@ -1,4 +1,7 @@
-"""One row: everybody opened, held to the same images, and measured in one interleaved run."""
+"""One row: everybody opened, held to the same images, and measured in one interleaved run.
+
+Which of ours and which peer are the fastest, that run says; by how much, another one of those two alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import datetime
 import gc
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +39,8 @@ IMAGES, LARGE = 48, 8
 """Random images of published sizes, of which a third judges: they say whether all compute the same, no more."""
 SAME = 1e-4
 """Of the largest output, by which float32 contenders may differ."""
+OPENINGS = 400
+"""Most of a pair: what takes half a millisecond differs by a tenth from one to another."""
 PACKAGES = ("onnxruntime", "openvino", "torch")
 
 
@@ -139,36 +145,54 @@ def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> d
         images = np.resize(ready.images, (place.batch, *ready.images.shape[1:]))
         running = [each for each in everybody if each.name in opened]
         opened.clear()
-        timed = measure_anew(
-            _openings(running, images),
-            rounds=place.rounds,
-            warmup_rounds=10,
-            seed=0,
-            cores=cores,
-            spend_s=place.opening_s,
-        )
-    lossy = {each.name for each in everybody if each.lossy}
+        clock = _Clock(running, images, place, cores)
+        timed = clock.measured(list(losses), more=False)
+        lossy = {each.name for each in everybody if each.lossy}
+        exact = _fastest(timed, [name for name in losses if name not in lossy])
+        lower = _fastest(timed, list(losses)) if lossy & set(losses) else None
+        against = {pair: _against(clock, *pair) for pair in {exact, lower} if pair}
     return {
         "machine": machine,
         "p50_ms": {name: round(float(np.median(times)), 4) for name, times in timed.samples_ms.items()},
         "openings": timed.openings,
         "times_hand": {name: _ratio(timed, name, HAND) for name in losses},
-        "exact": _against(timed, [name for name in losses if name not in lossy]),
-        "lower": _against(timed, list(losses)) if lossy & set(losses) else None,
+        "exact": against.get(exact),
+        "lower": against.get(lower),
         "losses": losses,
         "missing": missing,
     }
 
 
-def _openings(running: list[Contender], images: Images) -> Iterator[Opening]:
-    """Everybody anew, in the other order."""
-    order = list(running)
-    while True:
-        gc.collect()
-        opened = {each.name: partial(_quietly(each), images) for each in order}
-        yield Opening({each.name: opened[each.name] for each in running})
-        del opened
-        order.reverse()
+@dataclass(frozen=True)
+class _Clock:
+    """Measures some of those that run."""
+
+    running: list[Contender]
+    images: Images
+    place: Place
+    cores: Sequence[int]
+
+    def measured(self, names: list[str], *, more: bool) -> Measured:
+        """These, opened anew by turns."""
+        return measure_anew(
+            self._openings([each for each in self.running if each.name in names]),
+            rounds=self.place.rounds,
+            warmup_rounds=10,
+            seed=0,
+            cores=self.cores,
+            most=OPENINGS,
+            more=more,
+            spend_s=self.place.opening_s,
+        )
+
+    def _openings(self, order: list[Contender]) -> Iterator[Opening]:
+        """The next time in the other order."""
+        while True:
+            gc.collect()
+            opened = {each.name: partial(_quietly(each), self.images) for each in order}
+            yield Opening(opened)
+            del opened
+            order.reverse()
 
 
 def _quietly(each: Contender) -> Run:
@@ -212,19 +236,24 @@ def _require_same(losses: Mapping[str, Mapping[str, float]], lossy: set[str]) ->
         assert name in lossy or found["max_rel_error"] <= SAME or found["disagreement"] <= 0.5, (name, found)
 
 
-def _against(timed: Measured, names: list[str]) -> dict[str, Any] | None:
-    """Ours as `tune` leaves it beside their fastest; None where one of us is not there."""
+def _fastest(timed: Measured, names: list[str]) -> tuple[str, str] | None:
+    """Ours as `tune` leaves it and their fastest; None where one of us is not there."""
     medians = {name: float(np.median(timed.samples_ms[name])) for name in names}
     mine = [name for name in names if name == EXACT or name.startswith(LOWER)]
     theirs = [name for name in names if not name.startswith("ours")]
     if not mine or not theirs:
         return None
-    best, other = (min(several, key=medians.__getitem__) for several in (mine, theirs))
-    faster = _beside(timed, best, other)
-    pair = {name: timed.samples_ms[name] for name in (best, other)}
-    believed = quality(pair, timed.watched, compared=faster, stable=timed.stable, openings=timed.openings)
-    return {"ours": best, "peer": other, "ratio": _kept(faster), "measurement": believed.verdict} | {
-        "reasons": list(believed.reasons)
+    return min(mine, key=medians.__getitem__), min(theirs, key=medians.__getitem__)
+
+
+def _against(clock: _Clock, ours: str, peer: str) -> dict[str, Any]:
+    """These two once more, alone."""
+    pair = clock.measured([ours, peer], more=True)
+    faster = _beside(pair, ours, peer)
+    believed = quality(pair.samples_ms, pair.watched, compared=faster, stable=pair.stable, openings=pair.openings)
+    return {"ours": ours, "peer": peer, "ratio": _kept(faster), "openings": pair.openings} | {
+        "measurement": believed.verdict,
+        "reasons": list(believed.reasons),
     }
 
 

@@ -33,7 +33,7 @@ LOOKED = 10
 OPENING_S = 5.0
 """Seconds of openings that a user waits for."""
 FEWEST, MOST = 4, 100
-"""Openings of a measurement that is to be believed, and of any."""
+"""Openings of a measurement that is to be believed, and of what a user waits for."""
 LEAST_ROUNDS = 20
 """Rounds of one that is to be believed."""
 OF_ONE = 2
@@ -139,7 +139,7 @@ def measure_anew(
         warmup_rounds: At least so many before; up to `LONGEST_WARMUP` times as many until the times come to rest.
         seed: Of the order.
         cores: That are used, to tell others' work on them.
-        most: Openings.
+        most: So many openings.
         more: Whether there may be more rounds than that, where calls are short: see `more_rounds`.
         spend_s: Seconds that openings may take in all, or as long as the rounds do.
         tick: See `Tick`.
@@ -151,7 +151,7 @@ def measure_anew(
     warmup, stable = _warmed_up(partial(_round, names, opened, random), warmup_rounds, tell, warmup_rounds + rounds)
     round_s = sum(warmup[-1]) / 1e3 if warmup else 0.0
     if more and not clocked:
-        rounds = max(rounds, more_rounds(round_s, opening_s, spend_s))
+        rounds = max(rounds, min(more_rounds(round_s, opening_s, spend_s), OF_ONE * most))
     turns = 1 if clocked else min(most, how_many(rounds, round_s, opening_s, spend_s))
     before, card = state(), _at_card(clocked)
     measured = np.zeros((rounds, len(names)))
@@ -178,13 +178,13 @@ def how_many(rounds: int, round_s: float, opening_s: float, spend_s: float = OPE
     """
     affordable = int(max(spend_s, rounds * round_s) / max(opening_s, 1e-6))
     least = FEWEST if rounds >= LEAST_ROUNDS else 1
-    return max(1, min(max(affordable, least), rounds // OF_ONE, MOST))
+    return max(1, min(max(affordable, least), rounds // OF_ONE))
 
 
 def more_rounds(round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
     """Those of as many openings as may be spent, their rounds included."""
     one = opening_s + (SETTLING + OF_ONE) * round_s
-    return OF_ONE * min(int(spend_s / max(one, 1e-6)), MOST)
+    return OF_ONE * int(spend_s / max(one, 1e-6))
 
 
 def _first_of(openings: Iterator[Opening]) -> tuple[Opening, float]:

@@ -41,6 +41,10 @@ class Evaluated:
         """
         return load_onnx(self.model.SerializeToString())
 
+    def close(self) -> None:
+        """Let its session go, which is as large as its weights; what it told stays known, and it opens again."""
+        self.__dict__.pop("session", None)
+
     @property
     def inputs(self) -> tuple[Port, ...]:
         """What it takes."""
@@ -48,7 +52,7 @@ class Evaluated:
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """All outputs; whatever the runtime raises is raised again by the next call."""
-        key = _key(feeds)
+        key = key_of(feeds)
         if key not in self._known:
             self._known[key] = dict(self.session.run(feeds))
         return dict(self._known[key])
@@ -60,7 +64,7 @@ class Evaluated:
 
     def truth(self, feeds: Feeds) -> dict[str, Any]:
         """All outputs in float64."""
-        key = _key(feeds)
+        key = key_of(feeds)
         if key not in self._true:
             self._true[key] = self.float64.run(feeds)
         return dict(self._true[key])
@@ -93,7 +97,8 @@ class Evaluated:
         return self if model is self.model else Evaluated(model)
 
 
-def _key(feeds: Feeds) -> bytes:
+def key_of(feeds: Feeds) -> bytes:
+    """Equal for equal inputs."""
     found = sha256()
     for name, array in feeds.items():
         found.update(f"{name} {array.dtype} {array.shape} ".encode())

@@ -85,6 +85,8 @@ def by_truth(
     doubted = [link.verdict == "failed" or link.note.startswith((SWAYED, STILL)) for link in links]
     if not any(doubted):
         return links
+    ends.given.close()
+    ends.folded.close()
     try:
         runs = list(_runs(ends, feeds))
     except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known

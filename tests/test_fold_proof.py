@@ -20,6 +20,9 @@ from repaconv.graphs import graph as graphs
 from repaconv.proof.compare import compare
 from repaconv.proof.draws import draws
 from repaconv.proof.probes import probes
+from repaconv.proof.runners import load_onnx
+from repaconv.subjects import evaluated, fold_proof
+from repaconv.subjects.evaluated import Evaluated
 
 
 def planted(monkeypatch, plant) -> None:
@@ -394,3 +397,23 @@ def test_nodes_without_names_get_names_of_their_own():
         one.name = ""
     onnx.save(model, "net.onnx")
     assert rc.fold("net.onnx").verdict == "passed"
+
+
+def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch):
+    model = NETS["pixels"].model()
+    feeds = probes(model, load_onnx(model.SerializeToString()).run).feeds
+    opened = []
+    monkeypatch.setattr(fold_proof, "load_onnx", lambda content: opened.append(content) or load_onnx(content))
+    other = fold_proof._Rounded(model, 1e-6, 0, {}, feeds)
+    found = [other.run(each) for each in feeds]
+    assert (len(opened), len(found)) == (1, len(feeds))
+    right = Evaluated(model)
+    for each, given in zip(feeds, found, strict=True):
+        for name, array in right.run(each).items():
+            np.testing.assert_allclose(given[name], array, rtol=0, atol=1e-3 * abs(array).max())
+    right.close()
+    assert "session" not in vars(right)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluated, "load_onnx", None)  # what it told stays known
+        assert right.run(feeds[0])
+    assert right.run({name: array * 2 for name, array in feeds[0].items()}), "it opens again"

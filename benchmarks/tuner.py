@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from repaconv import registry, runs
 from repaconv.artefacts import Deployment, TuneArtefact
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.protocol import Opening, measure_anew, pinned
+from repaconv.measure.protocol import anew, measure_anew, pinned
 from repaconv.measure.quality import quality
 from repaconv.measure.statistics import ratio
 from repaconv.progress import silent
@@ -66,15 +66,12 @@ def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -
     with tempfile.TemporaryDirectory(dir=run.parent) as name, pinned(1) as cores:
         graphs = Candidates(subject_of(runs.Run(run)), REWRITES, None, Path(name), silent)
         images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
-        ways = {"w": winner, "b": best}
 
-        def openings() -> Iterator[Opening]:
-            while True:
-                opened = {n: session_of(way, graphs.deployable(way), graphs.sizes(1)) for n, way in ways.items()}
-                yield Opening({name: partial(Images(each).run, images) for name, each in opened.items()})
-                del opened
+        def loaded(way: Deployment) -> Callable[[], Any]:
+            return partial(Images(session_of(way, graphs.deployable(way), graphs.sizes(1))).run, images)
 
-        timed = measure_anew(openings(), rounds=rounds, warmup_rounds=10, seed=0, cores=cores)
+        openings = anew({"w": partial(loaded, winner), "b": partial(loaded, best)})
+        timed = measure_anew(openings, rounds=rounds, warmup_rounds=10, seed=0, cores=cores)
     both = ("winner", timed.samples_ms["w"], "best", timed.samples_ms["b"])
     found = ratio(*both, 0, timed.openings)
     believed = quality(timed.samples_ms, timed.watched, compared=found, stable=timed.stable, openings=timed.openings)

@@ -10,7 +10,7 @@ import datetime
 import gc
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from repaconv import models, runs
 from repaconv.artefacts import Deployment, Ratio
 from repaconv.errors import first_line
 from repaconv.measure.fingerprint import fingerprint, version_of
-from repaconv.measure.protocol import Measured, Opening, measure_anew, pinned
+from repaconv.measure.protocol import Measured, anew, measure_anew, pinned
 from repaconv.measure.quality import quality
 from repaconv.measure.statistics import ratio
 from repaconv.proof.data import random_inputs
@@ -175,7 +175,7 @@ class _Clock:
     def measured(self, names: list[str], *, more: bool) -> Measured:
         """These, opened anew by turns."""
         return measure_anew(
-            self._openings([each for each in self.running if each.name in names]),
+            anew({each.name: partial(self._call, each) for each in self.running if each.name in names}),
             rounds=self.place.rounds,
             warmup_rounds=10,
             seed=0,
@@ -185,14 +185,9 @@ class _Clock:
             spend_s=self.place.opening_s,
         )
 
-    def _openings(self, order: list[Contender]) -> Iterator[Opening]:
-        """The next time in the other order."""
-        while True:
-            gc.collect()
-            opened = {each.name: partial(_quietly(each), self.images) for each in order}
-            yield Opening(opened)
-            del opened
-            order.reverse()
+    def _call(self, each: Contender) -> Callable[[], Any]:
+        gc.collect()
+        return partial(_quietly(each), self.images)
 
 
 def _quietly(each: Contender) -> Run:

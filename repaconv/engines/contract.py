@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
+
+
+def shapes_told(arrays: Feeds) -> str:
+    """Names and shapes, in words."""
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+
+
 """Every input by its name."""
 Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere", "streams"]
 

@@ -85,10 +85,17 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
 
 def _behind_weights(value: ir.Value) -> bool:
     """Whether there is a linear layer behind which there is nothing but what a selection passes."""
-    node = value.producer()
-    if node is None or node.op_type not in LINEAR:
-        return False
-    return node.op_type in ("MatMul", "Conv") or any(_behind_weights(before) for before in node.inputs if before)
+    seen: set[ir.Node] = set()
+    todo = [value]
+    while todo:
+        node = todo.pop().producer()
+        if node is None or node in seen or node.op_type not in LINEAR:
+            continue
+        if node.op_type in ("MatMul", "Conv"):
+            return True
+        seen.add(node)
+        todo += [before for before in node.inputs if before is not None]
+    return False
 
 
 def _spread(given: Array, view: View) -> tuple[Array, int] | None:

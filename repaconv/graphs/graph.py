@@ -223,7 +223,7 @@ def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto
     kept = kept_single(proto.graph.node)
     weights = proto.graph.initializer
     other = outline(proto, (weight if weight.name in kept else _retyped(weight, kinds) for weight in weights))
-    _retype_graph(other.graph, kinds)
+    _retype_values(other.graph, kinds, kept)
     for function in other.functions:
         _retype_nodes(function.node, kinds)
         for value in function.value_info:
@@ -244,6 +244,11 @@ def _retype_graph(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> None:
     for weight in graph.initializer:
         if weight.name not in kept and weight.data_type in kinds:
             weight.CopyFrom(_retyped(weight, kinds))
+    _retype_values(graph, kinds, kept)
+
+
+def _retype_values(graph: onnx.GraphProto, kinds: Mapping[int, int], kept: set[str]) -> None:
+    """All but its weights."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.name not in kept:
             _retype_value(value.type, kinds)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.measure.card import Moment, look
+from repaconv.measure.quality import FEWEST as FEWEST_ROUNDS
 from repaconv.measure.statistics import parts
 from repaconv.measure.watch import Watched, between, state
 
@@ -34,8 +35,6 @@ OPENING_S = 5.0
 """Seconds of openings that a user waits for."""
 FEWEST, MOST = 4, 100
 """Openings of a measurement that is to be believed, and of what a user waits for."""
-LEAST_ROUNDS = 20
-"""Rounds of one that is to be believed."""
 OF_ONE = 2
 """Rounds of an opening, at least."""
 SETTLING = 3
@@ -102,6 +101,16 @@ def first_in_line(wanted: bool) -> Iterator[str]:
         yield ""
     finally:
         os.sched_setscheduler(0, policy, parameter)
+
+
+def anew(load: Mapping[str, Callable[[], Callable[[], Any]]]) -> Iterator[Opening]:
+    """These, each opened by its loader to what is called: in turn from the first and from the last, without end."""
+    order = list(load)
+    while True:
+        calls = {name: load[name]() for name in order}
+        yield Opening(calls)
+        del calls
+        order.reverse()
 
 
 def measure(
@@ -177,7 +186,7 @@ def how_many(rounds: int, round_s: float, opening_s: float, spend_s: float = OPE
     believed there are `FEWEST`, whatever they take.
     """
     affordable = int(max(spend_s, rounds * round_s) / max(opening_s, 1e-6))
-    least = FEWEST if rounds >= LEAST_ROUNDS else 1
+    least = FEWEST if rounds >= FEWEST_ROUNDS else 1
     return max(1, min(max(affordable, least), rounds // OF_ONE))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repaconv.artefacts import BenchArtefact, CompareArtefact, Link, Tolerance
+from repaconv.engines.contract import shapes_told
 from repaconv.errors import Refused, UsageProblem, said_by
 from repaconv.orders.deploying import CompareOrder
 from repaconv.orders.knobs import by_name
@@ -139,9 +140,8 @@ def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return end.runner.run(feeds)
     except Exception as error:  # the runtime's own, of many classes
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise Refused(
-            f"{end.told.name} does not run on {shapes}: {said_by(error)}.",
+            f"{end.told.name} does not run on {shapes_told(feeds)}: {said_by(error)}.",
             hint="Both must take the same inputs; give some with --inputs x.npz.",
             code="compare.inputs",
         ) from error

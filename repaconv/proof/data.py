@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.artefacts import Preprocessing
 from repaconv.beside import workers
-from repaconv.engines.contract import Feeds, Port
+from repaconv.engines.contract import Feeds, Port, shapes_told
 from repaconv.errors import Refused, said_by
 from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
 from repaconv.proof.runners import named
@@ -207,9 +207,8 @@ def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None
     name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
     wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
     if wrong or channels not in (None, arrays[name].shape[1]):
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise Refused(
-            f"{path} holds no images for this network ({shapes or 'nothing'}).",
+            f"{path} holds no images for this network ({shapes_told(arrays) or 'nothing'}).",
             hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
             code="inputs.shape",
         )

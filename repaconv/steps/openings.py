@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from repaconv.engines.contract import OnCard
+from repaconv.engines.contract import OnCard, shapes_told
 from repaconv.errors import RepaconvError, UsageProblem, first_line
 from repaconv.steps.calls import Calls
 from repaconv.steps.comparing import Opened
@@ -94,9 +94,8 @@ def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:
     except RepaconvError:
         raise
     except Exception as error:
-        told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise UsageProblem(
-            f"the model does not run on {told}: {first_line(error)}.",
+            f"the model does not run on {shapes_told(feeds)}: {first_line(error)}.",
             hint="Both models must take the same inputs.",
             code="bench.shape",
         ) from error

@@ -6,10 +6,10 @@ second look in the target's form says so, too; so that a noisy machine keeps wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import Ratio
 from repaconv.errors import RepaconvError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
-    from repaconv.measure.protocol import Opening
 
 LOSS = 0.98
 """Times as fast as the graph as given, below which the whole interval lies where a fold is taken back."""
@@ -121,30 +120,22 @@ def _content(graph: Evaluated) -> bytes:
 
 def _beside(given: bytes, folded: bytes, call: _Call) -> Ratio | None:
     """By turns; None where the graph does not run, or the fastest calls do not say the same as the median."""
-    from repaconv.measure.protocol import measure_anew
+    from repaconv.measure.protocol import anew, measure_anew
     from repaconv.measure.statistics import ratio
+    from repaconv.proof.runners import load_onnx
 
-    contents = {"given": given, "folded": folded}
+    def loaded(content: bytes) -> Callable[[], Any]:
+        return partial(load_onnx(content, timed=True).run, call.feeds)
+
+    openings = anew({"given": partial(loaded, given), "folded": partial(loaded, folded)})
     try:
-        found = measure_anew(_openings(contents, call.feeds), rounds=call.rounds, warmup_rounds=1, seed=0)
+        found = measure_anew(openings, rounds=call.rounds, warmup_rounds=1, seed=0)
     except Exception:  # the runtime's own, of many classes: the proof says so
         return None
     samples = found.samples_ms
     speed = ratio("folded", samples["folded"], "given", samples["given"], 0, found.openings)
     fastest = float(samples["given"].min() / samples["folded"].min())
     return speed if fastest < LOSS or not _is_slower(speed) else None
-
-
-def _openings(contents: Mapping[str, bytes], feeds: Feeds) -> Iterator[Opening]:
-    from repaconv.measure.protocol import Opening
-    from repaconv.proof.runners import load_onnx
-
-    order = list(contents)
-    while True:
-        sessions = {name: load_onnx(contents[name], timed=True) for name in order}
-        yield Opening({name: partial(session.run, feeds) for name, session in sessions.items()})
-        del sessions
-        order.reverse()
 
 
 def _in_form(model: onnx.ModelProto) -> onnx.ModelProto:

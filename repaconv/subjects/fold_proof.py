@@ -178,12 +178,15 @@ class _Rounded:
         """See `repaconv.proof.runners.Runner`."""
         from repaconv.proof.rounding import jittered_feeds, moved
 
-        if key_of(feeds) not in self._known:
+        key = key_of(feeds)
+        if key not in self._known:
             session = load_onnx(moved(self.model, self.by, self.seed, self.coarse).SerializeToString())
-            for probe in (feeds, *self.probes):
-                with suppress(*(() if probe is feeds else (Exception,))):  # what it cannot run is told when asked
+            for probe in self.probes:
+                with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
                     self._known[key_of(probe)] = session.run(jittered_feeds(probe, self.by, self.seed))
-        return self._known[key_of(feeds)]
+            if key not in self._known:
+                self._known[key] = session.run(jittered_feeds(feeds, self.by, self.seed))
+        return self._known[key]
 
 
 def not_equal(source: Path, links: tuple[Link, ...]) -> GateFailed:

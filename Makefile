@@ -61,6 +61,10 @@ bench-torch: .venv/installed
 bench-forms: .venv/installed
 	$(BIN)/python benchmarks/riformer_forms.py -o benchmarks/results/riformer_forms_s12.json
 
+# On a processor of a family that nobody measured: what its line in a target's [measured] rests on.
+bench-family: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(BIN)/python benchmarks/family_forms.py -o benchmarks/results/family_forms.json
+
 bench-fold: .venv/installed
 	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
 

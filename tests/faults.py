@@ -169,8 +169,8 @@ def wrong_scale(at: str):
 
     right = precision.to_int8
 
-    def to_int8(model, batches, keep=(), *, symmetric=False):
-        typed = right(model, batches, keep)
+    def to_int8(model, batches, keep, how):
+        typed = right(model, batches, keep, how)
         layer = next(n for n in typed.graph.node if n.name.startswith(f"{at}/") and n.op_type in precision.QUANTIZED)
         back = next(n for n in typed.graph.node if layer.input[0] in n.output)
         assert back.op_type == "DequantizeLinear"

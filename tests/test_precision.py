@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -21,15 +23,19 @@ from repaconv.errors import UsageProblem
 from repaconv.exporters import precision as precision_module
 from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
 from repaconv.exporters.layers import GROUPS, groups_of, module_of, nested, nodes_of, only_in_int8
-from repaconv.exporters.precision import in_float, islands, to_fp16, to_int8
+from repaconv.exporters.precision import Int8, in_float, is_wide, islands, to_fp16, to_int8
 from repaconv.exporters.rules import violations
 from repaconv.exporters.to_onnx import check, to_onnx
+from repaconv.measure.processors import clips_int8
 from repaconv.progress import silent
 from repaconv.proof.data import random_inputs
 from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.proof.ranges import largest_values
-from repaconv.proof.runners import decides, image_model, load_onnx
+from repaconv.proof.runners import Images, decides, image_model, load_onnx
+from repaconv.steps.chain import CLIPPED_NOTE
+from repaconv.steps.common import load_target
+from repaconv.steps.precisions import int8_for, loader_for
 from repaconv.steps.sensitivity import sensitivities
 
 RUN = Path("repaconv-out/tiny")
@@ -50,10 +56,11 @@ def typed(model, precision, pieces):
         return to_fp16(model, islands(model, largest_values(model, load_onnx, pieces)))
     if precision == "bf16":
         return to_bf16(model)
-    return to_int8(model, pieces, symmetric=precision == "int8, symmetric")
+    return to_int8(model, pieces, how=int8_for(load_target(DEVICES[precision])))
 
 
-PRECISIONS = ("fp16", "bf16", "int8", "int8, symmetric")
+DEVICES = {"int8": "x86-64", "int8, symmetric": "orin-nano"}
+PRECISIONS = ("fp16", "bf16", *DEVICES)
 PAIRS = {(name, PRECISIONS[number % len(PRECISIONS)]) for number, name in enumerate(NETS)}
 
 
@@ -68,8 +75,9 @@ def test_every_method_in_every_precision(name, precision, record_property):
     sound = {"zero-points"} if "symmetric" in precision else set()
     assert violations(low, 22, (), sound) == []
     runs_here = rounded_in_float32(low) if kind == "bf16" else low
-    before, after = (image_model(each.SerializeToString()) for each in (model, runs_here))
-    outputs = [np.concatenate([each.run(piece) for piece in pieces]) for each in (before, after)]
+    load = loader_for(load_target(DEVICES.get(precision, "x86-64")).architecture, kind)
+    sessions = load_onnx(model.SerializeToString()), load(runs_here.SerializeToString())
+    outputs = [np.concatenate([Images(each).run(piece) for piece in pieces]) for each in sessions]
     allowed = tolerance(kind, decides=decides(runner.module))
     link = judge(kind, ("float32", outputs[0]), (kind, outputs[1]), logits=True, tolerance=allowed)
     agreement = f"{link.metrics.top1_agreement:.1%} agree, cosine {link.metrics.cosine:.6f}"
@@ -90,7 +98,7 @@ def test_engines_of_every_method_are_what_was_asked_for(name):
     model = to_onnx(runner.module, images.shape[1:], output="logits", opset=22, batch=len(images), free_size=False)
     for low, asked in (
         (to_bf16(model), "BF16"),
-        (to_int8(graph(name)[0], [{"input": images}], symmetric=True), "INT8"),
+        (to_int8(graph(name)[0], [{"input": images}], how=Int8(symmetric=True)), "INT8"),
     ):
         built = ENGINE.build(order(low))
         assert len(built.engine) > 10_000
@@ -162,7 +170,7 @@ def test_int8_for_processors_multiplies_by_weights_alone_and_rounds_once():
     weights = {weight.name for weight in model.graph.initializer}
     products = [n.name for n in model.graph.node if n.op_type in ("MatMul", "Gemm") and weights.isdisjoint(n.input)]
     assert len(products) == 2 * 3  # scores and mixed values of every block
-    plain, symmetric = to_int8(model, pieces), to_int8(model, pieces, symmetric=True)
+    plain, symmetric = to_int8(model, pieces), to_int8(model, pieces, how=Int8(symmetric=True))
     assert set(in_float(plain, "int8")) == set(products)
     assert in_float(symmetric, "int8") == ()
     linear = {name for node in plain.graph.node if node.op_type in ("MatMul", "Gemm") for name in node.output}
@@ -181,10 +189,40 @@ def test_int8_leaves_products_by_several_matrices_alone_which_the_runtime_does_n
     ]
     model = small(nodes, {"heads": heads, "matrix": matrix, "axes": np.array([0])})
     given = random.random((4, 8), np.float32)
-    low = to_int8(model, [{"x": given}])
+    low = to_int8(model, [{"x": given}], how=int8_for(load_target("x86-64")))
     assert in_float(low, "int8") == ("several",)
     (found,) = load_onnx(low.SerializeToString()).run({"x": given}).values()
     assert np.allclose(found, (given @ heads).mean(0) @ matrix, rtol=0.05)
+
+
+def test_weights_are_of_7_bits_where_a_processor_clips_products_of_int8(tiny, tmp_path, monkeypatch):
+    for flags, clips in (("avx2", True), ("avx2 avx512f", True), ("avx2 avx_vnni", False), ("avx512_vnni", False)):
+        cpuinfo = tmp_path / "cpuinfo"
+        cpuinfo.write_text(f"flags : {flags}\n")
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        assert clips_int8("x86_64", cpuinfo) == clips, flags
+    assert clips_int8("x86_64", tmp_path / "nothing tells")
+    assert not clips_int8("aarch64")
+    monkeypatch.undo()
+    rc.fold(tiny)
+    for clips in (True, False):
+        monkeypatch.setattr("repaconv.steps.precisions.clips_int8", lambda _architecture, clips=clips: clips)
+        rc.export(target="x86-64", precision="int8")
+        assert is_wide(onnx.load(RUN / "model.int8.onnx")) != clips
+    monkeypatch.setattr("repaconv.steps.chain.clips_int8", lambda _architecture: True)
+    found = rc.verify(RUN)
+    (low,) = (link for link in found.links if link.name == "int8")
+    assert low.note.startswith(CLIPPED_NOTE) == (platform.machine() == "x86_64")
+
+
+def test_int8_for_another_device_is_judged_as_it_is_written():
+    model, images = graph("repavit-tiny")[0], net("repavit-tiny")[2]
+    low = to_int8(model, [{"input": images}], how=Int8(symmetric=True)).SerializeToString()
+    found, right = (
+        Images(load(low)).run(images) for load in (loader_for("", "int8"), partial(load_onnx, as_written=True))
+    )
+    assert np.array_equal(found, right)
+    assert loader_for(platform.machine(), "int8") is loader_for("", "fp16") is load_onnx
 
 
 def test_int8_for_a_board_has_zero_points_of_0(tiny):
@@ -280,7 +318,7 @@ def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_
     assert np.array_equal(rounded[()], right)
     assert not np.allclose(rounded[tuple(nodes_of(model, groups[0]))], right, rtol=1e-4)
     assert np.allclose(rounded[tuple(every)], whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())
-    found = sensitivities(model, [{"input": images}], symmetric=False, progress=silent)
+    found = sensitivities(model, [{"input": images}], load_target("x86-64"), progress=silent)
     assert sorted(each.layers for each in found) == sorted([stem, *groups])
     losses = [each.kl_divergence for each in found]
     assert losses == sorted(losses, reverse=True)

@@ -193,7 +193,10 @@ def equal_here(_self, ways, _rounds):
     return {way: ratio_of(1.0) for way in ways}
 
 
-def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv):
+def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch):
+    monkeypatch.setattr(
+        "repaconv.measure.processors.family", lambda _: ""
+    )  # the default form, whatever this processor is
     ckpt = saved("first.pth", 1)
     code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--runtimes", "onnxruntime", "--format", "json")
     assert code == 0
@@ -459,9 +462,9 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     calibrated, judged = [], []
     sound, run = candidates.in_precision, judging.FixedBatch.run
 
-    def nothing(graph, precision, pieces, **settings):
+    def nothing(graph, precision, pieces, *more):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
-        typed, kept = sound(graph, precision, pieces, **settings)
+        typed, kept = sound(graph, precision, pieces, *more)
         for weight in typed.graph.initializer:
             if classes == 1 and weight.data_type == onnx.TensorProto.FLOAT:
                 weight.CopyFrom(numpy_helper.from_array(np.nan * numpy_helper.to_array(weight), weight.name))
@@ -546,6 +549,7 @@ def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
         raise ValueError("not this graph")
         yield
 
+    monkeypatch.setattr("repaconv.measure.processors.family", lambda _: "")
     rewrite = attention.ATTENTION_OP
     monkeypatch.setattr(attention, "ATTENTION_OP", type(rewrite)(rewrite.name, rewrite.valid, broken, rewrite.opset))
     package.fold(saved("first.pth", 1), num_heads=3)

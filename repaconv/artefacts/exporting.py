@@ -34,12 +34,14 @@ class ExportArtefact(Artefact):
     have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
     thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
     ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is this processor's family, where nobody
-    measured the default form that was taken. ``image_size`` is None where the graph takes no images.
+    measured the default form that was taken; ``architecture`` the processor's, where one computes it. ``image_size`` is
+    None where the graph takes no images.
     """
 
     stage: str = "export"
     variant: str = ""
     target: str
+    architecture: str = ""
     target_sha256: str = ""
     precision: str = "fp32"
     preprocessing: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ QUANTIZED = ("MatMul", "Gemm", "Conv")
 # From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind.
 INT8_OPSET = 20
 SYMMETRIC = {"ActivationSymmetric": True, "QuantizeBias": False}
+NARROW = 64
+"""Weights no larger than that in int8 are of 7 bits: two products with them and uint8 fit into 16."""
 # Not so for Conv: ONNX Runtime's int8 one gives int8, and computes in float32 where the graph wants float32 of it.
 ROUNDED_ONCE = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
 
@@ -103,12 +105,24 @@ def _join_islands(graph: onnx.GraphProto) -> None:
     graph.node.extend(left)
 
 
+class Int8(NamedTuple):
+    """How a device takes int8.
+
+    Attributes:
+        symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else activations in uint8, which
+            processors multiply faster.
+        narrow: Weights in 7 bits: x86-64 without VNNI adds two products up in 16 bits, and clips what does not fit.
+    """
+
+    symmetric: bool = False
+    narrow: bool = False
+
+
+USUAL = Int8()
+
+
 def to_int8(
-    model: onnx.ModelProto,
-    calls: Iterable[Feeds],
-    keep: Sequence[str] = (),
-    *,
-    symmetric: bool = False,
+    model: onnx.ModelProto, calls: Iterable[Feeds], keep: Sequence[str] = (), how: Int8 = USUAL
 ) -> onnx.ModelProto:
     """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
 
@@ -120,8 +134,7 @@ def to_int8(
         model: The float32 graph.
         calls: Its inputs, in its order or by its names.
         keep: Names of nodes that stay in float32.
-        symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else activations in uint8, which
-            processors multiply faster.
+        how: As the device takes it.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -147,12 +160,21 @@ def to_int8(
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTIZED),
             per_channel=True,
-            activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
+            reduce_range=how.narrow,
+            activation_type=QuantType.QInt8 if how.symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=[*keep, *([] if symmetric else _without_a_matrix(model))],
-            extra_options=SYMMETRIC if symmetric else ROUNDED_ONCE,
+            nodes_to_exclude=[*keep, *([] if how.symmetric else _without_a_matrix(model))],
+            extra_options=SYMMETRIC if how.symmetric else ROUNDED_ONCE,
         )
         return onnx.load(path)
+
+
+def is_wide(model: onnx.ModelProto) -> bool:
+    """Whether weights in int8 take more than 7 bits."""
+    import onnx
+
+    int8 = (w for w in model.graph.initializer if w.data_type == onnx.TensorProto.INT8 and len(w.dims) > 1)
+    return any(np.abs(onnx.numpy_helper.to_array(w).astype(np.int16)).max(initial=0) > NARROW for w in int8)
 
 
 def _order(names: Sequence[str], call: Feeds) -> Sequence[str]:

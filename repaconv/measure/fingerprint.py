@@ -109,10 +109,14 @@ def _ask(command: list[str]) -> str:
 
 
 def machine_key(machine: Mapping[str, Any]) -> str:
-    """What must be the same for two latencies to be compared: card, processor, cores, kind of system."""
+    """What must be the same for two latencies to be compared: card, processor, cores, kind of system.
+
+    Processors of one name may be of several families, where a cloud calls them all alike.
+    """
     system = str(machine.get("system")).split(" ")
     card = f"{machine['card'].get('name')}, " if machine.get("card") else ""
-    return f"{card}{machine.get('cpu')}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
+    of_family = f" ({machine['family']})" if machine.get("family") else ""
+    return f"{card}{machine.get('cpu')}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
 
 
 def cpu_model() -> str | None:

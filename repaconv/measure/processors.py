@@ -23,9 +23,12 @@ FAMILIES: dict[str, dict[str, frozenset[str]]] = {
 }
 """By architecture, the newest first: the flags, as Linux calls them, that a processor of that family has."""
 OTHER = "none of these"
+CPUINFO = Path("/proc/cpuinfo")
+MULTIPLY_INT8 = frozenset({"amx", "avx512-bf16", "avx512-vnni", "avx-vnni"})
+"""Of x86-64, those that add int8 products up in 32 bits; the others add two in 16, where large ones are clipped."""
 
 
-def family(architecture: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def family(architecture: str, cpuinfo: Path = CPUINFO) -> str:
     """Of this machine's processor, if it is of that architecture; empty where it is another, or nothing tells.
 
     Whoever writes for another machine than this one does not know what it will run on.
@@ -36,3 +39,8 @@ def family(architecture: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     has = frozenset(told[1].split()) if told else frozenset[str]()
     known = FAMILIES.get(architecture, {})
     return next((name for name, flags in known.items() if flags <= has), OTHER) if has else ""
+
+
+def clips_int8(architecture: str, cpuinfo: Path = CPUINFO) -> bool:
+    """Whether such a processor may clip sums of int8 products: this machine's, if it is of that architecture."""
+    return architecture == "x86_64" and family(architecture, cpuinfo) not in MULTIPLY_INT8

@@ -216,10 +216,9 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
             hint="Export it in fp32, and let the target's own tools lower it.",
             code="export.too-large",
         )
-    symmetric = "zero-points" in plan.device.forbids
     precision, keep = plan.order.precision, plan.form.keep
     return typed_lower(
-        graph.model, precision, plan.given, plan.subject, symmetric=symmetric, keep=keep, progress=progress
+        graph.model, precision, plan.given, plan.subject, device=plan.device, keep=keep, progress=progress
     )
 
 
@@ -271,6 +270,7 @@ def _artefact(
         asked=plan.asked,
         variant=plan.variant.name,
         target=plan.device.name,
+        architecture=plan.device.architecture,
         target_sha256=target_sha256(plan.device),
         precision=precision,
         preprocessing=plan.order.with_preprocessing,

@@ -15,7 +15,7 @@ from repaconv.progress import Progress
 from repaconv.steps.common import load_target, usual_form
 from repaconv.steps.engines import lowers, takes_networks
 from repaconv.steps.inputs import Split
-from repaconv.steps.precisions import in_precision
+from repaconv.steps.precisions import in_precision, int8_for
 from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject
 
 if TYPE_CHECKING:
@@ -161,14 +161,14 @@ class Candidates:
         plain = self.exact(deployment)
         if precision == "fp32" or lowers(device, precision):
             return plain
-        symmetric = "zero-points" in device.forbids
+        how = int8_for(device)
 
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
             calls = self.given.calibrating() if self.given else []
-            return in_precision(onnx.load(plain), precision, calls, symmetric=symmetric, keep=deployment.keep)[0]
+            return in_precision(onnx.load(plain), precision, calls, how, deployment.keep)[0]
 
-        return self._file((plain, precision, symmetric, deployment.keep), typed)
+        return self._file((plain, precision, how, deployment.keep), typed)
 
     def mixed(self, arm: Arm) -> list[Arm]:
         """In place of one in int8 those that leave ever more of the most sensitive layers in float32."""
@@ -182,8 +182,7 @@ class Candidates:
             return []
         if start.target not in self.sensitive:
             plain, calls = onnx.load(self.exact(start)), self.given.calibrating()
-            symmetric = "zero-points" in load_target(start.target).forbids
-            found = sensitivities(plain, calls, symmetric=symmetric, progress=self.progress)
+            found = sensitivities(plain, calls, load_target(start.target), progress=self.progress)
             self.sensitive[start.target] = tuple(found)
         steps = nested([each.layers for each in self.sensitive[start.target]])
         return [arm._replace(start=start.model_copy(update={"keep": keep})) for keep in steps]

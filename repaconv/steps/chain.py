@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from repaconv.artefacts import BuildArtefact, ExportArtefact, Link, Location, To
 from repaconv.engines.contract import OnCard
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import sha256_of
+from repaconv.measure.processors import clips_int8
 from repaconv.proof.outputs import Comparison
-from repaconv.proof.runners import channels_first, load_onnx
+from repaconv.proof.runners import channels_first
 from repaconv.steps.engines import open_engine
 from repaconv.steps.exports import Export
+from repaconv.steps.precisions import loader_for
 from repaconv.steps.where import ENGINE, RECORDED, within_engine, within_graph
 from repaconv.subjects.proved import BF16_NOTE, runnable
 from repaconv.subjects.subject import TRAINING
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
+CLIPPED_NOTE = "its int8 weights are of 8 bits, and this processor, without VNNI, clips their products: export it here"
 NAMED = 8
 """Nodes on the processor that a link names."""
 NORMALISED = "and these images are normalised already"
@@ -171,14 +175,14 @@ def _graph_steps(
 
     from repaconv.exporters.preprocessing import SCOPE, without_preprocessing
 
-    typed = exported.precision == "bf16"
-    whole = load_onnx(runnable(onnx.load(path), "bf16").SerializeToString() if typed else path)
+    typed, load = exported.precision == "bf16", loader_for(exported.architecture, exported.precision)
+    whole = load(runnable(onnx.load(path), "bf16").SerializeToString() if typed else path)
     core = whole
     if exported.preprocessing:
         bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
-        core = load_onnx(bare.SerializeToString(), path.parent)
+        core = load(bare.SerializeToString(), path.parent)
     batch = None if subject.folded.whole else _fixed(exported.batch)
-    note, allowed = BF16_NOTE if typed else "", rules.allowed(name)
+    note, allowed = BF16_NOTE if typed else _clipped(exported, path), rules.allowed(name)
 
     def followed(feeds: Feeds) -> Location:
         return within_graph(subject, exported, path, feeds, allowed)
@@ -191,6 +195,17 @@ def _graph_steps(
         seen = Comparison(f"{label}, from pixels", rules.allowed("preprocessing", exported.precision))
         steps.append(Step("preprocessing", seen, _running(whole, batch), lambda _: where, note))
     return steps
+
+
+def _clipped(exported: ExportArtefact, path: Path) -> str:
+    """What is told of int8 that was written for a processor which this one, of that kind, is not."""
+    import onnx
+
+    from repaconv.exporters.precision import is_wide
+
+    here = exported.precision == "int8" and exported.architecture == platform.machine()
+    wide = here and clips_int8(exported.architecture) and is_wide(onnx.load(path))
+    return CLIPPED_NOTE if wide else ""
 
 
 def _of_engine(

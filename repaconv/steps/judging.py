@@ -15,8 +15,10 @@ from repaconv.progress import Progress
 from repaconv.proof.policy import bounded
 from repaconv.proof.runners import FixedBatch, load_onnx
 from repaconv.steps.candidates import Candidates
+from repaconv.steps.common import load_target
 from repaconv.steps.deploying import session_of
 from repaconv.steps.inputs import Split, choose_inputs
+from repaconv.steps.precisions import loader_for
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
@@ -104,7 +106,8 @@ class Judge:
 
         if not self.here:
             typed = onnx.load(self.graphs.path(deployment))
-            return load_onnx(runnable(typed, deployment.precision).SerializeToString())
+            load = loader_for(load_target(deployment.target).architecture, deployment.precision)
+            return load(runnable(typed, deployment.precision).SerializeToString())
         sizes = self.graphs.sizes(deployment.batch)
         return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
 

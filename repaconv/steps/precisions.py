@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import platform
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Link
 from repaconv.errors import UsageProblem
+from repaconv.measure.processors import clips_int8
 from repaconv.progress import Progress
 from repaconv.proof.runners import load_onnx
 from repaconv.steps.inputs import Split, filled
@@ -15,7 +18,8 @@ from repaconv.subjects.proved import BF16_NOTE, runnable
 if TYPE_CHECKING:
     import onnx as onnx_package
 
-    from repaconv.engines.contract import Feeds
+    from repaconv.engines.contract import Feeds, Session
+    from repaconv.exporters.precision import Int8
     from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
 
@@ -46,6 +50,22 @@ def require_computed(device: Target, precision: str) -> None:
         )
 
 
+def int8_for(device: Target) -> Int8:
+    """How a target takes int8."""
+    from repaconv.exporters.precision import Int8
+
+    return Int8("zero-points" in device.forbids, clips_int8(device.architecture))
+
+
+def loader_for(architecture: str, precision: str) -> Callable[..., Session]:
+    """How a graph for a processor runs here: as ONNX Runtime computes it; in int8 for another device as it is written.
+
+    What this processor's kernels clip, another's do not.
+    """
+    elsewhere = precision == "int8" and architecture != platform.machine()
+    return partial(load_onnx, as_written=True) if elsewhere else load_onnx
+
+
 class Typed(NamedTuple):
     """A graph in a precision, the link that judged it, and its nodes that stay in float32."""
 
@@ -60,7 +80,7 @@ def typed_lower(
     given: Split,
     subject: Subject,
     *,
-    symmetric: bool,
+    device: Target,
     keep: Collection[str] = (),
     progress: Progress,
 ) -> Typed:
@@ -71,7 +91,7 @@ def typed_lower(
         precision: To which it is brought.
         given: The images.
         subject: The network.
-        symmetric: See `repaconv.exporters.precision.to_int8`.
+        device: For which it is.
         keep: Modules that int8 leaves in float32.
         progress: See `Progress`.
     """
@@ -83,15 +103,16 @@ def typed_lower(
 
     progress(f"to {precision}", 0, 0)
     calibrating = given.calibrating()
-    typed, kept = in_precision(model, precision, calibrating, symmetric=symmetric, keep=keep)
+    typed, kept = in_precision(model, precision, calibrating, int8_for(device), keep)
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
-    runs_here = runnable(typed, precision)
+    runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch
-    before, after = (FixedBatch(load_onnx(form.SerializeToString()), batch) for form in (model, runs_here))
+    before = FixedBatch(load_onnx(model.SerializeToString()), batch)
+    after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
     found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, whole=given.whole)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
-    right, wrong = (OnnxTrace(form, load_onnx, by_module=False) for form in (model, runs_here))
+    right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
     first = calibrating[0] if calibrating else next(given.judges())
     first = {name: filled(array, batch) for name, array in first.items()}
@@ -100,7 +121,7 @@ def typed_lower(
 
 
 def in_precision(
-    model: onnx_package.ModelProto, precision: str, calls: list[Feeds], *, symmetric: bool, keep: Collection[str] = ()
+    model: onnx_package.ModelProto, precision: str, calls: list[Feeds], how: Int8, keep: Collection[str] = ()
 ) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
     """The graph typed lower, by ranges on these calls, and the nodes that stay in float32."""
     from repaconv.exporters.bfloat16 import to_bf16
@@ -114,4 +135,4 @@ def in_precision(
     if precision == "bf16":
         return to_bf16(model), ()
     kept = tuple(nodes_of(model, keep))
-    return to_int8(model, calls, kept, symmetric=symmetric), kept
+    return to_int8(model, calls, kept, how), kept

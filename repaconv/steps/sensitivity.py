@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.artefacts import Sensitivity
 from repaconv.progress import Progress
-from repaconv.proof.runners import load_onnx, named
+from repaconv.proof.runners import named
+from repaconv.steps.precisions import int8_for, loader_for
 
 if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
+    from repaconv.targets import Target
 
 
 def sensitivities(
-    model: onnx.ModelProto, calls: Sequence[Feeds], *, symmetric: bool, progress: Progress
+    model: onnx.ModelProto, calls: Sequence[Feeds], device: Target, *, progress: Progress
 ) -> list[Sensitivity]:
     """The groups of a float32 graph that gives logits, the most sensitive first.
 
     Args:
         model: It.
         calls: Images: they calibrate, and on them it is measured. What a deployment loses others judge.
-        symmetric: See `repaconv.exporters.precision.to_int8`.
+        device: For which int8 would be.
         progress: See `Progress`.
     """
     from repaconv.exporters.layers import groups_of, nodes_of, only_in_int8
@@ -31,11 +33,11 @@ def sensitivities(
     from repaconv.proof.parity import Meter
     from repaconv.proof.policy import tolerance
 
-    low = to_int8(model, calls, symmetric=symmetric)
-    groups = groups_of(model)
+    low = to_int8(model, calls, how=int8_for(device))
+    groups, load = groups_of(model), loader_for(device.architecture, "int8")
 
     def logits(graph: onnx.ModelProto) -> list[Any]:
-        session = load_onnx(graph.SerializeToString())
+        session = load(graph.SerializeToString())
         ports = [port.name for port in session.inputs]
         return [next(iter(session.run(named(ports, call)).values())) for call in calls]
 

@@ -15,6 +15,7 @@ from repaconv.steps.common import load_target
 from repaconv.steps.comparing import opened
 from repaconv.steps.engines import lowers
 from repaconv.steps.exports import Export, float32_beside
+from repaconv.steps.precisions import loader_for
 from repaconv.subjects.proved import runnable
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
     if len(fixed) > 1 or single.image_size not in (None, "dynamic", size):
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     reference = _bare(onnx.load(runs.graph_of(subject.run, single)), single)
-    before, after = (OnnxTrace(graph, load_onnx, by_module=False) for graph in (reference, candidate))
+    load = loader_for(exported.architecture, exported.precision)
+    before, after = (OnnxTrace(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))
     return locate(before, after, _filled(feeds, fixed), allowed=None, decides=subject.decides)
 
 

@@ -1,0 +1,109 @@
+"""What a target's default form gains on the processor at hand, whatever its family: what `[measured]` rests on.
+
+    PYTHONPATH=benchmarks python benchmarks/family_forms.py [--nets NAME ...] [--seconds 30] [-o result.json]
+
+Of every network, in float32 on one thread, batch 1, opened anew by turns in one run a network: the graph made by hand
+on ONNX Runtime, and on each runtime of x86-64 the safest form and the default form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from handmade import pipeline
+from peers.nets import NETS
+from peers.row import Place, prepared
+
+from repaconv import registry, runs
+from repaconv.artefacts import Deployment
+from repaconv.engines.contract import SessionSpec
+from repaconv.files import canonical_json
+from repaconv.measure.fingerprint import fingerprint, machine_key
+from repaconv.measure.protocol import anew, measure_anew, pinned
+from repaconv.measure.statistics import ratio
+from repaconv.progress import silent
+from repaconv.steps.candidates import Candidates
+from repaconv.steps.common import load_target
+from repaconv.subjects.subject import subject_of
+
+TARGETS = ("x86-64", "x86-64-openvino")
+HAND = "by hand, onnxruntime"
+
+
+def opened(path: Path, runtime: str, sizes: dict[str, int], images: Any) -> Callable[[], Any]:
+    """A graph by its runtime, as `bench` opens it, on these images."""
+    session = registry.load(registry.ENGINES, runtime).open(path, SessionSpec(threads=1, sizes=sizes))
+    return partial(session.run, {session.inputs[0].name: images})
+
+
+def forms_of(run: Path, scratch: Path, images: Any) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+    """Ways to open a run, by what they are called; the default form is left out where it is the safest one."""
+    subject = subject_of(runs.Run(run))
+    graphs = Candidates(subject, sorted(registry.registered(registry.REWRITES)), None, scratch, silent)
+    for device in map(load_target, TARGETS):
+        written = {"safest": device.forms["safest"], "default": device.form(subject.folded.called)}
+        start = Deployment(target=device.name, runtime=device.runtime, rewrites=())
+        paths = {name: graphs.exact(start.model_copy(update={"rewrites": form})) for name, form in written.items()}
+        for path, name in {path: name for name, path in reversed(paths.items())}.items():
+            yield f"{name}, {device.runtime}", partial(opened, path, device.runtime, graphs.sizes(1), images)
+
+
+def measured(name: str, seconds: float) -> dict[str, Any]:
+    """The row of a network."""
+    net = next(each for each in NETS if each.name == name)
+    with tempfile.TemporaryDirectory() as folder, pinned(1) as cores:
+        ready = prepared(net, Place(1, 1, 40, 0, seconds), Path(folder))
+        images = np.ascontiguousarray(ready.images[:1])
+        ways = dict(forms_of(ready.ours.run, Path(folder), images))
+        ways[HAND] = lambda: partial(pipeline.runner(ready.hand.graph, 1), images)
+        found = measure_anew(anew(ways), rounds=40, warmup_rounds=10, seed=0, cores=cores, spend_s=seconds)
+        times = found.samples_ms
+        beside = {way: ratio(way, times[way], HAND, times[HAND], 0, found.openings) for way in ways}
+        return {
+            "net": name,
+            "date": datetime.date.today().isoformat(),
+            "machine": fingerprint(tuple(cores)),
+            "p50_ms": {way: round(float(np.median(each)), 4) for way, each in times.items()},
+            "times_hand": {way: [round(v, 4) for v in (of.median, of.low, of.high)] for way, of in beside.items()},
+            "openings": found.openings,
+        }
+
+
+def told(rows: list[dict[str, Any]]) -> str:
+    """What each form gains in the geometric mean, over those networks that it changes."""
+    lines = [machine_key(rows[-1]["machine"])]
+    for runtime in sorted({load_target(name).runtime for name in TARGETS}):
+        both = [row["times_hand"] for row in rows if f"default, {runtime}" in row["times_hand"]]
+        gains = [of[f"default, {runtime}"][0] / of[f"safest, {runtime}"][0] for of in both]
+        mean = exp(sum(map(log, gains)) / len(gains)) if gains else 1.0
+        lines.append(f"{runtime}: the default form {mean:.3f} times the safest ({min(gains):.2f} to {max(gains):.2f})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and say what it comes to."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usual = [net.name for net in NETS if not net.trained and not net.large]
+    options.add_argument("--nets", nargs="+", choices=[net.name for net in NETS], default=usual)
+    options.add_argument("--seconds", type=float, default=30, help="of all openings of a network")
+    options.add_argument("-o", "--out", type=Path)
+    given = options.parse_args()
+    rows = []
+    for name in given.nets:
+        rows.append(measured(name, given.seconds))
+        print(name, {way: of[0] for way, of in rows[-1]["times_hand"].items()}, flush=True)
+        if given.out:
+            given.out.write_text(canonical_json({"rows": rows}))
+    print(told(rows))
+
+
+if __name__ == "__main__":
+    main()

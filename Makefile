@@ -155,7 +155,7 @@ train: .venv/installed-dev
 # NNCF brings what ours has no use for: an environment of its own, for the rows of bench-deploy that are its.
 build/nncf/installed:
 	$(PYTHON) -m venv build/nncf
-	build/nncf/bin/pip install --quiet --disable-pip-version-check -c constraints.txt nncf==3.4.0 openvino onnx \
+	build/nncf/bin/pip install --quiet --disable-pip-version-check -c constraints.txt nncf openvino onnx \
 	|| echo "no NNCF: its rows say so"
 	touch $@
 

@@ -323,3 +323,41 @@ def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_
     losses = [each.kl_divergence for each in found]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] > 0
+
+
+def test_nncf_writes_int8_that_passes_as_ours_does_and_tells_nobody(tiny, capsys, monkeypatch):
+    pytest.importorskip("nncf")
+    home = Path("home").absolute()
+    monkeypatch.setenv("HOME", str(home))
+    home.mkdir()
+    model, images = graph("repavit-tiny")[0], net("repavit-tiny")[2]
+    kept = nodes_of(model, groups_of(model)[0])
+    for narrow in (False, True):
+        low = to_int8(model, [{"input": images}] * 4, kept, Int8(narrow=narrow, by="nncf"))
+        check(low)
+        assert is_wide(low) != narrow
+        assert set(kept) <= set(in_float(low, "int8"))
+    plain = to_int8(model, [{"input": images}], kept)
+    rounded = [sum(node.op_type == "QuantizeLinear" for node in each.graph.node) for each in (low, plain)]
+    assert rounded[0] > rounded[1]  # what layers give, too
+    assert capsys.readouterr().out == ""
+    rc.fold(tiny)
+    done = rc.export(target="x86-64-openvino", precision="int8", quantiser="nncf")
+    assert (done.quantiser, done.verdict) == ("nncf", "passed")
+    assert rc.export(precision="int8").quantiser == "onnxruntime"
+    assert list(home.rglob("*telemetry*")) == list(home.rglob("*cid*")) == []
+
+
+def test_a_quantiser_that_there_is_not_or_that_is_for_others_is_refused_before_anything(tiny, repaconv, monkeypatch):
+    rc.fold(tiny)
+    for words, code, told in (
+        (("--precision", "int8", "--quantiser", "ncf"), 2, "Did you mean nncf?"),
+        (("--precision", "int8", "--quantiser", "nncf", "--target", "orin-nano"), 2, "takes no zero points"),
+        (("--quantiser", "nncf"), 2, "nothing is quantised"),
+    ):
+        found, _, err = repaconv("export", "--onnx", *words)
+        assert (found, told in err) == (code, True), err
+    monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
+    found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantiser", "nncf")
+    assert (found, "pip install 'repaconv[quantise]'" in err) == (3, True), err
+    assert not (RUN / "model.int8.onnx").exists()

@@ -74,15 +74,16 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
     own = target.model_copy(update={"forms": {**target.forms, "default@amx": ("rms-norm",)}})
     assert own.form("riformer", "amx") == ("rms-norm",)
     assert own.form("riformer", "avx512-bf16") == own.form("riformer") == target.forms["default"]
-    assert own.form("pyra", "avx2") == ("read-tokens",)
+    assert own.form("pyra", "avx-vnni") == ("read-tokens",)
 
 
 @pytest.mark.slow
 def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, tiny):
     rc.fold(tiny)
-    monkeypatch.setattr(exporting, "family", lambda _architecture: "avx2")
+    for module in (exporting, processors):
+        monkeypatch.setattr(module, "family", lambda _architecture: "avx-vnni")
     done = rc.export()
-    assert (done.unmeasured, done.rewrites) == ("avx2", ())
+    assert (done.unmeasured, done.rewrites) == ("avx-vnni", ())
 
 
 def test_a_target_of_the_users_own(tmp_path, tiny, repaconv):

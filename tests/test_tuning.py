@@ -172,7 +172,7 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
     searched = {len(way.keep) for way in seen if way.rewrites and way.precision == "int8"}
     assert searched == ({enough} if enough else set())
     told = {len(row.deployment.keep): row.told for row in rows if not row.deployment.rewrites}
-    assert told[3] == ("slower than another share in float32" if enough else "its default form")
+    assert told[3] == ("slower than another that is like it" if enough else "its default form")
     shares = {len(row.deployment.keep) for row in every(arms, measure, allowed, 40, milder)}
     assert shares == {0, 1, 2, 3}
 
@@ -194,9 +194,7 @@ def equal_here(_self, ways, _rounds):
 
 
 def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch):
-    monkeypatch.setattr(
-        "repaconv.measure.processors.family", lambda _: ""
-    )  # the default form, whatever this processor is
+    monkeypatch.setattr("repaconv.measure.processors.family", lambda _: "")  # its default form on any processor
     ckpt = saved("first.pth", 1)
     code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--runtimes", "onnxruntime", "--format", "json")
     assert code == 0
@@ -661,6 +659,31 @@ def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refuse
     code, _, err = repaconv("tune", "--runtimes", "onnxruntime,fastest")
     assert (code, "no runtime fastest" in err, "openvino" in err) == (2, True, True)
     assert repaconv("tune", "--objective", "speed")[0] == 2
+
+
+def test_int8_of_another_quantiser_is_tried_where_it_is_worth_it_and_exported_as_it_was(tiny, monkeypatch):
+    pytest.importorskip("nncf")
+
+    def by_nncf(_self, ways, _rounds):
+        return {way: ratio_of(2.0 if way.quantiser else 1.0) for way in ways}
+
+    monkeypatch.setattr(tuning.Here, "__call__", by_nncf)
+    folded = package.fold(tiny)
+    images = np.random.default_rng(0).standard_normal((64, 3, *folded.image_size)).astype(np.float32)
+    np.savez("images.npz", input=images)
+    asked = {"max_disagreement": 1.0, "inputs": "images.npz", "rewrites": ["bias-forward"]}
+    done = package.tune(**asked)
+    best = done.deployment
+    assert (best.target, best.precision, best.quantiser) == ("x86-64-openvino", "int8", "nncf")
+    assert {row.deployment.runtime for row in done.candidates if row.deployment.quantiser} == {"openvino"}
+    took = package.export(target=best.target, form=done.wrote[0], inputs="images.npz")
+    assert (took.quantiser, took.verdict) == ("nncf", "passed")
+    low = package.export(target="orin-nano", precision="int8", form=done.wrote[0], inputs="images.npz")
+    assert low.quantiser == "onnxruntime"  # the form alone is taken
+    monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
+    without = package.tune(**asked, again=True)
+    assert not any(row.deployment.quantiser for row in without.candidates)
+    assert without.left_out == ("nncf: NNCF is not installed. pip install 'repaconv[quantise]'",)
 
 
 def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_call_on_all_of_them():

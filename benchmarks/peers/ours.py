@@ -40,7 +40,8 @@ class Ours(NamedTuple):
 def way_of(deployment: Deployment) -> str:
     """What its rounding depends on: runtime, precision, and what computes what an int8 graph leaves in float."""
     rest = " with bf16" if REST in deployment.settings else ""
-    return f"{deployment.runtime} {deployment.precision}{rest}"
+    by = f" by {deployment.quantiser}" if deployment.quantiser else ""
+    return f"{deployment.runtime} {deployment.precision}{by}{rest}"
 
 
 def tuned(ours: Ours, loss: float | None, budget_s: float) -> TuneArtefact:

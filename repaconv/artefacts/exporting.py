@@ -29,13 +29,13 @@ class ExportArtefact(Artefact):
     ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
     target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
     graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
-    precision, ``calibration`` what its ranges were measured on. ``rewrites`` are those of the form that changed
-    something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights that
-    have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that was
-    thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
-    ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is this processor's family, where nobody
-    measured the default form that was taken; ``architecture`` the processor's, where one computes it. ``image_size`` is
-    None where the graph takes no images.
+    precision, ``calibration`` what its ranges were measured on, ``quantiser`` who wrote int8. ``rewrites`` are
+    those of the form that changed something, ``changes`` where and how; ``exporter_opset`` is what they started
+    from. ``data`` are the weights that have a file of their own, above 2 GiB. The verdict is that of the graph that
+    was written: a simplifier's that was thrown away is a failed link and no failed export. ``variant`` is its name
+    in the run (`repaconv.variants`), ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is
+    this processor's family, where nobody measured the default form that was taken; ``architecture`` the
+    processor's, where one computes it. ``image_size`` is None where the graph takes no images.
     """
 
     stage: str = "export"
@@ -48,6 +48,7 @@ class ExportArtefact(Artefact):
     islands: tuple[str, ...] = ()
     in_float: tuple[str, ...] = ()
     calibration: str = ""
+    quantiser: str = ""
     lacks: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
     form: str = "default"

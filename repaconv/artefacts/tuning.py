@@ -14,9 +14,10 @@ class Deployment(Record):
     """One way to run a network: what is fastest on a machine is all of it together.
 
     ``target`` is whose rules its graph follows, ``runtime`` that target's engine. ``rewrites`` are the form's,
-    ``precision`` is the graph's, or what such a runtime makes of a float32 one; ``keep`` are modules whose layers int8
-    leaves in float32. ``settings`` are NAME=VALUE of the runtime's own, beside its defaults. ``streams`` calls run at
-    once, each of ``batch`` images on ``threads`` threads.
+    ``precision`` is the graph's, or what such a runtime makes of a float32 one; ``keep`` are modules whose layers
+    int8 leaves in float32, ``quantiser`` who wrote that where it was not ONNX Runtime's. ``settings`` are
+    NAME=VALUE of the runtime's own, beside its defaults. ``streams`` calls run at once, each of ``batch`` images on
+    ``threads`` threads.
     """
 
     target: str
@@ -24,6 +25,7 @@ class Deployment(Record):
     rewrites: tuple[str, ...]
     precision: str = "fp32"
     keep: tuple[str, ...] = ()
+    quantiser: str = ""
     settings: tuple[str, ...] = ()
     threads: int = 1
     streams: int = 1

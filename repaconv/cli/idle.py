@@ -58,6 +58,12 @@ IDLE = (
         "float32 is not measured on images; give a lower --precision",
     ),
     Idle(
+        ("export",),
+        ("quantiser",),
+        lambda given: given["precision"] != "int8" and not _tuned(given["form"]),
+        "nothing is quantised; give --precision int8",
+    ),
+    Idle(
         ("bench",),
         ("against", "rounds", "protocol", "profile", "seed", "host", "scheduler", *CLUSTER, *BASELINE),
         lambda given: given["estimate"],

@@ -105,6 +105,9 @@ def _join_islands(graph: onnx.GraphProto) -> None:
     graph.node.extend(left)
 
 
+QUANTISERS = ("onnxruntime", "nncf")
+
+
 class Int8(NamedTuple):
     """How a device takes int8.
 
@@ -112,10 +115,12 @@ class Int8(NamedTuple):
         symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else activations in uint8, which
             processors multiply faster.
         narrow: Weights in 7 bits: x86-64 without VNNI adds two products up in 16 bits, and clips what does not fit.
+        by: Of `QUANTISERS`.
     """
 
     symmetric: bool = False
     narrow: bool = False
+    by: str = "onnxruntime"
 
 
 USUAL = Int8()
@@ -126,9 +131,9 @@ def to_int8(
 ) -> onnx.ModelProto:
     """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
 
-    For processors the products of two activations (scores, mixed values) and those by several matrices at once stay in
-    float32 too, and what a linear layer gives is not rounded again: ONNX Runtime takes 0.8 of the time so, with a
-    smaller error (make bench-precision).
+    By ONNX Runtime's quantiser, for processors, the products of two activations (scores, mixed values) and those by
+    several matrices at once stay in float32 too, and what a linear layer gives is not rounded again: ONNX Runtime takes
+    0.8 of the time so, with a smaller error (make bench-precision). For NNCF's see `repaconv.exporters.by_nncf`.
 
     Args:
         model: The float32 graph.
@@ -136,19 +141,25 @@ def to_int8(
         keep: Names of nodes that stay in float32.
         how: As the device takes it.
     """
-    import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from repaconv.exporters.by_nncf import quantised
 
     stored = {weight.name for weight in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in stored]
+    named = (dict(zip(names, map(call.get, _order(names, call)), strict=True)) for call in calls)
+    if how.by == "nncf":
+        return quantised(model, list(named), keep, narrow=how.narrow)
+    return _by_onnxruntime(model, named, keep, how)
+
+
+def _by_onnxruntime(
+    model: onnx.ModelProto, calls: Iterator[dict[str, Any]], keep: Sequence[str], how: Int8
+) -> onnx.ModelProto:
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._left = iter(calls)
-
         def get_next(self) -> dict[str, Any] | None:
-            call = next(self._left, None)
-            return None if call is None else dict(zip(names, map(call.get, _order(names, call)), strict=True))
+            return next(calls, None)
 
     with scratch_folder() as folder, quiet_logging():
         single, path = folder / "fp32.onnx", folder / "int8.onnx"

@@ -162,7 +162,7 @@ def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -
         elif behind and not first_exact:
             rows.say(arm.start, told="far behind in its default form")
         elif any(_own(arm.start) == _own(other.start) for other in found):
-            rows.say(arm.start, told="slower than another share in float32")
+            rows.say(arm.start, told="slower than another that is like it")
         elif allowed(arm.start):
             found.append(arm)
         else:

@@ -109,12 +109,12 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     order = export_given(order, folded)
     overridden = runs.require_sound(taken, folded, unverified=order.unverified)
     device = load_target(order.target)
-    require_computed(device, order.precision)
+    written = written_for(order.form, subject, device, order.quantiser)
+    require_computed(device, order.precision, written.quantiser)
     size = _size(order, subject)
     free_size = folded.any_image_size and order.image_size is None
     newest = device.newest
     opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
-    written = written_for(order.form, subject)
     wanted = usual_form(device, folded.called) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, order.precision), opset if order.precision == "int8" else newest)
     variant = Variant(
@@ -216,9 +216,9 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
             hint="Export it in fp32, and let the target's own tools lower it.",
             code="export.too-large",
         )
-    precision, keep = plan.order.precision, plan.form.keep
+    precision, form = plan.order.precision, plan.form
     return typed_lower(
-        graph.model, precision, plan.given, plan.subject, device=plan.device, keep=keep, progress=progress
+        graph.model, precision, plan.given, plan.subject, device=plan.device, form=form, progress=progress
     )
 
 
@@ -256,7 +256,7 @@ def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
 def _artefact(
     plan: _Plan, graph: Graph, typed: Typed, model: onnx_package.ModelProto, data: Path | None
 ) -> ExportArtefact:
-    from repaconv.exporters.precision import in_float
+    from repaconv.exporters.precision import QUANTISERS, in_float
     from repaconv.exporters.rules import violations
     from repaconv.exporters.to_onnx import operators_of
     from repaconv.proof.verdicts import verdict_of
@@ -277,6 +277,7 @@ def _artefact(
         islands=typed.islands,
         in_float=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
+        quantiser=(plan.form.quantiser or QUANTISERS[0]) if precision == "int8" else "",
         lacks=plan.device.lacks,
         violations=tuple(against),
         form=plan.form.name,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, FoldArtefact, TuneArtefact
-from repaconv.errors import Refused, UsageProblem
+from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import alone_in, sha256_of, write_artefact
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import OBJECTIVES, THROUGHPUT, TuneOrder
@@ -235,10 +235,10 @@ def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> li
     for start, tries in starts(plan.machine, plan.called, lossy=plan.given is not None, here=here):
         try:
             found.append(graphs.arm(start, tries))
-        except (Refused, UsageProblem) as problem:
+        except (Refused, UsageProblem, EnvironmentProblem) as problem:
             if not found:
                 raise
-            left.append(f"{start.runtime}: {problem.message}")
+            left.append(f"{start.quantiser or start.runtime}: {problem.message} {problem.hint}")
     return found
 
 

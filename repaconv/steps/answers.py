@@ -48,6 +48,7 @@ def brought_by(names: Sequence[str]) -> dict[str, str]:
 
 def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
     """What an answer with lower precision depends on besides: weights and images, by their hashes."""
+    from repaconv.measure.fingerprint import version_of
     from repaconv.proof.images import image_files
 
     folded = subject.folded
@@ -59,4 +60,5 @@ def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
         "images": {str(file.relative_to(images) if order.images else file.name): sha256_of(file) for file in files},
         "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
         "policy": POLICY,
+        "nncf": version_of("nncf"),
     }

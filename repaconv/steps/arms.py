@@ -105,7 +105,10 @@ def starts(machine: Machine, called: Called, *, lossy: bool, here: bool) -> Iter
                 batch=called.batch,
             )
             settings = engine.tries(precision) if here and isinstance(engine, Tunable) else ()
-            yield start, [{"settings": each} for each in settings] + _ways(called, "streams" in engine.can)
+            tries = [{"settings": each} for each in settings] + _ways(called, "streams" in engine.can)
+            yield start, tries
+            for quantiser in device.quantisers if precision == "int8" else ():
+                yield start.model_copy(update={"quantiser": quantiser}), tries
 
 
 def _ways(called: Called, streams: bool) -> list[dict[str, int]]:

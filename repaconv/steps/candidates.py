@@ -70,9 +70,11 @@ class Candidates:
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
 
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
-        """A runtime in a precision, from its target's default form.
+        """A runtime in a precision, from its target's default form; another quantiser's in that form alone, which takes
+        half a minute.
 
         Raises:
+            EnvironmentProblem: If its quantiser is not here.
             Refused: If the export is not sound or its weights take more than 2 GiB.
             UsageProblem: If the runtime takes networks, and this is a graph.
         """
@@ -89,7 +91,9 @@ class Candidates:
         fit = device.kept(fit, precision)
         usual = usual_form(device, self.subject.folded.called)
         default = tuple(name for name in fit if name in usual)
-        return Arm(start.model_copy(update={"rewrites": default}), fit, tuple(tries))
+        if start.quantiser:
+            int8_for(device, start.quantiser)
+        return Arm(start.model_copy(update={"rewrites": default}), () if start.quantiser else fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:
         """The network exported for a target, and which of the rewrites change that."""
@@ -161,7 +165,7 @@ class Candidates:
         plain = self.exact(deployment)
         if precision == "fp32" or lowers(device, precision):
             return plain
-        how = int8_for(device)
+        how = int8_for(device, deployment.quantiser)
 
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)

@@ -15,13 +15,14 @@ from repaconv.steps.common import made_by
 
 if TYPE_CHECKING:
     from repaconv.subjects.subject import Subject
+    from repaconv.targets import Target
 
 TUNED = "tuned"
 """Folder of the tuner's results, in a run and in the cache."""
 
 
 class Written(NamedTuple):
-    """A form's name, its rewrites, and the modules that int8 leaves in float32.
+    """A form's name, its rewrites, the modules that int8 leaves in float32, and who writes int8.
 
     None leaves rewrites to the target of the export.
     """
@@ -29,6 +30,7 @@ class Written(NamedTuple):
     name: str
     rewrites: tuple[str, ...] | None
     keep: tuple[str, ...] = ()
+    quantiser: str = ""
 
 
 def shapes_sha256(shapes: Mapping[str, Any]) -> str:
@@ -55,7 +57,7 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
     if form == FASTEST:
         return Written(FASTEST, _known(shapes).deployment.rewrites)
     found = _tuned(Path(form), shapes).deployment
-    return Written(Path(form).name, found.rewrites, found.keep)
+    return Written(Path(form).name, found.rewrites, found.keep, found.quantiser)
 
 
 def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
@@ -97,8 +99,9 @@ def _tuned(path: Path, shapes: str) -> TuneArtefact:
     return tuned
 
 
-def written_for(asked: str | None, subject: Subject) -> Written:
-    """The form that is asked for here, else the one that was where the network was folded.
+def written_for(asked: str | None, subject: Subject, device: Target, quantiser: str | None) -> Written:
+    """The form that is asked for here, else the one that was where the network was folded, and who writes int8: who is
+    asked for, else who does in that form if that is for such a target.
 
     Raises:
         UsageProblem: See `chosen_form`.
@@ -106,8 +109,10 @@ def written_for(asked: str | None, subject: Subject) -> Written:
     """
     folded = subject.folded
     if asked is None:
-        return Written(folded.form, folded.rewrites)
-    return chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
+        return Written(folded.form, folded.rewrites, quantiser=quantiser or "")
+    found = chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
+    own = found.quantiser if found.quantiser in device.quantisers else ""
+    return found._replace(quantiser=quantiser or own)
 
 
 def remembered(path: Path) -> TuneArtefact | None:

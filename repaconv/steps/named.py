@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from repaconv import registry
 from repaconv.errors import RepaconvError, nearest
+from repaconv.exporters.precision import QUANTISERS
 from repaconv.exporters.simplify import TOOLS
 from repaconv.proof.policy import LINKS
 from repaconv.recipe import Recipe, Wrong, own_file
@@ -66,7 +67,12 @@ def _names(recipe: Recipe) -> Iterator[_Lacking]:
     """Names of which there are a few."""
     verify, simplifiers = recipe.verify, ("auto", *TOOLS)
     methods = ("auto", *registry.registered(registry.METHODS))
-    exported = [(("export", "simplifier"), recipe.export.simplifier, simplifiers)] if recipe.export else []
+    exported: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = []
+    if recipe.export:
+        exported = [
+            (("export", "simplifier"), recipe.export.simplifier, simplifiers),
+            (("export", "quantiser"), recipe.export.quantiser or QUANTISERS[0], QUANTISERS),
+        ]
     for keys, name, known in (
         (("method",), recipe.method, methods),
         *((("verify", "require"), name, LINKS) for name in verify.require),

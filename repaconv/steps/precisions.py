@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.artefacts import Link
-from repaconv.errors import UsageProblem
+from repaconv.errors import UsageProblem, nearest
 from repaconv.measure.processors import clips_int8
 from repaconv.progress import Progress
 from repaconv.proof.runners import load_onnx
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds, Session
     from repaconv.exporters.precision import Int8
+    from repaconv.steps.forms import Written
     from repaconv.subjects.subject import Subject
     from repaconv.targets import Target
 
 
-def require_computed(device: Target, precision: str) -> None:
-    """Refuse what the target does not compute in, or makes of a float32 graph itself.
+def require_computed(device: Target, precision: str, quantiser: str) -> None:
+    """Refuse what the target does not compute in, or makes of a float32 graph itself; and see `int8_for`.
 
     Raises:
+        EnvironmentProblem: If the quantiser is not here.
         UsageProblem: Saying what it computes in.
     """
     if precision not in device.precisions:
@@ -48,13 +50,36 @@ def require_computed(device: Target, precision: str) -> None:
             hint=f"repaconv export --onnx --target {device.name}, then build --target {device.name} --precision bf16.",
             code="precision",
         )
+    if precision == "int8":
+        int8_for(device, quantiser)
 
 
-def int8_for(device: Target) -> Int8:
-    """How a target takes int8."""
-    from repaconv.exporters.precision import Int8
+def int8_for(device: Target, quantiser: str = "") -> Int8:
+    """How a target takes int8, by that quantiser; by ONNX Runtime's where none is named.
 
-    return Int8("zero-points" in device.forbids, clips_int8(device.architecture))
+    Raises:
+        EnvironmentProblem: If it is not here.
+        UsageProblem: If there is none of that name, or it is not for such a target.
+    """
+    from repaconv.exporters.by_nncf import require_nncf
+    from repaconv.exporters.precision import QUANTISERS, Int8
+
+    by, symmetric = quantiser or QUANTISERS[0], "zero-points" in device.forbids
+    if by not in QUANTISERS:
+        raise UsageProblem(
+            f"there is no quantiser {by!r}.",
+            hint=f"{nearest(by, QUANTISERS)}Known: {', '.join(QUANTISERS)}.",
+            code="quantiser",
+        )
+    if by != QUANTISERS[0] and symmetric:
+        raise UsageProblem(
+            f"{device.name} takes no zero points, and NNCF writes int8 for processors.",
+            hint="Leave --quantiser out.",
+            code="quantiser",
+        )
+    if by == "nncf":
+        require_nncf()
+    return Int8(symmetric, clips_int8(device.architecture), by)
 
 
 def loader_for(architecture: str, precision: str) -> Callable[..., Session]:
@@ -81,7 +106,7 @@ def typed_lower(
     subject: Subject,
     *,
     device: Target,
-    keep: Collection[str] = (),
+    form: Written,
     progress: Progress,
 ) -> Typed:
     """The graph in that precision, judged by the float32 one on images that did not calibrate it.
@@ -92,7 +117,7 @@ def typed_lower(
         given: The images.
         subject: The network.
         device: For which it is.
-        keep: Modules that int8 leaves in float32.
+        form: Who writes int8, and what that leaves in float32.
         progress: See `Progress`.
     """
     from repaconv.proof.locate import broken, locate
@@ -102,8 +127,8 @@ def typed_lower(
     from repaconv.proof.traces import OnnxTrace
 
     progress(f"to {precision}", 0, 0)
-    calibrating = given.calibrating()
-    typed, kept = in_precision(model, precision, calibrating, int8_for(device), keep)
+    calibrating, how = given.calibrating(), int8_for(device, form.quantiser)
+    typed, kept = in_precision(model, precision, calibrating, how, form.keep)
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch

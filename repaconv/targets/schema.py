@@ -54,6 +54,7 @@ class Target(Record):
         forbids: What else it does not take; see `repaconv.exporters.rules`.
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
+        quantisers: Beside ONNX Runtime's, those whose int8 graphs are worth a try on this runtime (`tune`).
         source: Where this is from.
         beside: Targets that are other runtimes on the same device, which `tune` tries.
         limits: What it can do at most: what `bench --estimate` goes by. A family of cards has none.
@@ -77,6 +78,7 @@ class Target(Record):
     ] = ()
     precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
+    quantisers: tuple[Literal["nncf"], ...] = ()
     source: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     bench: BenchDefaults

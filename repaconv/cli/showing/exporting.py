@@ -16,7 +16,8 @@ def show(done: ExportArtefact) -> None:
     out().print(links(done.links))
     locations(done.links)
     if done.precision != "fp32":
-        out().print(f"[yellow]lossy[/]: {done.precision}, measured on {plain(done.calibration)}")
+        by = f" by {plain(done.quantiser)}" if done.quantiser not in ("", "onnxruntime") else ""
+        out().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
         for what, names in (("in float32 for their range", done.islands), ("not in " + done.precision, done.in_float)):
             if names:
                 out().print(f"{len(names)} nodes {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")

@@ -61,7 +61,8 @@ def _how(way: Deployment, baseline: Deployment) -> str:
     kept = f"float32: {', '.join(way.keep[:FEW])}{_more(way.keep)}" if way.keep else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
-    return plain("; ".join(filter(None, [told, kept, *way.settings, streams, batch])))
+    by = f"int8 by {way.quantiser}" if way.quantiser else ""
+    return plain("; ".join(filter(None, [told, by, kept, *way.settings, streams, batch])))
 
 
 def _more(names: tuple[str, ...]) -> str:

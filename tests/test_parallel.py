@@ -123,3 +123,15 @@ def test_random_branches(seed):
     for value in random.permutation(values[1:]):
         whole = graph(random.choice(["Add", "Sub"]), *random.permutation([whole, str(value)]).tolist())
     joined(graph, whole)
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_what_scales_a_channel_goes_into_a_kernel_of_any_number_of_axes_and_what_scales_a_place_stays(spatial):
+    ones, sizes = (1,) * spatial, (7, 6, 5)[:spatial]
+    for shape in ((6, *ones), (1, 6, *ones), ()):
+        graph = net(*sizes)
+        scaled = graph("Mul", conv(graph, "x", 6, (3,) * spatial), R.standard_normal(shape))
+        assert joined(graph, graph("Add", scaled, R.standard_normal((6, *ones))))[0] == ["Conv"]
+    graph = net(*sizes)
+    kept = conv(graph, "x", 6, (3,) * spatial, pads=[1] * 2 * spatial)
+    assert joined(graph, graph("Mul", kept, R.standard_normal(sizes[-1:])))[0] == ["Conv", "Mul"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import repaconv
 from peers.by_hand import Contender, Run
 from repaconv import registry, runs
 from repaconv.artefacts import Candidate, Deployment, TuneArtefact
+from repaconv.errors import RepaconvError
 from repaconv.forms.search import MIDDLE, Arm
 from repaconv.orders.stages import TuneOrder
 from repaconv.progress import silent
@@ -76,14 +78,18 @@ def searched(found: TuneArtefact, way: Deployment | None) -> bool:
 
 
 def losses(ours: Ours, scratch: Path) -> dict[str, float]:
-    """The share of a trained net's images that get another first class, by way; those that do not pass are not there.
+    """The share of a trained net's images that get another first class, by way.
 
+    Those that do not pass, or do not run on this processor, are not there.
     They are the images that `tune` judges by in the end, and each way is in the default form of its runtime.
     """
     graphs = _graphs(ours, scratch, ALLOWED)
     arms = _arms(ours, graphs)
     judge = Judge(graphs, arms[0].start, ALLOWED, True, silent)
-    judged = {way_of(each): judge.held_out(each) for each in _lossy(arms)}
+    judged = {}
+    for each in _lossy(arms):
+        with suppress(RepaconvError):
+            judged[way_of(each)] = judge.held_out(each)
     passed = {way: loss for way, loss in judged.items() if loss.link is not None and loss.link.verdict == "passed"}
     return {way: loss.disagreement for way, loss in passed.items() if loss.disagreement is not None}
 

@@ -85,7 +85,7 @@ def _scale_and_shift(node: ir.Node) -> tuple[ir.Value, Array, Array | None] | No
         return None if both is None or x is None else (x, *both)
     for place in (0, 1):
         x, other = node.inputs[place], node.inputs[1 - place]
-        vector = per_channel(constant(other), node.outputs[0], IMAGE)
+        vector = per_channel(constant(other), node.outputs[0], IMAGE, 3)
         if x is None or vector is None or sizes(x) != sizes(node.outputs[0]):
             continue
         if node.op_type == "Mul":

@@ -19,17 +19,20 @@ LAST, IMAGE = -1, 1
 """Which axis: of tokens and rows, or of four dimensions and more."""
 
 
-def channel_axis(value: ir.Value, axis: int) -> int | None:
-    """Where the channels of a value are, counted from 0; None where it has no such axis."""
+def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
+    """Where the channels of a value are, counted from 0; None where it has no such axis.
+
+    Of three dimensions the second are channels of what is known to be a convolution's: then 3 is the ``least``.
+    """
     shape = sizes(value)
-    if shape is None or len(shape) < (2 if axis == LAST else 4):
+    if shape is None or len(shape) < (2 if axis == LAST else least):
         return None
     return len(shape) - 1 if axis == LAST else 1
 
 
-def per_channel(numbers: Array | None, value: ir.Value, axis: int) -> Vector | None:
-    """A constant that is broadcast to a value as one number a channel; None where it is not that."""
-    shape, place = sizes(value), channel_axis(value, axis)
+def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 4) -> Vector | None:
+    """A constant that is broadcast to a value as one number a channel; None where it is not that. See `channel_axis`."""
+    shape, place = sizes(value), channel_axis(value, axis, least)
     if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
         return None
     whole = numbers.reshape((1,) * (len(shape) - numbers.ndim) + numbers.shape)

@@ -31,7 +31,7 @@ def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
 
 
 def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 4) -> Vector | None:
-    """A constant that is broadcast to a value as one number a channel; None where it is not that. See `channel_axis`."""
+    """A constant that is broadcast to a value as one number a channel; None where it is none. See `channel_axis`."""
     shape, place = sizes(value), channel_axis(value, axis, least)
     if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
         return None

@@ -72,9 +72,9 @@ def _gain(row: Candidate) -> float:
     return row.ratio.median if row.ratio else 0.0
 
 
-def searched(found: TuneArtefact, way: Deployment | None) -> bool:
-    """Whether it was more than screened: a lossy one of seeded weights may not pass as a link, and is left then."""
-    return any(row.deployment == way and row.rounds >= MIDDLE for row in found.candidates)
+def searched(found: TuneArtefact) -> set[str]:
+    """The ways that were more than screened: a lossy one of seeded weights may not pass as a link, and is left then."""
+    return {way_of(row.deployment) for row in found.candidates if row.rounds >= MIDDLE}
 
 
 def losses(ours: Ours, scratch: Path) -> dict[str, float]:

@@ -115,9 +115,9 @@ def measured(net: Net, place: Place, work: Path, allowed: Mapping[str, float]) -
         chosen[LOWER] = lower
     scratch = work / "graphs"
     scratch.mkdir(exist_ok=True)
-    if fits and not ours.searched(found, lower):
+    if left := fits - ours.searched(found):
         plain = ours.plain(ready.ours, scratch)
-        chosen |= {f"{LOWER}, {way}": each for way, each in plain.items() if way in fits}
+        chosen |= {f"{LOWER}, {way}": each for way, each in plain.items() if way in left}
     everybody = [*by_hand.exact(ready.hand), *ours.contenders(ready.ours, scratch, chosen)]
     everybody += by_hand.lower(ready.hand) if allowed else []
     row = {"net": net.name, "method": net.method, "trained": net.trained, "batch": place.batch}

@@ -19,6 +19,8 @@ from test_locate import graph, net
 
 import repaconv as rc
 from repaconv import registry
+from repaconv.engines.contract import SessionSpec
+from repaconv.engines.ort import APART, NOT_IN_INT8, OFF, session_of, settings_for
 from repaconv.errors import UsageProblem
 from repaconv.exporters import precision as precision_module
 from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
@@ -361,3 +363,18 @@ def test_a_quantiser_that_there_is_not_or_that_is_for_others_is_refused_before_a
     found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantiser", "nncf")
     assert (found, "pip install 'repaconv[quantise]'" in err) == (3, True), err
     assert not (RUN / "model.int8.onnx").exists()
+
+
+def test_a_known_batch_leaves_linear_layers_in_int8_on_onnxruntime():
+    """Its fusion of product and sum would compute them in float32."""
+    both = settings_for(SessionSpec(threads=1, precision="int8", settings=(APART,)))
+    assert both.get_session_config_entry(OFF) == f"{NOT_IN_INT8};SkipLayerNormFusion"
+    low = to_int8(graph("repavit-tiny")[0], [{"input": net("repavit-tiny")[2]}], how=Int8(narrow=True))
+    kernels = {}
+    for precision in ("int8", "fp32"):
+        settings = settings_for(SessionSpec(threads=1, precision=precision, sizes={"batch": 1}))
+        settings.optimized_model_filepath = f"{precision}.onnx"
+        session_of(low.SerializeToString(), settings, ["CPUExecutionProvider"])
+        kernels[precision] = [node.op_type for node in onnx.load(f"{precision}.onnx").graph.node]
+    assert kernels["int8"].count("MatMulIntegerToFloat") > kernels["fp32"].count("MatMulIntegerToFloat")
+    assert "Gemm" not in kernels["int8"]

@@ -32,7 +32,10 @@ PROVIDER = "CPUExecutionProvider"
 COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
 LEVEL = "graph_optimization_level"
 # SkipLayerNormalization, which it makes of a sum that only a norm reads, takes 8 times as long as the two (1.31).
-APART = "optimization.disable_specified_optimizers=SkipLayerNormFusion"
+OFF = "optimization.disable_specified_optimizers"
+APART = f"{OFF}=SkipLayerNormFusion"
+# Where the batch is known it makes a Gemm of product and sum before int8 is looked for, and computes that in float32.
+NOT_IN_INT8 = "MatMulAddFusion"
 TRIES = (("session.set_denormal_as_zero=1",), (f"{LEVEL}=extended",), (APART,))
 # ONNX Runtime's types are C++'s.
 DTYPES = {"float": "float32", "double": "float64"}
@@ -167,6 +170,8 @@ class OnnxRuntime:
         settings.graph_optimization_level = level
         settings.intra_op_num_threads = order.threads
         settings.log_severity_level = 4  # what it refuses it also raises
+        if order.precision == "int8":
+            settings.add_session_config_entry(OFF, NOT_IN_INT8)
         with scratch_folder() as folder:
             path = folder / "optimised.onnx"
             settings.optimized_model_filepath = str(path)
@@ -210,13 +215,18 @@ def settings_for(spec: SessionSpec) -> Any:
     settings.log_severity_level = 4  # what it refuses it also raises
     if spec.as_written:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    off = [NOT_IN_INT8] if spec.precision == "int8" else []
     for name, value in own_settings("ONNX Runtime", spec.settings, TRIES).items():
-        if name == LEVEL:
+        if name == OFF:
+            off.append(value)
+        elif name == LEVEL:
             settings.graph_optimization_level = getattr(
                 onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{value.upper()}"
             )
         else:
             settings.add_session_config_entry(name, value)
+    if off:
+        settings.add_session_config_entry(OFF, ";".join(off))
     for name, size in spec.sizes.items():
         settings.add_free_dimension_override_by_name(name, size)
     return settings

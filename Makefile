@@ -35,7 +35,7 @@ docker-steps:
 	$(PYTHON) tests/docker_steps.py .docker-steps
 
 # Row by row into benchmarks/results/deploy_peers.jsonl; broken off, it goes on. ROWS: names, `--list` says which.
-bench-deploy: .venv/installed-dev build/nncf/installed
+bench-deploy: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers $(if $(ROWS),--rows $(ROWS)) \
 	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),300) $(if $(SECONDS),--seconds $(SECONDS))
 
@@ -150,13 +150,6 @@ train: .venv/installed-dev
 .venv/installed-dev: .venv/installed
 	$(PIP) -e ".[dev]"
 	[ "$$(uname -sm)" != "Linux x86_64" ] || $(PIP) --no-deps $(TRT_RTX) || echo "no TensorRT-RTX: its tests are skipped"
-	touch $@
-
-# NNCF brings what ours has no use for: an environment of its own, for the rows of bench-deploy that are its.
-build/nncf/installed:
-	$(PYTHON) -m venv build/nncf
-	build/nncf/bin/pip install --quiet --disable-pip-version-check -c constraints.txt nncf openvino onnx \
-	|| echo "no NNCF: its rows say so"
 	touch $@
 
 build/supply/installed:

@@ -83,8 +83,9 @@ def told(rows: list[dict[str, Any]]) -> str:
     for runtime in sorted({load_target(name).runtime for name in TARGETS}):
         both = [row["times_hand"] for row in rows if f"default, {runtime}" in row["times_hand"]]
         gains = [of[f"default, {runtime}"][0] / of[f"safest, {runtime}"][0] for of in both]
-        mean = exp(sum(map(log, gains)) / len(gains)) if gains else 1.0
-        lines.append(f"{runtime}: the default form {mean:.3f} times the safest ({min(gains):.2f} to {max(gains):.2f})")
+        if gains:
+            mean, span = exp(sum(map(log, gains)) / len(gains)), f"{min(gains):.2f} to {max(gains):.2f}"
+            lines.append(f"{runtime}: the default form {mean:.3f} times the safest ({span})")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,10 @@ from handmade import pipeline
 from numpy.typing import NDArray
 from torch import nn
 
+from repaconv.exporters.by_nncf import require_nncf
+
 Images = NDArray[np.float32]
 Run = Callable[[Images], Images]
-NNCF_PYTHON = Path(__file__).resolve().parents[2] / "build/nncf/bin/python"
-"""Of an environment beside ours: `make build/nncf/installed`."""
 
 
 class Contender(NamedTuple):
@@ -130,14 +131,12 @@ def _nncf(hand: Hand) -> Run:
 
 
 def _by_nncf(hand: Hand, typed: Path) -> None:
-    have = [NNCF_PYTHON, "-c", "import nncf"]
-    if not NNCF_PYTHON.is_file() or subprocess.run(have, capture_output=True, check=False).returncode:
-        raise RuntimeError("NNCF is not installed: make build/nncf/installed")
+    require_nncf()
     calls = hand.graph.with_suffix(".calls.npz")
     np.savez(calls, calls=hand.calls)
     script = Path(__file__).with_name("by_nncf.py")
     done = subprocess.run(
-        [NNCF_PYTHON, script, hand.graph, calls, typed], capture_output=True, text=True, check=False, timeout=1800
+        [sys.executable, script, hand.graph, calls, typed], capture_output=True, text=True, check=False, timeout=1800
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "NNCF failed")

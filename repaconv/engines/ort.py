@@ -166,12 +166,8 @@ class OnnxRuntime:
 
         levels = onnxruntime.GraphOptimizationLevel
         level = levels.ORT_ENABLE_ALL if order.here else levels.ORT_ENABLE_EXTENDED  # ALL lays weights out for this CPU
-        settings = onnxruntime.SessionOptions()
+        settings = settings_for(SessionSpec(threads=order.threads, precision=order.precision))
         settings.graph_optimization_level = level
-        settings.intra_op_num_threads = order.threads
-        settings.log_severity_level = 4  # what it refuses it also raises
-        if order.precision == "int8":
-            settings.add_session_config_entry(OFF, NOT_IN_INT8)
         with scratch_folder() as folder:
             path = folder / "optimised.onnx"
             settings.optimized_model_filepath = str(path)

@@ -36,7 +36,7 @@ def quantised(model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str
     """
     import onnx
 
-    nncf = _package()
+    nncf = without_telemetry()
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     how = nncf.AdvancedQuantizationParameters(
@@ -72,7 +72,7 @@ def require_nncf() -> None:
         raise EnvironmentProblem("NNCF is not installed.", hint=INSTALLED_BY, code="runtime.missing")
 
 
-def _package() -> Any:
+def without_telemetry() -> Any:
     """NNCF without its telemetry, which it has by default, and which leaves a number in the home folder."""
     before = sys.modules.get(TELEMETRY)
     sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # as where it is not installed

@@ -120,7 +120,7 @@ class Int8(NamedTuple):
 
     symmetric: bool = False
     narrow: bool = False
-    by: str = "onnxruntime"
+    by: str = QUANTISERS[0]
 
 
 USUAL = Int8()

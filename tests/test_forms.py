@@ -23,11 +23,14 @@ from repaconv.forms import (
     attention,
     biases,
     centring,
+    convolutions,
+    gates,
     linears,
     matrices,
     merging,
     moves,
     norms,
+    padding,
     patches,
     pointwise,
     pools,
@@ -36,7 +39,10 @@ from repaconv.forms import (
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import in_double, rewritten
 
-MODULES = (attention, biases, centring, linears, matrices, merging, moves, norms, patches, pointwise, pools, rows)
+MODULES = (
+    *(attention, biases, centring, convolutions, gates, linears, matrices, merging),
+    *(moves, norms, padding, patches, pointwise, pools, rows),
+)
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
 # Tokens, width, heads, width of a head's scores and of its values; the degenerate ones first.

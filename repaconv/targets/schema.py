@@ -49,7 +49,7 @@ class Target(Record):
         forms: The rewrites of the default form, in order: by method, or under ``default`` for all others; under a lower
             precision's name, those that its graphs keep; under ``safest`` those of a processor that nobody measured.
         measured: By processor family (`repaconv.measure.processors`), on what the default form there rests, and when. A
-            family may have forms of its own: ``default@amx``.
+            family may have forms of its own, ``default@amx``, or a method: ``pyra@amx``.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
@@ -98,7 +98,7 @@ class Target(Record):
         """Names of the rewrites of a method's default form here, on a processor of that family."""
         if self.guesses(family) and "safest" in self.forms:
             return self.forms["safest"]
-        names = (f"{method}@{family}", f"default@{family}", method, "default")
+        names = (f"{method}@{family}", method, f"default@{family}", "default")
         return next((self.forms[name] for name in names if name in self.forms), ())
 
     def guesses(self, family: str) -> bool:

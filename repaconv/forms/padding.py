@@ -1,0 +1,218 @@
+"""Channels filled up with zeros to whole blocks, for runtimes that keep them in blocks, and whole blocks alone.
+
+With W of the convolutions that make c channels, V of those that read them, and all f between acting on every channel
+by itself and finite at zero,
+
+    V f(W x + b) = [V 0] f([W; 0] x + [b; 0])
+
+Of groups that are narrower than a block, as many as fill one are one group, its weights zero between them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.artefacts import Change
+from repaconv.graphs.channels import IMAGE
+from repaconv.graphs.contract import Rewrite
+from repaconv.graphs.graph import Writer, attribute, constant, nodes_of, scalar
+from repaconv.graphs.grids import static_grid
+from repaconv.graphs.selections import axes_of
+from repaconv.graphs.shapes import set_shape, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+BLOCK, READ = 8, 4
+"""By how many channels convolutions go that take each by itself, and those that read all."""
+SQUEEZED = 16
+"""Of images of one place, where channels cost nothing: what every processor's block divides."""
+EXTRA = 1.5
+"""Times as many multiplications, at most, in the convolutions that are widened."""
+BY_ITSELF = frozenset(
+    ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Mish", "Swish", "Softplus", "Clip")
+)
+"""Functions of every number, finite where that is."""
+TOGETHER = ("Add", "Sub", "Mul", "Sum")
+POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+OUTPUT, INPUT = 0, 1
+"""Axes of a convolution's weight."""
+
+
+class Channels(NamedTuple):
+    """Values [B, c, h, w] that have the same channels: how many, on how many places at most, and their convolutions."""
+
+    values: list[ir.Value]
+    width: int
+    places: int
+    makers: list[ir.Node]
+    keepers: list[ir.Node]
+    readers: list[ir.Node]
+
+
+def _whole_blocks(model: ir.Model) -> Iterator[Change]:
+    for channels in _channels(model):
+        width = _whole(channels)
+        if width == channels.width or _times(channels, width) > EXTRA:
+            continue
+        more = width - channels.width
+        for conv in (*channels.makers, *channels.keepers):
+            _widen(model, conv, 1, OUTPUT, more)
+            _widen(model, conv, 2, OUTPUT, more)
+        for conv in channels.readers:
+            _widen(model, conv, 1, INPUT, more)
+        for conv in channels.keepers:
+            _in_groups(conv, width)
+        for value in channels.values:
+            shape = sizes(value) or ()
+            set_shape(value, (*shape[:IMAGE], width, *shape[IMAGE + 1 :]))
+        convolutions = len({*channels.makers, *channels.keepers, *channels.readers})
+        told = f"{channels.width} channels as {width} in {convolutions} convolutions"
+        yield Change(rewrite="whole-blocks", place=channels.makers[0].name or "", told=told)
+
+
+def _whole(channels: Channels) -> int:
+    """As many channels as are whole blocks; all that is asked of those that go into sums alone is to be read so."""
+    alone = READ if channels.width > BLOCK else 1
+    block = SQUEEZED if channels.places == 1 else BLOCK if channels.keepers else alone
+    return -(-channels.width // block) * block
+
+
+def _times(channels: Channels, width: int) -> float:
+    if channels.places == 1:
+        return 1.0
+    before = after = 0.0
+    for conv in {*channels.makers, *channels.keepers, *channels.readers}:
+        weight, out = constant(conv.inputs[1]), static_grid(conv.outputs[0])
+        assert weight is not None
+        assert out is not None
+        times = (conv in channels.makers) + (conv in channels.keepers) + (conv in channels.readers)
+        before += weight.size * prod(out[1:])
+        after += weight.size * prod(out[1:]) * (width / channels.width) ** times
+    return after / before
+
+
+def _widen(model: ir.Model, conv: ir.Node, place: int, axis: int, more: int) -> None:
+    numbers = constant(conv.inputs[place]) if place < len(conv.inputs) else None
+    if numbers is not None:
+        around = [(0, more if axis == other else 0) for other in range(numbers.ndim)]
+        conv.replace_input_with(place, Writer(model, conv).constant(np.pad(numbers, around)))
+
+
+def _in_groups(conv: ir.Node, count: int) -> None:
+    import onnx_ir as ir
+
+    conv.attributes.add(ir.AttrInt64("group", count))
+
+
+def _channels(model: ir.Model) -> Iterator[Channels]:
+    """Those that only convolutions make and read, and that nothing between mixes or shows."""
+    heads: dict[ir.Value, ir.Value] = {}
+
+    def head(value: ir.Value) -> ir.Value:
+        while heads.setdefault(value, value) is not value:
+            value = heads[value]
+        return value
+
+    shown = {*model.graph.inputs, *model.graph.outputs}
+    for node in model.graph:
+        given = [value for value in node.inputs if value is not None and not _is_constant(value)]
+        if _reads_all(node):
+            continue
+        if _takes_each(node) and len({(static_grid(value) or ())[:1] for value in (*given, node.outputs[0])}) == 1:
+            for value in given:
+                heads[head(value)] = head(node.outputs[0])
+        else:
+            shown.update(given, node.outputs)
+    alike: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+    for node in model.graph:
+        for value in node.outputs:
+            alike[head(value)].append(value)
+            if any(user.graph is not model.graph for user in value.consumers()):
+                shown.add(value)
+    closed = {head(value) for value in shown}
+    yield from (found for first, values in alike.items() if first not in closed and (found := _found(values)))
+
+
+def _found(values: list[ir.Value]) -> Channels | None:
+    grids = [static_grid(value) for value in values]
+    known = [grid for grid in grids if grid is not None]
+    convolutions = [node for value in values if (node := value.producer()) is not None and node.op_type == "Conv"]
+    makers = [node for node in convolutions if _reads_all(node)]
+    users = dict.fromkeys(user for value in values for user in value.consumers())
+    readers = [user for user in users if _reads_all(user)]
+    if not makers or not readers or len(known) < len(grids):
+        return None
+    keepers = [node for node in convolutions if node not in makers]
+    return Channels(values, known[0][0], max(prod(grid[1:]) for grid in known), makers, keepers, readers)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return value.const_value is not None and not value.is_graph_input()
+
+
+def _groups_of(node: ir.Node) -> int:
+    """Of a convolution of images with constant weights; 0 of all else."""
+    if node.op_type != "Conv" or node.domain or any(v is not None and not _is_constant(v) for v in node.inputs[1:]):
+        return 0
+    return int(attribute(node, "group", 1)) if len(sizes(node.inputs[1]) or ()) == 4 else 0
+
+
+def _reads_all(node: ir.Node) -> bool:
+    return _groups_of(node) == 1 and static_grid(node.outputs[0]) is not None
+
+
+def _takes_each(node: ir.Node) -> bool:
+    """Whether every channel of its output is of that channel of its inputs, and finite where that is zero."""
+    if groups := _groups_of(node):
+        return (sizes(node.inputs[1]) or ())[:2] == (groups, 1)
+    if node.domain or len(node.outputs) > 1:
+        return False
+    numbers = [value for value in node.inputs if value is not None and _is_constant(value)]
+    if node.op_type in BY_ITSELF or node.op_type in TOGETHER:
+        return all(scalar(value) is not None for value in numbers)
+    if node.op_type == "Resize":
+        scales = constant(node.inputs[2]) if len(node.inputs) == 3 else None
+        return scales is not None and len(scales) == 4 and (scales[:2] == 1).all() and "axes" not in node.attributes
+    over_places = node.op_type == "ReduceMean" and sorted(axes_of(node, 4) or ()) == [2, 3]
+    return node.op_type in POOLS or (over_places and bool(attribute(node, "keepdims", 1)))
+
+
+def _whole_groups(model: ir.Model) -> Iterator[Change]:
+    for conv in nodes_of(model, "Conv"):
+        groups, weight = _groups_of(conv), constant(conv.inputs[1])
+        if weight is None or groups < 2 or weight.shape[0] != groups * weight.shape[1]:
+            continue
+        width = weight.shape[1]
+        joined = BLOCK // width
+        if width in (1, BLOCK) or BLOCK % width or groups % joined:
+            continue
+        blocks = np.zeros((groups // joined, joined, width, joined, *weight.shape[1:]))
+        parts = weight.reshape(groups // joined, joined, width, *weight.shape[1:])
+        for place in range(joined):
+            blocks[:, place, :, place] = parts[:, place]
+        wide = blocks.reshape(weight.shape[0], BLOCK, *weight.shape[2:])
+        conv.replace_input_with(1, Writer(model, conv).constant(wide))
+        _in_groups(conv, groups // joined)
+        told = f"{groups} groups of {width} channels as {groups // joined} of {BLOCK}"
+        yield Change(rewrite="whole-groups", place=conv.name or "", told=told)
+
+
+WHOLE_BLOCKS = Rewrite(
+    "whole-blocks",
+    "channels that convolutions make and read, each by itself between them; at most 1.5 times as many multiplications",
+    _whole_blocks,
+    order=95,
+)
+WHOLE_GROUPS = Rewrite(
+    "whole-groups",
+    "a convolution in groups of two or four channels, as many out as in",
+    _whole_groups,
+    order=94,
+    keeps=True,
+)

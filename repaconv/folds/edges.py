@@ -13,7 +13,7 @@ from repaconv.folds.norms import of_norm
 from repaconv.folds.vertices import Vertex
 from repaconv.graphs.activations import is_activation
 from repaconv.graphs.channels import IMAGE, LAST, batchnorm, channel_axis, per_channel
-from repaconv.graphs.graph import attribute, constant
+from repaconv.graphs.graph import attribute, constant, is_constant
 from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import sizes
@@ -72,7 +72,7 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
 def _is_shared(node: ir.Node) -> bool:
     """Whether others multiply by its matrix as well."""
     weight = node.inputs[1] if node.op_type in PRODUCTS else None
-    return weight is not None and constant(weight) is not None and len(list(weight.uses())) > 1
+    return weight is not None and is_constant(weight) and len(list(weight.uses())) > 1
 
 
 def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
@@ -90,7 +90,7 @@ def _width(value: ir.Value, axis: int) -> int | None:
     if place is None or shape is None or value.dtype is None or not value.dtype.is_floating_point():
         return None
     size = shape[place]
-    return size if isinstance(size, int) and size > 0 and constant(value) is None else None
+    return size if isinstance(size, int) and size > 0 and not is_constant(value) else None
 
 
 def _edges(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
@@ -100,7 +100,7 @@ def _edges(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 def _same(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     source, width = node.inputs[0], _width(value, axis)
-    if source is None or width is None or constant(source) is not None or source.dtype != value.dtype:
+    if source is None or width is None or is_constant(source) or source.dtype != value.dtype:
         return None
     scale = -1.0 if node.op_type == "Neg" else 1.0
     return [(source, diagonal(np.full(width, scale)))], None
@@ -132,7 +132,7 @@ def _mul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     for place in (0, 1):
         source, other = node.inputs[place], node.inputs[1 - place]
         vector = per_channel(uniform(other), value, axis)
-        if vector is None or source is None or constant(source) is not None or sizes(source) != sizes(value):
+        if vector is None or source is None or is_constant(source) or sizes(source) != sizes(value):
             continue
         if node.op_type == "Div":
             if place == 1 or not vector.all():
@@ -144,7 +144,7 @@ def _mul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 def _matmul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     source, weight = node.inputs[0], constant(node.inputs[1])
-    if axis != LAST or source is None or weight is None or weight.ndim != 2 or constant(source) is not None:
+    if axis != LAST or source is None or weight is None or weight.ndim != 2 or is_constant(source):
         return None
     return [(source, Dense(weight.T))], None
 
@@ -246,7 +246,7 @@ def _scatter(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     if found is None or width is None or found[0] != channel_axis(value, axis) or data is None or updates is None:
         return None
     places = found[1]
-    if constant(data) is not None or constant(updates) is not None or _width(updates, axis) != len(places):
+    if is_constant(data) or is_constant(updates) or _width(updates, axis) != len(places):
         return None
     kept = np.ones(width)
     kept[places] = 0

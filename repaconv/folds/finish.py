@@ -16,7 +16,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.folds import splits
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, clean, constant, made_by, nodes_of, only_reader
+from repaconv.graphs.graph import Writer, clean, is_constant, made_by, nodes_of, only_reader
 from repaconv.graphs.linears import linear_of
 from repaconv.graphs.normal import LAST
 from repaconv.graphs.selections import one_run, perm_of, selection_of
@@ -87,7 +87,7 @@ def _gemm(model: ir.Model, node: ir.Node) -> None:
     layer = linear_of(add.outputs[0]) if add is not None else None
     if add is None or layer is None or layer.bias is None or rank_of(layer.x) != 2:
         return
-    bias = next(value for value in add.inputs if constant(value) is not None)
+    bias = next(value for value in add.inputs if is_constant(value))
     if rank_of(bias) == 1 and node.inputs[1] is not None:
         write = Writer(model, add)
         new = write("Gemm", layer.x, node.inputs[1], bias)

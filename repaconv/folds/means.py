@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
+
+
 def behind_means(model: ir.Model) -> list[str]:
     """Scales and shifts act on the mean, or on the tokens that are read, and layers on the mean; in place.
 
@@ -40,6 +43,8 @@ def behind_means(model: ir.Model) -> list[str]:
 
 
 def _lower(model: ir.Model, node: ir.Node) -> bool:
+    if node.op_type not in (*AVERAGES, "Slice", "Gather", *VIEWS):
+        return False
     x = node.inputs[0] if node.inputs else None
     inner = made_by(x, *ARITHMETIC, "BatchNormalization")
     shared = node.op_type != "AveragePool" and len(list(x.uses())) != 1 if x is not None else True
@@ -74,6 +79,8 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
 
 def _linear(model: ir.Model, node: ir.Node) -> str | None:
     """A layer that a mean alone reads acts on the mean; its name."""
+    if node.op_type not in AVERAGES:
+        return None
     x = node.inputs[0] if node.inputs else None
     inner = made_by(x, "MatMul", "Conv")
     if x is None or inner is None or len(x.uses()) != 1 or x.is_graph_output() or len(inner.inputs) < 2:

@@ -14,7 +14,7 @@ from repaconv.folds.edges import LINEAR
 from repaconv.folds.norms import of_norm
 from repaconv.graphs.chains import view_of
 from repaconv.graphs.channels import batchnorm
-from repaconv.graphs.graph import Array, Writer, constant, made_by, nodes_of
+from repaconv.graphs.graph import Array, Writer, constant, is_constant, made_by, nodes_of
 from repaconv.graphs.operators import ARITHMETIC, ROW_NORMS, SELECTIONS
 from repaconv.graphs.selections import one_run, selection_of
 from repaconv.graphs.shapes import as_numbers, set_shape, sizes
@@ -179,13 +179,7 @@ def _assign(model: ir.Model, node: ir.Node) -> None:
 def _sum(model: ir.Model, node: ir.Node) -> None:
     """A sum of two values that are seen the same way is their sum, seen that way."""
     a, b = node.inputs
-    if (
-        node.op_type not in ("Add", "Sub")
-        or a is None
-        or b is None
-        or constant(a) is not None
-        or constant(b) is not None
-    ):
+    if node.op_type not in ("Add", "Sub") or a is None or b is None or is_constant(a) or is_constant(b):
         return
     views = [view_of(value) for value in (a, b)]
     if any(view is None for view in views) or not views[0].alike(views[1]) or views[0].source is a:  # type: ignore[union-attr, arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
+from repaconv.graphs.graph import Array, Writer, attribute, constant, is_constant, made_by
 from repaconv.graphs.operators import IMAGE_NORMS, ROW_NORMS
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
 
@@ -57,7 +57,7 @@ def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) ->
 def of_norm(value: ir.Value | None) -> bool:
     """Whether it is a norm with scale and shift."""
     while (node := made_by(value, "Mul", "Add")) is not None:
-        value = next((v for v in node.inputs if constant(v) is None), None)
+        value = next((v for v in node.inputs if not is_constant(v)), None)
     return made_by(value, *ROW_NORMS) is not None
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.folds.kernels import Kernel, eye, fits, kernel_of, scale_of, size_of, summed
 from repaconv.folds.sequences import reduced
-from repaconv.graphs.graph import Writer, constant, made_by
+from repaconv.graphs.graph import Writer, is_constant, made_by
 from repaconv.graphs.shapes import set_shape, sizes
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _is_sum(node: ir.Node | None) -> bool:
     if node is None or node.domain or node.op_type not in ("Add", "Sub", "Sum"):
         return False
     shape = sizes(node.outputs[0])
-    whole = all(value is not None and constant(value) is None and sizes(value) == shape for value in node.inputs)
+    whole = all(value is not None and not is_constant(value) and sizes(value) == shape for value in node.inputs)
     return shape is not None and len(shape) > 2 and isinstance(shape[1], int) and whole
 
 

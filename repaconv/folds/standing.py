@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.graphs import activations
 from repaconv.graphs.channels import IMAGE, LAST, batchnorm, per_channel
-from repaconv.graphs.graph import attribute, constant, made_by
+from repaconv.graphs.graph import attribute, constant, is_constant, made_by
 from repaconv.graphs.operators import ARITHMETIC, MOVES
 from repaconv.graphs.shapes import sizes
 
@@ -130,7 +130,7 @@ def _before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
         elif node is not None and not node.domain and node.op_type in (*_THROUGH, "Add", "Sub", "Concat"):
             several = node.op_type in ("Add", "Sub", "Concat")
             for other in node.inputs if several else node.inputs[:1]:
-                if other is not None and other not in seen and constant(other) is None:
+                if other is not None and other not in seen and not is_constant(other):
                     seen.add(other)
                     todo.append((other, [*path, other]))
 

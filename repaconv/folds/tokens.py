@@ -21,7 +21,7 @@ from repaconv.artefacts import Change
 from repaconv.folds.pieces import separate
 from repaconv.graphs.axes import axis_before
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant
+from repaconv.graphs.graph import Writer, attribute, constant, is_constant
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of
@@ -87,7 +87,7 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
             found |= dict.fromkeys(node.outputs)  # what is read is picked behind this node
             demand = None
         for place, value in enumerate(node.inputs):
-            if value is None or constant(value) is not None:
+            if value is None or is_constant(value):
                 continue
             first = selected is not None and place == 0
             reads = (selected if demand is None else None) if first else _of_input(node, place, found)

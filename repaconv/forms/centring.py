@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import Change
 from repaconv.graphs.axes import FULL, axis_before, axis_behind
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, nodes_of
+from repaconv.graphs.graph import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graphs.operators import MOVES
 from repaconv.graphs.shapes import rank_of, sizes
 
@@ -77,7 +77,7 @@ def _written(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value,
         at = axis_before(node, index, axis)
         if entry is None or at is None or at == FULL:
             return None
-        if constant(entry) is not None:
+        if is_constant(entry):
             stream.constants.append((node, index, at))
         else:
             found.append((entry, at))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import Change
 from repaconv.graphs.chains import chain_of, seen
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of
+from repaconv.graphs.graph import Writer, attribute, is_constant, made_by, nodes_of
 from repaconv.graphs.operators import MOVES, REDUCTIONS
 from repaconv.graphs.selections import axes_of, perm_of
 from repaconv.graphs.shapes import Sizes, is_free, rank_of, sizes
@@ -41,7 +41,7 @@ def _unmoved(value: ir.Value) -> tuple[ir.Value, Sizes, str] | None:
     for length in range(len(chain), 1, -1):
         source = chain[length - 1]
         view = seen(chain[:length])
-        if view is None or not view.in_order or constant(source) is not None:
+        if view is None or not view.in_order or is_constant(source):
             continue
         if sizes(source) == view.shape:
             return source, view.shape, f"{length - 1} moves that undo each other"

@@ -20,7 +20,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.channels import IMAGE
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, nodes_of, scalar
+from repaconv.graphs.graph import Writer, attribute, constant, is_constant, nodes_of, scalar
 from repaconv.graphs.grids import static_grid
 from repaconv.graphs.selections import axes_of
 from repaconv.graphs.shapes import set_shape, sizes
@@ -121,7 +121,7 @@ def _channels(model: ir.Model) -> Iterator[Channels]:
 
     shown = {*model.graph.inputs, *model.graph.outputs}
     for node in model.graph:
-        given = [value for value in node.inputs if value is not None and not _is_constant(value)]
+        given = [value for value in node.inputs if value is not None and not is_constant(value)]
         if _reads_all(node):
             continue
         if _takes_each(node) and len({(static_grid(value) or ())[:1] for value in (*given, node.outputs[0])}) == 1:
@@ -152,13 +152,9 @@ def _found(values: list[ir.Value]) -> Channels | None:
     return Channels(values, known[0][0], max(prod(grid[1:]) for grid in known), makers, keepers, readers)
 
 
-def _is_constant(value: ir.Value) -> bool:
-    return value.const_value is not None and not value.is_graph_input()
-
-
 def _groups_of(node: ir.Node) -> int:
     """Of a convolution of images with constant weights; 0 of all else."""
-    if node.op_type != "Conv" or node.domain or any(v is not None and not _is_constant(v) for v in node.inputs[1:]):
+    if node.op_type != "Conv" or node.domain or any(v is not None and not is_constant(v) for v in node.inputs[1:]):
         return 0
     return int(attribute(node, "group", 1)) if len(sizes(node.inputs[1]) or ()) == 4 else 0
 
@@ -173,7 +169,7 @@ def _takes_each(node: ir.Node) -> bool:
         return (sizes(node.inputs[1]) or ())[:2] == (groups, 1)
     if node.domain or len(node.outputs) > 1:
         return False
-    numbers = [value for value in node.inputs if value is not None and _is_constant(value)]
+    numbers = [value for value in node.inputs if value is not None and is_constant(value)]
     if node.op_type in BY_ITSELF or node.op_type in TOGETHER:
         return all(scalar(value) is not None for value in numbers)
     if node.op_type == "Resize":

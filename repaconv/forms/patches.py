@@ -14,7 +14,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.chains import chain_of, reads
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by, nodes_of, only_reader
+from repaconv.graphs.graph import Array, Writer, attribute, constant, is_constant, made_by, nodes_of, only_reader
 from repaconv.graphs.grids import is_plain, static_grid, static_tokens, tokens_behind
 from repaconv.graphs.linears import linear_of, write_linear
 from repaconv.graphs.shapes import as_numbers, sizes
@@ -59,7 +59,7 @@ def _patches(write: Writer, image: ir.Value | None, pixels: tuple[int, int, int]
 def _constants_once(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Add"):
         first, second = node.inputs
-        tokens, positions = (first, constant(second)) if constant(second) is not None else (second, constant(first))
+        tokens, positions = (first, constant(second)) if is_constant(second) else (second, constant(first))
         if tokens is None or positions is None or positions.ndim not in (2, 3):
             continue
         if (

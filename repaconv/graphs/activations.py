@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from repaconv.graphs.graph import Writer, constant, scalar
+from repaconv.graphs.graph import Writer, is_constant, scalar
 from repaconv.graphs.operators import ARITHMETIC, UNARY
 from repaconv.graphs.shapes import set_shape, sizes
 
@@ -74,7 +74,7 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
 
 def _roots(last: ir.Node) -> list[ir.Value]:
     """What both factors might be made of."""
-    if any(value is None or constant(value) is not None for value in last.inputs):
+    if any(value is None or is_constant(value) for value in last.inputs):
         return []
     found = []
     for value in last.inputs:
@@ -82,7 +82,7 @@ def _roots(last: ir.Node) -> list[ir.Value]:
         found.append(value)
         node = value.producer()
         if node is not None and node.op_type in ("Mul", "Div") and any(scalar(v) is not None for v in node.inputs):
-            found += [v for v in node.inputs if v is not None and constant(v) is None]
+            found += [v for v in node.inputs if v is not None and not is_constant(v)]
     return found
 
 

@@ -88,14 +88,21 @@ def clean(model: ir.Model) -> None:
 
 def constant(value: ir.Value | None) -> Array | None:
     """A constant's numbers, floating ones in float64; None if it is computed or an input of the graph."""
-    if value is None or value.const_value is None or value.is_graph_input():
+    if value is None or value.const_value is None or not is_constant(value):
         return None
     found: Array = value.const_value.numpy()
     return found.astype(np.float64) if found.dtype.kind == "f" or found.dtype.name == "bfloat16" else found
 
 
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether its numbers are in the graph, at no cost."""
+    return value is not None and value.const_value is not None and not value.is_graph_input()
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """A constant of one number; None if it is not that."""
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
     found = constant(value)
     return float(found.reshape(())) if found is not None and found.size == 1 else None
 

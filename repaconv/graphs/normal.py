@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.chains import view_of
-from repaconv.graphs.graph import Writer, attribute, clean, constant, nodes_of
+from repaconv.graphs.graph import Writer, attribute, clean, constant, is_constant, nodes_of
 from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
 from repaconv.graphs.selections import perm_of
 from repaconv.graphs.settling import settle
@@ -125,7 +125,7 @@ def _row_by_row(node: ir.Node) -> int | None:
 def _one_view(model: ir.Model, node: ir.Node) -> None:
     """A chain of views that something else reads, as the shortest that does the same."""
     value = node.outputs[0]
-    if node.op_type not in VIEWS or node.domain or constant(value) is not None:
+    if node.op_type not in VIEWS or node.domain or is_constant(value):
         return
     if not value.is_graph_output() and all(user.op_type in VIEWS for user, _ in value.uses()):
         return

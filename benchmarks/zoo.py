@@ -126,7 +126,7 @@ def _exported(name: str, path: Path) -> dict[str, Any]:
     from zoo_networks import network
 
     from repaconv.exporters.networks import network_to_onnx
-    from repaconv.graphs.graph import retyped
+    from repaconv.graphs.retyping import retyped
 
     module, shape = network(name)
     with torch.inference_mode():

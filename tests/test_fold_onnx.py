@@ -24,7 +24,8 @@ from repaconv.folds.linear import LinearGraph
 from repaconv.folds.maps import identity
 from repaconv.folds.vertices import Vertex
 from repaconv.graphs.costs import parameters
-from repaconv.graphs.graph import in_double, read, rewritten
+from repaconv.graphs.graph import read, rewritten
+from repaconv.graphs.retyping import in_double
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
 

@@ -13,7 +13,8 @@ from mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.folds.fold import FOLDS
-from repaconv.graphs.graph import in_double, rewritten
+from repaconv.graphs.graph import rewritten
+from repaconv.graphs.retyping import in_double
 
 TOKENS = ("linear", "add", "scale", "sum", "difference", "act", "split", "concat", "pick", "norm", "batchnorm", "mask")
 

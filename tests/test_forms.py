@@ -37,7 +37,8 @@ from repaconv.forms import (
     rows,
 )
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import in_double, rewritten
+from repaconv.graphs.graph import rewritten
+from repaconv.graphs.retyping import in_double
 
 MODULES = (
     *(attention, biases, centring, convolutions, gates, linears, matrices, merging),

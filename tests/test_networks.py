@@ -21,7 +21,7 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.networks import NEW, OLD, network_to_onnx
 from repaconv.farm.matrix import Entry
 from repaconv.farm.sweep import Cell, _model
-from repaconv.graphs.graph import retyped
+from repaconv.graphs.retyping import retyped
 from repaconv.proof.data import npz_calls
 from repaconv.proof.decided import Decided
 from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _evaluated, _referred

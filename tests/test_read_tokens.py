@@ -14,7 +14,8 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.folds.tokens import READ_TOKENS
-from repaconv.graphs.graph import in_double, rewritten
+from repaconv.graphs.graph import rewritten
+from repaconv.graphs.retyping import in_double
 
 
 class Block(nn.Module):

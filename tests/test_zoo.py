@@ -14,7 +14,7 @@ from zoo_table import page
 
 import repaconv as rc
 from repaconv.exporters.networks import network_to_onnx
-from repaconv.graphs.graph import retyped
+from repaconv.graphs.retyping import retyped
 
 
 def test_the_page_of_the_docs_is_that_of_the_results():

@@ -11,7 +11,7 @@ from repaconv.artefacts import Change, Fact, ImageSize, Known, Link, NetworkFold
 from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import alone_in, payload_of
-from repaconv.graphs.graph import retyped
+from repaconv.graphs.retyping import retyped
 from repaconv.onnxfile import opset_of
 from repaconv.orders.stages import FoldOrder
 from repaconv.progress import Progress, silent

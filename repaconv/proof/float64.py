@@ -54,7 +54,7 @@ class Float64:
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph in float64 throughout, its inputs and outputs included."""
-    from repaconv.graphs.graph import retyped
+    from repaconv.graphs.retyping import retyped
 
     return retyped(model, dict.fromkeys(FLOATS, 11))
 
@@ -64,7 +64,7 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
     from onnx import numpy_helper
 
     from repaconv.graphs.bare import outline
-    from repaconv.graphs.graph import kept_single
+    from repaconv.graphs.retyping import kept_single
 
     kept, arrays = kept_single(model.graph.node), dict[str, Array]()
     for weight in model.graph.initializer:

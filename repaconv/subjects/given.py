@@ -107,7 +107,7 @@ def _require_an_end(path: Path, model: onnx.ModelProto) -> None:
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph in float32 where it is of half precision, which not every runtime computes in; else itself."""
-    from repaconv.graphs.graph import TYPED, retyped
+    from repaconv.graphs.retyping import TYPED, retyped
     from repaconv.proof.rounding import stored
 
     halves = {10, 16}

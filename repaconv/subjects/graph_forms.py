@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.engines.contract import Feeds, Port
-from repaconv.graphs.graph import retyped
+from repaconv.graphs.retyping import retyped
 from repaconv.proof.data import FLOATS
 from repaconv.proof.float64 import Float64
 from repaconv.proof.policy import FLOAT32

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import NetworkFold
 from repaconv.engines.contract import Network, Port
 from repaconv.errors import UsageProblem
-from repaconv.graphs.graph import retyped
+from repaconv.graphs.retyping import retyped
 from repaconv.proof.runners import TorchRunner
 from repaconv.subjects.architectures import Architecture, Built, built
 from repaconv.subjects.given import folded

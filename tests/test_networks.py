@@ -201,6 +201,23 @@ def test_what_was_taken_apart_into_patches_is_put_together_in_float64():
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    ("batch", "shape"), [(0, (2, 2)), (0, (2, 6, 3)), (0, (5, 1)), (1, (3, 7, 1)), (1, (3, 2)), (2, (3, 4, 1))], ids=str
+)
+def test_numbers_are_gathered_in_float64(batch, shape):
+    random, size = np.random.default_rng(0), (3, 4, 5)
+    places = [random.integers(-size[batch + axis], size[batch + axis], shape[:-1]) for axis in range(shape[-1])]
+    given = {"x": random.standard_normal(size), "places": np.stack(places, -1)}
+    ports = [
+        helper.make_tensor_value_info(name, kind, given[name].shape)
+        for name, kind in (("x", TensorProto.DOUBLE), ("places", TensorProto.INT64))
+    ]
+    node = helper.make_node("GatherND", ["x", "places"], ["y"], batch_dims=batch)
+    graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    np.testing.assert_array_equal(_referred(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0])
+
+
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):

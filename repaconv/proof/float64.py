@@ -127,7 +127,7 @@ def _by_torch() -> list[Any]:
             done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
             return (done.numpy(),)
 
-    return [Conv, ConvTranspose, Resize, Col2Im, _pad(), *_pointwise(), *_pools()]
+    return [Conv, ConvTranspose, Resize, Col2Im, _pad(), _gather_nd(), *_pointwise(), *_pools()]
 
 
 def _pad() -> Any:
@@ -146,6 +146,21 @@ def _pad() -> Any:
             return (np.pad(x, np.maximum(around, 0), mode, **fill).astype(x.dtype),)
 
     return Pad
+
+
+def _gather_nd() -> Any:
+    from onnx.reference.op_run import OpRun
+
+    class GatherND(OpRun):  # type: ignore[misc]
+        """Onnx's own takes one number after the other."""
+
+        def _run(self, x: Any, indices: Any, batch_dims: int = 0) -> Any:
+            ones = (1,) * (indices.ndim - 1 - batch_dims)
+            batch = [axis.reshape(*axis.shape, *ones) for axis in np.indices(x.shape[:batch_dims])]
+            places = (*batch, *np.moveaxis(indices, -1, 0))
+            return (x[places],)
+
+    return GatherND
 
 
 def _pointwise() -> list[Any]:

@@ -378,7 +378,7 @@ def test_a_share_becomes_a_schedule(vit):
     config = opened(vit).config
     assert schedule_of(None, 0.6, config) == "3,3,0"
     assert schedule_of("1,2,3", None, config) == "1,2,3"
-    for schedule, keep in ((None, None), ("1,1,1", 0.5), (None, 1.5)):
+    for schedule, keep in ((None, None), ("1,1,1", 0.5), (None, 1.5), ("1,1", None), ("one", None)):
         with pytest.raises(UsageProblem):
             schedule_of(schedule, keep, config)
 

@@ -11,6 +11,7 @@ from repaconv.backbones.vit import ViTConfig
 from repaconv.checkpoint import Checkpoint
 from repaconv.errors import UsageProblem
 from repaconv.methods.pyra import METHOD
+from repaconv.methods.pyra.schedules import Shape, parse_schedule
 from repaconv.proof.runners import weighted
 
 
@@ -21,7 +22,7 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
     but the class token is read.
 
     Raises:
-        UsageProblem: If neither is given, or both, or no share is left.
+        UsageProblem: If neither is given, or both, no share is left, or the schedule is not one number a block.
     """
     if (schedule is None) == (keep is None):
         raise UsageProblem(
@@ -29,15 +30,27 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
             hint="Give --schedule 16,16,... (tokens that go, block by block), --keep 0.6, or --speedup 1.5.",
             code="convert.schedule",
         )
+    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     if schedule is not None or keep is None:
-        return schedule or ""
+        return _known(schedule or "", depth, patches, (config.width, depth, len(config.tokens) == 2))
     if not 0 < keep < 1:
         raise UsageProblem(
             f"--keep {keep:g} is not between 0 and 1.", hint="It is the share that is left.", code="convert.schedule"
         )
-    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
     return words([*(each + (index < more) for index in range(depth - 1)), 0])
+
+
+def _known(schedule: str, depth: int, patches: int, shape: Shape) -> str:
+    try:
+        parse_schedule(schedule, depth, patches, shape)
+    except ValueError as problem:
+        raise UsageProblem(
+            f"--schedule {schedule}: {problem}.",
+            hint=f"Tokens that go, one number a block: {words([patches // (2 * depth)] * (depth - 1) + [0])}.",
+            code="convert.schedule",
+        ) from None
+    return schedule
 
 
 def words(schedule: Sequence[int]) -> str:

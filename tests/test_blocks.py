@@ -47,6 +47,7 @@ def test_channels_that_are_taken_each_are_whole_blocks():
     assert widths(model, "whole-blocks") == [(16, 3, 1), (16, 1, 16), (5, 16, 1)]
     assert changed(depthwise(16), "whole-blocks") == []
     assert changed(depthwise(9), "whole-blocks") == []  # nearly twice the multiplications
+    assert widths(depthwise(24), "whole-blocks-16") == [(32, 3, 1), (32, 1, 32), (5, 32, 1)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,10 +29,11 @@ from repaconv.graphs.shapes import set_shape, sizes
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-BLOCK, READ = 8, 4
-"""By how many channels convolutions go that take each by itself, and those that read all."""
-SQUEEZED = 16
-"""Of images of one place, where channels cost nothing: what every processor's block divides."""
+BLOCK, WIDE, READ = 8, 16, 4
+"""By how many channels convolutions go that take each by itself, with AVX2 and with AVX-512, and those that read all.
+
+Of images of one place, where channels cost nothing, they are filled up to the wide blocks, which both divide.
+"""
 EXTRA = 1.5
 """Times as many multiplications, at most, in the convolutions that are widened."""
 BY_ITSELF = frozenset(
@@ -55,9 +57,9 @@ class Channels(NamedTuple):
     readers: list[ir.Node]
 
 
-def _whole_blocks(model: ir.Model) -> Iterator[Change]:
+def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
     for channels in _channels(model):
-        width = _whole(channels)
+        width = _whole(channels, block)
         if width == channels.width or _times(channels, width) > EXTRA:
             continue
         more = width - channels.width
@@ -73,13 +75,15 @@ def _whole_blocks(model: ir.Model) -> Iterator[Change]:
             set_shape(value, (*shape[:IMAGE], width, *shape[IMAGE + 1 :]))
         convolutions = len({*channels.makers, *channels.keepers, *channels.readers})
         told = f"{channels.width} channels as {width} in {convolutions} convolutions"
-        yield Change(rewrite="whole-blocks", place=channels.makers[0].name or "", told=told)
+        yield Change(rewrite=name, place=channels.makers[0].name or "", told=told)
 
 
-def _whole(channels: Channels) -> int:
+def _whole(channels: Channels, block: int) -> int:
     """As many channels as are whole blocks; all that is asked of those that go into sums alone is to be read so."""
-    alone = READ if channels.width > BLOCK else 1
-    block = SQUEEZED if channels.places == 1 else BLOCK if channels.keepers else alone
+    if channels.places == 1:
+        block = WIDE
+    elif not channels.keepers:
+        block = READ if channels.width > block else 1
     return -(-channels.width // block) * block
 
 
@@ -199,11 +203,10 @@ def _whole_groups(model: ir.Model) -> Iterator[Change]:
         yield Change(rewrite="whole-groups", place=conv.name or "", told=told)
 
 
-WHOLE_BLOCKS = Rewrite(
-    "whole-blocks",
-    "channels that convolutions make and read, each by itself between them; at most 1.5 times as many multiplications",
-    _whole_blocks,
-    order=95,
+VALID = "channels that convolutions make and read, each by itself between them; at most 1.5 times the multiplications"
+WHOLE_BLOCKS, WHOLE_BLOCKS_16 = (
+    Rewrite(name, VALID, partial(_whole_blocks, name=name, block=block), order=95)
+    for name, block in (("whole-blocks", BLOCK), ("whole-blocks-16", WIDE))
 )
 WHOLE_GROUPS = Rewrite(
     "whole-groups",

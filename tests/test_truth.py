@@ -16,6 +16,8 @@ from repaconv.errors import GateFailed, Refused
 from repaconv.proof.outputs import Comparison
 from repaconv.proof.policy import tolerance
 from repaconv.runs import Run
+from repaconv.subjects.evaluated import Evaluated
+from repaconv.subjects.fold_proof import proved
 from repaconv.subjects.subject import subject_of
 from repaconv.subjects.swaying import sway_of
 
@@ -133,3 +135,24 @@ def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_fo
     assert judged(1.0, 10).startswith("failed")
     assert judged(done.sizes.gain, 0).startswith("passed")
     assert judged(done.sizes.gain, 1e-2).startswith("failed")
+
+
+def test_what_the_runtime_itself_makes_infinite_is_judged_as_it_is_written():
+    """Its fusion of a convolution with the norm behind multiplies weights by more than float32 has."""
+    w, scale = normal(4, 4, 3, 3), np.full(4, 1e30)
+    given = [("Conv", "x w", "a", {"pads": [1] * 4}), ("Mul", "a large", "y")]
+    folded = [
+        ("Mul", "x little", "a"), ("Conv", "a w", "b", {"pads": [1] * 4}), ("BatchNormalization", "b nw nb nm nv", "y")
+    ]  # fmt: skip
+    norms = {"nw": scale, "nb": np.zeros(4), "nm": np.zeros(4), "nv": np.ones(4)}
+
+    def evaluated(rows, weights):
+        return Evaluated(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model())
+
+    before = evaluated(given, {"w": w, "large": np.array(1e10)})
+    for factor, verdict in ((1.0, "passed"), (1.01, "failed")):
+        after = evaluated(folded, {"w": w * 1e10 * factor, "little": np.array(1e-30), **norms})
+        assert not np.isfinite(after.run(before.probes.feeds[0])["y"]).all()
+        (link,) = proved(Path("net.onnx"), before, after)
+        assert link.verdict == verdict
+        assert "as it is written, where what ONNX Runtime fuses of it is not finite" in link.note

@@ -57,6 +57,10 @@ class Evaluated:
             self._known[key] = dict(self.session.run(feeds))
         return dict(self._known[key])
 
+    def as_written(self, feeds: Feeds) -> dict[str, Any]:
+        """All outputs where nothing of the graph is fused."""
+        return dict(load_onnx(self.model.SerializeToString(), as_written=True).run(feeds))
+
     @cached_property
     def float64(self) -> Float64:
         """It in float64; raises whatever says that nothing evaluates it so."""

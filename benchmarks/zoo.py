@@ -5,7 +5,8 @@
 Every network is exported, folded and simplified in a process of its own, by the commands that a user types; a line for
 each is appended to `benchmarks/results/zoo.jsonl`, and those that have one are left out, so that it goes on where it
 was stopped. ``--speed`` measures instead (`benchmarks/results/zoo_speed.jsonl`): the folded graph in its target's form
-beside the same graph through onnxsim, interleaved, one thread; it wants a quiet machine.
+beside the same graph through onnxsim, interleaved, one thread; it wants a quiet machine. Its rows are a processor
+family's, and what is measured on one is measured on another all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROUNDS, FEWER, HEAVY = 80, 32, 2e9
 """Rounds; fewer of a graph that is known to multiply more than that."""
 SLOWER, AGAIN = 0.98, 3
 """Times as fast, below which it is measured again in so many times the rounds, and the fold's own measurement asked."""
-SAME: dict[str, Any] = {"ratio": 1.0, "low": 1.0, "high": 1.0, "openings": 0, "cpu": ""}
+SAME: dict[str, Any] = {"ratio": 1.0, "low": 1.0, "high": 1.0, "openings": 0}
 """The row of two graphs that are the same."""
 MIB = 2**20
 
@@ -57,7 +58,8 @@ def sweep(given: argparse.Namespace) -> None:
 
     path = {speed: MEASURED, paired: given.into / "pairs.jsonl"}.get(given.what, FOLDED)
     end = time.monotonic() + given.seconds
-    done = {row["name"] for row in rows(path)}
+    here = _processor() if given.what is speed else {}
+    done = {row["name"] for row in rows(path) if here.items() <= row.items()}
     for name in given.names or names():
         if time.monotonic() > end:
             break
@@ -65,7 +67,7 @@ def sweep(given: argparse.Namespace) -> None:
             continue
         row = _in_its_own(name, given)
         with path.open("a") as file:
-            file.write(json.dumps({"name": name, **row}) + "\n")
+            file.write(json.dumps({"name": name, **row, **here}) + "\n")
         sys.stdout.write(f"{name}: {row.get('problem') or row}\n")
         sys.stdout.flush()
 
@@ -235,12 +237,19 @@ def _alike(one: Path, other: Path) -> bool:
 def _beside(best: Path, simple: Path, rounds: int) -> dict[str, Any]:
     """Their ratio, and its interval over openings."""
     import repaconv
-    from repaconv.measure.fingerprint import cpu_model
 
     found = repaconv.bench(best, against=simple, rounds=rounds, threads=1, batch=1)
     assert found.ratio is not None
     row = {"ratio": found.ratio.median, "low": found.ratio.low, "high": found.ratio.high}
-    return {**{name: round(value, 4) for name, value in row.items()}, "openings": found.openings, "cpu": cpu_model()}
+    return {**{name: round(value, 4) for name, value in row.items()}, "openings": found.openings}
+
+
+def _processor() -> dict[str, str]:
+    """What the rows of a measurement are of."""
+    from repaconv.measure.fingerprint import cpu_model
+    from repaconv.measure.processors import family
+
+    return {"cpu": cpu_model(), "family": family("x86_64")}
 
 
 def paired(name: str, into: Path) -> dict[str, Any]:

@@ -18,9 +18,14 @@ weights, statistics and affines drawn at random, exported by torch in float64 at
 `make bench-zoo` goes on where it stopped, and makes this page of `benchmarks/results/zoo.jsonl`.
 """
 COLUMNS = (
-    "| network | parameters: module, graph, folded (timm's own) | multiplications | float64 "
-    "| times onnxsim's time | times as fast |\n|---|---|---|---|---|---|"
+    "network",
+    "parameters: module, graph, folded (timm's own)",
+    "multiplications",
+    "float64",
+    "times onnxsim's time",
 )
+Speeds = dict[str, dict[str, dict[str, Any]]]
+"""Rows of what was measured, by processor family and network."""
 
 
 def page(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> str:
@@ -31,15 +36,19 @@ def page(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> s
         speeds: Of those that were measured.
     """
     done = [row for row in folds if "problem" not in row]
-    fast = {row["name"]: row for row in speeds if "problem" not in row}
-    told = [HEAD, _summed(folds, done, list(fast.values())), COLUMNS]
-    told += [_line(row, fast.get(row["name"])) for row in done]
+    fast: Speeds = {}
+    for row in speeds:
+        if "problem" not in row:
+            fast.setdefault(row["family"], {})[row["name"]] = row
+    columns = [*COLUMNS, *(f"times as fast, {family}" for family in fast)]
+    told = [HEAD, _summed(folds, done, fast), f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
+    told += [_line(row, [of.get(row["name"]) for of in fast.values()]) for row in done]
     if bad := [row for row in folds if "problem" in row]:
         told += ["", "Not folded:", "", *(f"- {row['name']}: {row['problem']}" for row in bad)]
     return "\n".join([*told, ""])
 
 
-def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: list[dict[str, Any]]) -> str:
+def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: Speeds) -> str:
     """In words."""
     exact = [row["float64"] for row in done if row["float64"] is not None]
     more = [row["name"] for row in done if row["macs"] and row["macs"][1] > row["macs"][0]]
@@ -56,34 +65,44 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: l
         f"The command takes {median(times):.1f} times the processor time of `onnxsim` (median; at most "
         f"{max(times):.1f}), proofs included, no measurement.",
     ]
-    if fast:
-        mean = exp(sum(log(row["ratio"]) for row in fast) / len(fast))
-        cpus = ", ".join(sorted({row["cpu"] for row in fast} - {""}))
-        same = sum(not row["openings"] for row in fast)
-        openings = [row["openings"] for row in fast]
-        again = sum("without_its_measurement" in row for row in fast)
-        lines.append(
-            f"Against the same graph through onnxsim, interleaved, one thread, {cpus}: {mean:.3f} times as fast "
-            f"(geometric mean of {len(fast)}), the slowest {min(row['ratio'] for row in fast):.3f}; {same} are the "
-            f"same graph in both, which is not measured. Where memory comes to lie makes two openings of one graph "
-            f"differ by some percent: every ratio is the mean of {min(filter(None, openings))} to {max(openings)} "
-            f"openings of both in turn, and its interval that of the mean. The fold's own measurement was left off but "
-            f"in {again} that stayed below {SLOWER}, and were folded once more with it."
-        )
+    lines += [_measured(family, list(of.values())) for family, of in fast.items()]
+    lines.append(
+        "Where memory comes to lie makes two openings of one graph differ by some percent: every ratio is the mean of "
+        "several openings of both in turn, and its interval that of the mean. The fold's own measurement is left off, "
+        f"but where a network stays below {SLOWER}: that is folded once more with it."
+    )
     return "\n\n".join(lines) + "\n"
 
 
-def _line(row: dict[str, Any], speed: dict[str, Any] | None) -> str:
+def _measured(family: str, fast: list[dict[str, Any]]) -> str:
+    """In words, on one processor family."""
+    mean = exp(sum(log(row["ratio"]) for row in fast) / len(fast))
+    ratios, same = [row["ratio"] for row in fast], sum(not row["openings"] for row in fast)
+    again = sum("without_its_measurement" in row for row in fast)
+    return (
+        f"Against the same graph through onnxsim, interleaved, one thread, {fast[0]['cpu']} ({family}): **{mean:.3f} "
+        f"times as fast** (geometric mean of {len(fast)}), the slowest {min(ratios):.3f}; {same} are the same graph in "
+        f"both, and {again} were folded once more with the fold's own measurement."
+    )
+
+
+def _line(row: dict[str, Any], speeds: Sequence[dict[str, Any] | None]) -> str:
     counts = [row["module"], *row["parameters"]]
     own = f" ({row['reparameterized']:,})" if row["reparameterized"] else ""
     macs = "; ".join(f"{count / 1e6:,.1f} M" for count in dict.fromkeys(row["macs"])) if row["macs"] else ""
     exact = f"{row['float64']:.0e}" if row["float64"] is not None else ""
     times = f"{row['fold']['cpu_s'] / row['onnxsim']['cpu_s']:.1f}"
-    faster = f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})" if speed else ""
-    faster = "the same graph" if speed and not speed["openings"] else faster
+    faster = " | ".join(map(_faster, speeds))
     told = ", ".join(f"{count:,}" for count in counts) + own
     told += "" if row["applied"] else "; nothing to fold"
     return f"| {row['name']} | {told} | {macs} | {exact} | {times} | {faster} |"
+
+
+def _faster(speed: dict[str, Any] | None) -> str:
+    if speed is None:
+        return ""
+    told = f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
+    return told if speed["openings"] else "the same graph"
 
 
 if __name__ == "__main__":

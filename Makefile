@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
-.PHONY: recipes bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
+.PHONY: recipes bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -85,6 +85,10 @@ bench-tuner: .venv/installed-dev
 bench-gate: .venv/installed
 	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json
 	$(BIN)/python benchmarks/verify_cost.py -o benchmarks/results/verify_cost.json
+
+# What blocks of channels gain on this processor.
+bench-blocks: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/odd_channels.py -o benchmarks/results/odd_channels.json
 
 bench-zoo: .venv/installed
 	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed)

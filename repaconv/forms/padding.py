@@ -37,7 +37,8 @@ Of images of one place, where channels cost nothing, they are filled up to the w
 MORE, MORE_EACH = 1.34, 1.8
 """Times as many channels, at most; where some convolutions take each by itself.
 
-Measured on six layers of 9 to 106 channels: up to that blocks are 1.05 to 3.7 times as fast, above it they need not be.
+Measured on six layers of 9 to 90 channels, with AVX2: up to that blocks are 1.04 to 3.2 times as fast, above it they
+need not be (`benchmarks/odd_channels.py`).
 """
 BY_ITSELF = frozenset(
     ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Mish", "Swish", "Softplus", "Clip")

@@ -33,11 +33,11 @@ float32, one thread, batch 1, times as fast as the exported graph without it, pr
 - `no-key-bias` and `value-bias-forward`: up to 1.02; `rms-norm`: up to 1.02; `bias-forward` with `accumulate`: 1.01.
 - `mean-as-pool`: 1.00 to 1.04 on convolutional networks, the more squeeze-and-excitation they have.
 - `whole-blocks`, `whole-groups`, `gate-as-image` and `conv-each` keep an image's channels in the blocks in which ONNX
-  Runtime computes convolutions. Where there is AVX2 alone, and a block is 8 ([the zoo](zoo.md);
-  `benchmarks/results/odd_channels.json`): 1.6 on RexNet at 64 pixels, whose channels no block divides (as those that
-  pruning leaves), 1.04 to 3.2 on layers of such channels alone; 1.02 to 1.10 with squeeze-and-excitation; 1.02 where a CSP
-  network splits. With AVX-512 it is 16, and `whole-blocks-16` is what fills it: `tune` tries them all there, but the
-  default form has none, as that was not measured.
+  Runtime computes convolutions. Where there is AVX2 alone, and a block is 8: 1.04 to 3.2 on layers whose channels no
+  block divides, as those that pruning leaves (`benchmarks/results/odd_channels.json`), 1.33 on RexNet ([the
+  zoo](zoo.md)), up to 1.10 with squeeze-and-excitation, 1.02 where a CSP network splits. With AVX-512 it is 16, and
+  `whole-blocks-16` is what fills it: `tune` tries them all there, but the default form has none, as that was not
+  measured.
 - What does not pay here: `scores-as-matrix` and `values-as-matrix` with 12 heads (0.55; the paper's own form),
   `pointwise-as-matmul` (0.85 on RIFormer), `group-norm-flat` (0.97), `concat-linear`, `patch-gemm`, `one-linear` and
   `gather-as-matmul` (all 1.00 within 0.02).

@@ -17,6 +17,7 @@ from repaconv.artefacts import Tolerance
 from repaconv.errors import GateFailed, Refused
 from repaconv.folds.affine_maps import AFFINE
 from repaconv.graphs import graph as graphs
+from repaconv.graphs.retyping import retyped
 from repaconv.proof.compare import compare
 from repaconv.proof.draws import draws
 from repaconv.proof.probes import probes
@@ -323,7 +324,7 @@ def refused(path: str) -> bool:
 def test_half_precision_is_allowed_what_its_own_rounding_explains(kind, off, monkeypatch):
     half = TensorProto.FLOAT16 if kind == "float16" else TensorProto.BFLOAT16
     model = net_of(BIASED, WEIGHTS | {"b": 0.2 * normal(4)}, GIVEN, {"y": F})
-    onnx.save(graphs.retyped(model, {F: half}), "half.onnx")
+    onnx.save(retyped(model, {F: half}), "half.onnx")
     exact, *as_stored = rc.fold("half.onnx").links
     assert (exact.name, exact.verdict) == ("onnx", "passed")
     assert "as rounding does" in exact.note or "against float64" in exact.note

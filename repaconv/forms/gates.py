@@ -76,6 +76,7 @@ GATE_AS_IMAGE = Rewrite(
     "gate-as-image",
     "a gate [B, c, 1, 1] that multiplies an image of known size, both made by convolutions",
     _gate_as_image,
+    opset=13,
     order=98,
     keeps=True,
 )

@@ -60,12 +60,12 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
     if beside is None:
         return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
     single = beside.artefact
-    if set(single.rewrites) != set(exported.rewrites):
-        return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
     fixed = {exported.batch, single.batch} - {"dynamic"}
     size = next(iter(feeds.values())).shape[2:]
     if len(fixed) > 1 or single.image_size not in (None, "dynamic", size):
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
+    if set(single.rewrites) != set(exported.rewrites):
+        return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
     reference = _bare(onnx.load(runs.graph_of(subject.run, single)), single)
     load = loader_for(exported.architecture, exported.precision)
     before, after = (OnnxTrace(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))

@@ -88,6 +88,11 @@ def ways(after: int) -> tuple[Way, ...]:
     ]
     merging = ("4,4,4,4,4,0", "8,8,8,8,8,0", "11,11,11,11,11,0", "16,12,9,0,0,0", "24,16,8,0,0,0", "32,16,8,0,0,0")
     merged = [Way(f"ToMe, {text}", "ToMe", {"method": "pyra", "schedule": text}) for text in merging]
+    behind = {1: "0,24,16,8,0,0", 2: "0,0,32,16,0,0", 3: "0,0,0,32,0,0"}
+    replaced += [
+        Way(f"both, {count} of 6; {text}", "both", {"blocks": str(count), "schedule": text})
+        for count, text in behind.items()
+    ]
     return (Way(UNCONVERTED, UNCONVERTED, {}), *merged, *replaced, *(way._replace(epochs=after) for way in replaced))
 
 
@@ -123,7 +128,7 @@ class Curve:
         if way.name == UNCONVERTED:
             return self.unconverted()
         given = {"inputs": self.images, "samples": self.sizes.fitted, "settings": SETTINGS}
-        folder = self.work / "runs" / way.name.replace(", ", "-").replace(" ", "-").replace(",", ".")
+        folder = self.work / "runs" / way.name.replace(", ", "-").replace("; ", "-").replace(" ", "-").replace(",", ".")
         if not (folder / "fold.json").is_file():
             repaconv.convert(self.source, **given, **way.asked, out=folder)
         if not way.epochs:

@@ -24,6 +24,7 @@ from repaconv.converting.plain import Plain, read_plain
 from repaconv.converting.scoring import Moments
 from repaconv.converting.sequence import convert
 from repaconv.errors import GateFailed, Refused, UsageProblem
+from repaconv.methods.pyra import METHOD
 
 WIDTH, HEADS, DEPTH, SIDE = 12, 3, 3, 8
 ROOT = Path(__file__).resolve().parents[1]
@@ -398,3 +399,65 @@ def test_merging_is_measured_like_any_conversion(vit):
     with pytest.raises(Refused) as refused:
         rc.convert(vit, **asked(method="pyra", keep=0.6))
     assert refused.value.code == "pyra.tokens"
+
+
+def test_tokens_merge_behind_what_was_replaced(vit):
+    """Both at once are PYRA's merging on the network whose first block was converted, and the file says so itself."""
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.methods.dwconv.reading import read
+    from repaconv.proof.runners import weighted
+
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
+    given = asked(blocks="0,", fit="mean", schedule="0,5,4")
+    done = rc.convert("cls.pth", **given)
+    assert (done.blocks, done.schedule) == ((0,), (0, 5, 4))
+    run = Path("repaconv-out/cls-dwconv")
+    reading = read(read_checkpoint(run / "converted.safetensors"), {})
+    net = weighted(reading.module(), reading.tensors, torch.float64)
+
+    rc.convert("cls.pth", **{**given, "schedule": None}, out="unmerged")
+    plain = read(read_checkpoint("unmerged/converted.safetensors"), {})
+    first = weighted(plain.module(), plain.tensors, torch.float64)
+    merged = opened("cls.pth").reading  # whose attention the others have
+    by_pyra = weighted(METHOD.read(read_checkpoint("cls.pth"), {"num_heads": "3", "schedule": "0,5,4"}).module(),
+                       merged.tensors, torch.float64)  # fmt: skip
+    x = torch.from_numpy(images(3)).double()
+    with torch.inference_mode():
+        tokens = first.blocks[0](first.embed(x))
+        for block in by_pyra.blocks[1:]:
+            tokens = block(tokens)
+        assert tokens[0].shape == (3, 17 - 9, WIDTH)
+        assert torch.equal(net(x), by_pyra.read_out(tokens[0]))
+
+    links = {link.name: link for link in rc.verify(run, inputs="x.npz").links}
+    assert links["fold"].verdict == "passed"
+    assert links["converted"].metrics.images == done.images.judging
+    graph = rc.export(run)
+    assert {link.verdict for link in graph.links} == {"passed"}
+
+
+BEHIND = {
+    "0,": "5,0,0",  # block 0 merges itself
+    "0,2": "0,5,0",
+    "2": "0,5,0",
+    "auto": "5,0,0",
+}
+
+
+@pytest.mark.parametrize("blocks", BEHIND)
+def test_a_convolution_behind_merged_tokens_is_refused(vit, blocks):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
+    with pytest.raises(UsageProblem) as refused:
+        rc.convert("cls.pth", **asked(blocks=blocks, schedule=BEHIND[blocks]))
+    assert refused.value.code == "convert.schedule"
+    with pytest.raises(UsageProblem) as refused:
+        rc.convert("cls.pth", **asked(blocks="1", keep=0.6))
+    assert refused.value.code == "convert.schedule"
+    assert not Path("repaconv-out").exists()
+
+
+def test_blocks_before_the_first_that_merges_are_chosen(vit):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
+    done = rc.convert("cls.pth", **asked(max_disagreement=1.0, schedule="0,0,3"))
+    assert done.blocks == (0, 1)
+    assert all(max(each.blocks) < 2 for each in done.tried)

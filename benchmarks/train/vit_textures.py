@@ -1,6 +1,6 @@
 """A vision transformer of 2.7 million parameters for the images of textures.py: harder to convert than one for digits.
 
-    python benchmarks/train/vit_textures.py -o DIR [--epochs 25] [--count 20000] [--threads 2]
+    python benchmarks/train/vit_textures.py -o DIR [--epochs 10] [--count 20000] [--threads 2]
     # -> DIR/vit_textures.pth, and beside it what it was trained with and its accuracy on 2,000 held-out images
 
 About an hour of two cores as it stands, by the size of its products: it has not been trained whole yet. Broken off, it
@@ -26,7 +26,7 @@ from repaconv.files import canonical_json
 from repaconv.skeletons.blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
 from repaconv.skeletons.norms import NormTraits
 
-DEPTH, WIDTH, HEADS, PATCH, RATE, EPOCHS = 6, 192, 6, 8, 1e-3, 25
+DEPTH, WIDTH, HEADS, PATCH, RATE, EPOCHS = 6, 192, 6, 8, 1e-3, 10
 
 
 def build() -> ViT:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
+from repaconv.backbones.vit import ViTConfig
 from repaconv.converting.fitting import FitBy, How, Kind
 from repaconv.converting.judging import Budget
+from repaconv.converting.merging import read_schedule
 from repaconv.converting.parting import Parted
 from repaconv.errors import Refused, UsageProblem
 from repaconv.orders.converting import ConvertOrder
@@ -51,8 +53,8 @@ def _no_blocks(what: str, depth: int) -> UsageProblem:
     return UsageProblem(f"{what}.", hint=f"E.g. --blocks {max(1, depth // 2)}, or --blocks 0,1.", code="convert.blocks")
 
 
-def read_how(order: ConvertOrder) -> How:
-    """The form and the fit.
+def read_how(order: ConvertOrder, config: ViTConfig) -> How:
+    """The form and the fit, and what merges behind.
 
     Raises:
         UsageProblem: If one of them is not known, or they do not go together.
@@ -69,7 +71,32 @@ def read_how(order: ConvertOrder) -> How:
             hint="Leave one of them out.",
             code="convert.fit",
         )
-    return How(cast(Kind, order.kind), order.kernel, cast(FitBy, order.fit))
+    if order.keep is not None:
+        raise UsageProblem(
+            "--keep shares what merges among all blocks, and behind a convolution alone tokens may.",
+            hint="Say block by block what merges: --schedule 0,0,16,16,...",
+            code="convert.schedule",
+        )
+    schedule = read_schedule(order.schedule, config) if order.schedule is not None else ()
+    return How(cast(Kind, order.kind), order.kernel, cast(FitBy, order.fit), schedule=schedule)
+
+
+def require_before(blocks: Blocks, how: How) -> None:
+    """Whether the blocks to replace stand before the first that merges.
+
+    Raises:
+        UsageProblem: If not.
+    """
+    first = how.replaceable
+    if first is None:
+        return
+    if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > first:
+        raise UsageProblem(
+            f"tokens merge from block {first} on, lie on no grid there, and only the {first} blocks before can be "
+            "replaced.",
+            hint=f"Begin --schedule with more zeros, or name other blocks{f': --blocks {first}' if first else ''}.",
+            code="convert.schedule",
+        )
 
 
 def read_budget(order: ConvertOrder, parted: Parted, *, classes: int, choosing: bool) -> Budget:

@@ -49,7 +49,7 @@ class Found(NamedTuple):
 def convolved(
     plain: Plain, how: How, blocks: Blocks, criterion: str, parted: Parted, budget: Budget, progress: Progress
 ) -> Found:
-    """Choose, convert, measure on the images that choose.
+    """Choose, convert, measure on the images that choose. Blocks behind which tokens merge are not chosen.
 
     Raises:
         GateFailed: If the budget allows no block at all.
@@ -63,6 +63,8 @@ def convolved(
         order = scores.by_error
     elif not blocks.named:
         order = scores.by_sigma
+    if how.replaceable is not None:
+        order = tuple(block for block in order if block < how.replaceable)
     chosen = blocks.named or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     tried: tuple[Tried, ...] = ()
     if not chosen:
@@ -113,6 +115,9 @@ def metadata(reading: Reading, parent: Origin, record: Mapping[str, Any]) -> dic
         "norm_eps": config.norm_eps,
         **({"global_pool": config.pool} if config.pool != "distilled" else {}),
     }
+    schedule = [0 if block.merged is None else block.merged.r for block in reading.blocks]
+    if any(schedule):
+        arch["schedule"] = schedule
     args = record.get("args")
     meta = {"format": FORMAT, "arch": arch, "converted_from": parent.sha256}
     return {

@@ -33,6 +33,7 @@ class How:
     """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was.
 
     ``ridge`` is relative to the features' mean square; with ``ffn`` the last layer of the FFN behind is fitted, too.
+    ``schedule`` says how many tokens merge, block by block, behind the blocks that are replaced.
     """
 
     kind: Kind = "depthwise"
@@ -40,6 +41,12 @@ class How:
     fit: FitBy = "squares"
     ridge: float = RIDGE
     ffn: bool = False
+    schedule: tuple[int, ...] = ()
+
+    @property
+    def replaceable(self) -> int | None:
+        """How many blocks stand before the first that merges; None where none does."""
+        return next((index for index, r in enumerate(self.schedule) if r), None)
 
 
 def fitted(place: Place, how: How) -> Piece:

@@ -11,7 +11,7 @@ from repaconv.backbones.vit import ViTConfig
 from repaconv.checkpoint import Checkpoint
 from repaconv.errors import UsageProblem
 from repaconv.methods.pyra import METHOD
-from repaconv.methods.pyra.schedules import Shape, parse_schedule
+from repaconv.methods.pyra.schedules import parse_schedule
 from repaconv.proof.runners import weighted
 
 
@@ -30,9 +30,10 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
             hint="Give --schedule 16,16,... (tokens that go, block by block), --keep 0.6, or --speedup 1.5.",
             code="convert.schedule",
         )
-    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     if schedule is not None or keep is None:
-        return _known(schedule or "", depth, patches, (config.width, depth, len(config.tokens) == 2))
+        read_schedule(schedule or "", config)
+        return schedule or ""
+    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     if not 0 < keep < 1:
         raise UsageProblem(
             f"--keep {keep:g} is not between 0 and 1.", hint="It is the share that is left.", code="convert.schedule"
@@ -41,16 +42,21 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
     return words([*(each + (index < more) for index in range(depth - 1)), 0])
 
 
-def _known(schedule: str, depth: int, patches: int, shape: Shape) -> str:
+def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
+    """Tokens that go, block by block.
+
+    Raises:
+        UsageProblem: If it is not one number a block, nor a name that the method knows.
+    """
+    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     try:
-        parse_schedule(schedule, depth, patches, shape)
+        return parse_schedule(schedule, depth, patches, (config.width, depth, len(config.tokens) == 2))
     except ValueError as problem:
         raise UsageProblem(
             f"--schedule {schedule}: {problem}.",
             hint=f"Tokens that go, one number a block: {words([patches // (2 * depth)] * (depth - 1) + [0])}.",
             code="convert.schedule",
         ) from None
-    return schedule
 
 
 def words(schedule: Sequence[int]) -> str:

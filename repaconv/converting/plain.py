@@ -31,10 +31,10 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
         UsageProblem: If a setting is unknown or malformed.
     """
     reading = read_any(checkpoint, settings)
-    replaced = [index for index, block in enumerate(reading.blocks) if block.mixer.kind != "attention"]
+    replaced = [i for i, block in enumerate(reading.blocks) if block.merged or block.mixer.kind != "attention"]
     if replaced:
         raise Refused(
-            f"{checkpoint.path}: blocks {', '.join(map(str, replaced))} attend no more, or not with all heads.",
+            f"{checkpoint.path}: blocks {', '.join(map(str, replaced))} merge tokens, or do not attend with all heads.",
             hint="Give the plain network that it was made from.",
             code="convert.not-plain",
         )

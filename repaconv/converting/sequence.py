@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -14,6 +14,8 @@ from repaconv.converting.ffn import with_ffn
 from repaconv.converting.fitting import How, fitted, refitted
 from repaconv.converting.places import Piece, Place
 from repaconv.converting.plain import Plain, Reading, behind_mlp, mapped
+from repaconv.methods.dwconv.paper import deploy_config, merging
+from repaconv.methods.pyra.paper import MERGED_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def convert(plain: Plain, chosen: Collection[int], how: How, images: Tensor, *, 
     """
     with torch.inference_mode():
         pieces = _pieces(plain, chosen, how, images, refit)
-    return _assembled(plain, pieces, tuple(index for index in pieces if index not in chosen))
+    return _assembled(plain, pieces, how.schedule, tuple(index for index in pieces if index not in chosen))
 
 
 def _pieces(plain: Plain, chosen: Collection[int], how: How, images: Tensor, refit: bool) -> dict[int, Piece]:
@@ -65,7 +67,7 @@ def _pieces(plain: Plain, chosen: Collection[int], how: How, images: Tensor, ref
     return pieces
 
 
-def _assembled(plain: Plain, pieces: dict[int, Piece], kept: tuple[int, ...]) -> Converted:
+def _assembled(plain: Plain, pieces: dict[int, Piece], schedule: tuple[int, ...], kept: tuple[int, ...]) -> Converted:
     blocks = list(plain.reading.blocks)
     tensors = {name: tensor.float() for name, tensor in plain.reading.tensors.items()}
     for index, piece in pieces.items():
@@ -73,6 +75,11 @@ def _assembled(plain: Plain, pieces: dict[int, Piece], kept: tuple[int, ...]) ->
         blocks[index] = piece.block
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
         tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in piece.tensors.items()}
-    config = replace(plain.config, blocks=tuple(block.spec(plain.config.width) for block in blocks))
-    reading = replace(plain.reading, config=config, blocks=tuple(blocks), tensors=tensors, names={}, facts=())
+    sizes = {each.name: getattr(plain.config, each.name) for each in fields(plain.config) if each.name != "blocks"}
+    several = merging(tuple(blocks), schedule, sizes) if any(schedule) else tuple(blocks)
+    config = deploy_config(sizes, several)
+    tolerances = {**plain.reading.tolerances, **(MERGED_TOLERANCE if any(schedule) else {})}
+    reading = replace(
+        plain.reading, config=config, blocks=several, tensors=tensors, tolerances=tolerances, names={}, facts=()
+    )
     return Converted(Plain.of(reading).net, reading, {index: piece.conditions for index, piece in pieces.items()}, kept)

@@ -67,7 +67,10 @@ class ConvertOrder(Order):
     kind: Annotated[str, Knob("depthwise, ensembled (one head) or static (a constant matrix).")] = "depthwise"
     fit: Annotated[str, Knob("squares, or the papers' kernels for comparison: gaussian, mean.")] = "squares"
     criterion: Annotated[str, Knob("Which blocks first: error, as measured, or sigma, the paper's.")] = "error"
-    schedule: Annotated[str | None, Knob("pyra: tokens that go, block by block: 16,16,...")] = None
+    schedule: Annotated[
+        str | None,
+        Knob("Tokens that go, block by block: 16,16,...; of dwconv behind the blocks that are replaced: 0,0,16,..."),
+    ] = None
     keep: Annotated[float | None, Knob("pyra: the share of the patches that is left at the end, e.g. 0.6.")] = None
     speedup: Annotated[
         float | None,

@@ -16,9 +16,8 @@ def trade_svg(trade: Trade) -> str:
 
 def named(row: Raced) -> str:
     """In a few words."""
-    if row.schedule:
-        return f"{row.kind} {', '.join(map(str, row.schedule))}"
-    return f"{row.kind} {len(row.blocks)}"
+    replaced = [str(len(row.blocks))] if row.blocks else []
+    return f"{row.kind} {', '.join([*replaced, *map(str, row.schedule)])}"
 
 
 def kept(row: Raced) -> float:

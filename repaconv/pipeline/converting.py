@@ -151,7 +151,8 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     from repaconv.converting.judging import Judge
 
     order, plain, config = plan.order, plan.plain, plan.plain.config
-    how, blocks = asked.read_how(order), asked.read_blocks(order.blocks, len(plain.blocks))
+    how, blocks = asked.read_how(order, config), asked.read_blocks(order.blocks, len(plain.blocks))
+    asked.require_before(blocks, how)
     asked.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
     choosing = not blocks.named and blocks.number is None and order.speedup is None
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
@@ -161,7 +162,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
         found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
         raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
     judged = Judge(plain.net, plan.parted.judging, logits=config.classes > 0).link(found.net, budget)
-    taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1])
+    taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
     trade = _traded(plan, taken, how, found.order, progress)
     _write(plan, found)
     return put(
@@ -181,6 +182,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             refitted=found.refitted,
             condition=found.condition,
             ridge=found.ridge,
+            schedule=how.schedule,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
             pace=raced.get("pace"),
             trade=trade,

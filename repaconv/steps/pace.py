@@ -41,7 +41,8 @@ def require_pace(order: ConvertOrder) -> Target | None:
     """
     if order.speedup is None and not order.curve:
         return None
-    if order.speedup is not None and (not order.speedup > 1 or order.schedule or order.keep):
+    said = order.method == "pyra" and (order.schedule or order.keep)
+    if order.speedup is not None and (not order.speedup > 1 or said):
         what = "is not more than 1" if not order.speedup > 1 else "chooses what merges, as --schedule and --keep do"
         raise UsageProblem(
             f"--speedup {order.speedup:g} {what}.",

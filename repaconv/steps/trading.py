@@ -99,7 +99,7 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
     for kind in get_args(Kind):
         for count in counts:
             blocks = tuple(sorted(order[:count]))
-            made = convert(plain, blocks, replace(how, kind=kind, fit="squares"), images)
+            made = convert(plain, blocks, replace(how, kind=kind, fit="squares", schedule=()), images)
             yield Choice(kind, (made.reading, "dwconv"), judge.tried(made.net, blocks, Budget()))
 
 

@@ -65,7 +65,8 @@ def _print_trade(trade: Trade) -> None:
 
 def _raced(each: Raced) -> tuple[str, str, str]:
     """What it is, how many times as fast, and the interval."""
-    what, speed = ", ".join(map(str, each.schedule or each.blocks)), each.speed
+    several = [", ".join(map(str, numbers)) for numbers in (each.blocks, each.schedule) if numbers]
+    what, speed = "; ".join(several), each.speed
     return what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}"
 
 

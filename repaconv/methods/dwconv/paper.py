@@ -12,7 +12,8 @@ A net trained that way, in the layout dwconv-v1, holds for each block one of
     (1 - g) attention + g convolution            gated, eq. 18: the p largest gates take the convolution
 
 A converted net (`repaconv.converting`) may add a share of the values' mean over the grid to a convolution, and keeps
-attention for the tokens before the patches, class token and registers, which have no place in one.
+attention for the tokens before the patches, class token and registers, which have no place in one. Behind its last
+convolution it may merge tokens, which then lie on no grid: those blocks are PYRA's, unmodulated.
 
 What folds, exactly: a hard gate to its choice, the other side's weights dropped; the ensemble to one head; shared
 kernels to channels; norm1's affine into qkv or v, which stand before the padding; biases behind the convolution into
@@ -30,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +40,13 @@ from repaconv.affine import Affine
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
 from repaconv.backbones.vit import BlockSpec, DeployBlock, ViTConfig
+from repaconv.errors import Refused
 from repaconv.methods.dwconv.mixers import Mixer
 from repaconv.methods.dwconv.prefix import FoldedMixer, fold_prefix
 from repaconv.methods.dwconv.separation import factors, separated, separation
 from repaconv.methods.dwconv.training import DropIn
+from repaconv.methods.pyra.paper import MergedBlock
+from repaconv.methods.pyra.schedules import require_possible
 from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.skeletons.folding import fold_attention, folded_block, linear_of, named
 from repaconv.trained.contract import FoldedPart
@@ -179,6 +184,7 @@ class ConvBlock:
     Attributes:
         separate: Whether a full convolution becomes a pointwise and a depthwise one.
         error: What that changes of its kernel; see `separated`.
+        merged: The block that it is where tokens merge, in it or before it.
     """
 
     mixer: Mixer
@@ -188,23 +194,31 @@ class ConvBlock:
     separate: bool = False
     act: ActivationKind = "GELU"
     error: float = 0.0
+    merged: MergedBlock | None = None
 
     def build(self, config: ViTConfig) -> nn.Module:
         """As trained."""
+        if self.merged:
+            return self.merged.build(config)
         width = config.width
         mlp = SwiGlu(width, SwiGluSpec(self.hidden)) if self.swiglu else PlainMlp(width, self.hidden, self.act)
         return PlainBlock(config, DropIn(width, config.grid, self.mixer), mlp, self.traits)
 
-    def spec(self, width: int) -> BlockSpec:
-        """The deploy block."""
+    def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:
+        """The deploy block; see `MergedBlock.spec`."""
+        if self.merged:
+            return self.merged.spec(bare, last=last)
         norm1 = self.traits.norm1.spec
         if self.mixer.kind == "full" and not self.separate and isinstance(norm1, LayerNormSpec):
             norm1 = replace(norm1, affine=self.traits.norm1.kind == "layer")
         ffn = SwiGluSpec(self.hidden) if self.swiglu else MlpSpec(self.hidden, self.act)
-        return BlockSpec(self.mixer.spec(width, separate=self.separate), ffn, norm1, self.traits.norm2.spec)
+        return BlockSpec(self.mixer.spec(bare.width, separate=self.separate), ffn, norm1, self.traits.norm2.spec)
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         """The mixer, the FFN and what is linear around them, proved on a grid that may be smaller."""
+        if self.merged:
+            yield from self.merged.fold(config, index, weights)
+            return
         width, traits, prefix = config.width, self.traits, f"blocks.{index}."
         # a small grid proves the same, borders included
         height, side = (min(side, 6 * config.patch) for side in config.image_size)
@@ -234,3 +248,43 @@ class ConvBlock:
             left=(*left, *traits.left()),
             equation=EQUATIONS[self.mixer.kind],
         )
+
+
+def deploy_config(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> ViTConfig:
+    """Of the deploy form."""
+    bare = ViTConfig(**sizes, blocks=())
+    last = blocks[-1] if bare.pool in ("token", "distilled") else None
+    return replace(bare, blocks=tuple(block.spec(bare, last=block is last) for block in blocks))
+
+
+def merging(
+    blocks: tuple[ConvBlock, ...], schedule: tuple[int, ...], sizes: Mapping[str, Any]
+) -> tuple[ConvBlock, ...]:
+    """The blocks, so many tokens fewer behind each; from the first that merges on they have sizes.
+
+    Args:
+        blocks: None of which merges.
+        schedule: Tokens that go, block by block.
+        sizes: Of the net, as `ViTConfig` has them.
+
+    Raises:
+        Refused: If a block that merges, or one behind it, does not attend, or more tokens are to go than there are.
+    """
+    require_possible(schedule, sizes)
+    first, tokens = next(index for index, r in enumerate(schedule) if r), ViTConfig(**sizes, blocks=()).sequence
+    merged = list(blocks[:first])
+    for index, (block, r) in enumerate(zip(blocks[first:], schedule[first:], strict=True), first):
+        mixer = block.mixer
+        if mixer.kind != "attention" or mixer.rows or block.swiglu:
+            what = "has a gated FFN" if block.swiglu else "is a convolution"
+            raise Refused(
+                f"tokens merge in block {first}, and block {index} {what}: merged tokens lie on no grid.",
+                hint="Merge behind the last convolution alone.",
+                code="dwconv.merging",
+            )
+        inner = MergedBlock(
+            block.traits, mixer.heads, block.hidden, mixer.qkv_bias, tokens, r, modulated=False, act=block.act
+        )
+        merged.append(replace(block, merged=inner))
+        tokens -= r
+    return tuple(merged)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from repaconv.backbones.vit import ViTConfig
 from repaconv.methods.dwconv.mixers import Mixer
-from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.paper import ConvBlock, deploy_config
 from repaconv.methods.dwconv.training import DropIn
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.blockwise import example_weights, published_net
@@ -40,17 +39,16 @@ def published(arch: str) -> Published:
         ConvBlock(conv if index % 2 == 0 and index // 2 < count else attention, traits, 4 * width, swiglu=False)
         for index in range(depth)
     )
-    config = ViTConfig(
-        image_size=(side, side),
-        patch=patch,
-        width=width,
-        classes=5 if name == "tiny" else 1000,
-        blocks=tuple(block.spec(width) for block in blocks),
-        tokens=(),
-        prefix_positions=False,
-        pool="avg",
-    )
-    return published_net(config, blocks)
+    sizes = {
+        "image_size": (side, side),
+        "patch": patch,
+        "width": width,
+        "classes": 5 if name == "tiny" else 1000,
+        "tokens": (),
+        "prefix_positions": False,
+        "pool": "avg",
+    }
+    return published_net(deploy_config(sizes, blocks), blocks)
 
 
 def example(arch: str, seed: int) -> dict[str, Tensor]:

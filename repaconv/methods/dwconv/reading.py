@@ -11,13 +11,14 @@ from torch import Tensor
 
 from repaconv.artefacts import Fact
 from repaconv.backbones.parts import ActivationKind
-from repaconv.backbones.vit import ViTConfig
 from repaconv.checkpoint import Checkpoint
 from repaconv.errors import Refused
 from repaconv.methods.dwconv.gates import read_gates
 from repaconv.methods.dwconv.mixers import FORMAT, read_mixer
-from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.paper import ConvBlock, deploy_config, merging
 from repaconv.methods.dwconv.separation import SEPARABLE, is_rounded, separated
+from repaconv.methods.pyra.paper import MERGED_TOLERANCE
+from repaconv.methods.pyra.schedules import parse_schedule
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.blockwise import BlockwiseReading, Opened
 from repaconv.skeletons.frame import read_frame, read_heads
@@ -76,13 +77,19 @@ def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseRe
         for index in range(depth)
     )
     _require_grid(sizes, blocks)
+    schedule = _read_schedule(sizes, depth, knobs, arch)
+    if any(schedule):
+        blocks = merging(blocks, schedule, sizes)
     rounded = sum(block.separate and is_rounded(block.error) for block in blocks)
     return net.reading(
-        ViTConfig(**sizes, blocks=tuple(block.spec(width) for block in blocks)),
+        deploy_config(sizes, blocks),
         blocks,
         facts=_block_facts(blocks),
         # of the whole net, end to end; the certificate has the changed kernels in rows of their own
-        tolerances={"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {},
+        tolerances={
+            **({"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {}),
+            **(MERGED_TOLERANCE if any(schedule) else {}),
+        },
         apart="gate.weight",
     )
 
@@ -150,6 +157,25 @@ def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: K
     if any(name.endswith("mlp.fc1.weight") for name in tensors):
         return read_activation(record, knobs)
     return "GELU"
+
+
+def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens that go, block by block; a converted net's metadata has it."""
+    patches = sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
+    shape, said = (sizes["width"], depth, len(sizes["tokens"]) == 2), arch.get("schedule")
+
+    def parse(text: str) -> tuple[int, ...]:
+        return parse_schedule(text, depth, patches, shape)
+
+    try:
+        found = None if said is None else parse(str(said))
+    except ValueError as problem:
+        raise Refused(
+            f"meta.arch.schedule is {said!r}: {problem}.",
+            hint="It is what merges, one number a block: [0, 0, 16, 0].",
+            code="dwconv.schedule",
+        ) from None
+    return knobs.maybe("schedule", parse, found, "meta.arch") or (0,) * depth
 
 
 def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> None:

@@ -36,6 +36,11 @@ from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_a
 from repaconv.skeletons.folding import fold_attention, fold_mlp, folded_block, named
 from repaconv.trained.contract import FoldedPart
 
+MERGED_TOLERANCE = dict.fromkeys(
+    ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
+)
+"""Float32 rounding passes through a normalisation and a choice in every merging block."""
+
 # --- as trained -----------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from repaconv.backbones.vit import ViTConfig
 from repaconv.checkpoint import Checkpoint
 from repaconv.errors import Refused
-from repaconv.methods.pyra.paper import MergedBlock, deploy_config
+from repaconv.methods.pyra.paper import MERGED_TOLERANCE, MergedBlock, deploy_config
 from repaconv.methods.pyra.schedules import read_schedule
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.blockwise import BlockwiseReading, Opened
@@ -17,11 +17,6 @@ from repaconv.skeletons.norms import read_norms
 from repaconv.trained.activations import read_activation
 from repaconv.trained.contract import Detection
 from repaconv.trained.knobs import said_in, small
-
-MERGED_TOLERANCE = dict.fromkeys(
-    ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
-)
-"""Float32 rounding passes through a normalisation and a choice in every merging block."""
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:

@@ -91,13 +91,7 @@ def read_schedule(
     if schedule is None:
         knobs.facts.append(Fact(name="schedule", value="no merging", source=source))
         return (0,) * depth
-    if not sizes["tokens"] or sizes["registers"] or sizes["pool"] not in ("token", "distilled"):
-        raise Refused(
-            "tokens are merged only in nets that read their class token.",
-            hint="The official code knows no other.",
-            code="pyra.tokens",
-        )
-    _require_possible(schedule, prefix, patches)
+    require_possible(schedule, sizes)
     knobs.facts = [fact for fact in knobs.facts if fact.name != "schedule"]
     against = "args.token_merging is off" if source == "--set" and args.get("token_merging") is False else ""
     knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
@@ -138,9 +132,24 @@ def _told(
     return table, f"the official table {args['merging_schedule']!r} for this width and depth, by args"
 
 
-def _require_possible(schedule: tuple[int, ...], prefix: int, patches: int) -> None:
-    """At most half of the tokens that are left can go in a block, and none before the patches."""
-    left = prefix + patches
+def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> None:
+    """At most half of the tokens that are left can go in a block, and none before the patches.
+
+    Args:
+        schedule: Tokens that go, block by block.
+        sizes: Of the net, as `ViTConfig` has them.
+
+    Raises:
+        Refused: If more are to go, or the net does not read its class token.
+    """
+    if not sizes["tokens"] or sizes["registers"] or sizes["pool"] not in ("token", "distilled"):
+        raise Refused(
+            "tokens are merged only in nets that read their class token.",
+            hint="The official code knows no other.",
+            code="pyra.tokens",
+        )
+    prefix = len(sizes["tokens"])
+    left = prefix + sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
     for index, r in enumerate(schedule):
         most = (left - prefix) // 2
         if r > most:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from repaconv.checkpoint import read_checkpoint
-from repaconv.converting.choosing import converted, single_errors
+from repaconv.converting.choosing import Rig, converted, single_errors
 from repaconv.converting.fitting import How
 from repaconv.converting.judging import Budget, Judge
 from repaconv.converting.parting import Part, Parted, part
@@ -82,26 +82,23 @@ def measured() -> dict[str, Any]:
     plain = Plain.of(read_plain(read_checkpoint(MODEL), {"num_heads": "4"}))
     training, held_out = digits()
     parted = calibration(training)
-    judge, held = (Judge(plain.net, some, logits=True) for some in (parted.choosing, held_out))
-    images = parted.fitting.images
-    errors = single_errors(plain, How(), images, judge, silent)
-    scores = score(plain, torch.split(images, AT_ONCE), 3).with_errors(errors)
+    rig, held = Rig.of(plain, parted), Judge(plain.net, held_out, logits=True)
+    errors = single_errors(rig, How(), silent)
+    scores = score(plain, torch.split(parted.fitting.images, AT_ONCE), 3).with_errors(errors)
     orders = {"error": scores.by_error, "sigma": scores.by_sigma}
     return {
         "base_accuracy": float((held.right.argmax(1).numpy() == held_out.labels).mean()),
         "images": {**parted.share.model_dump(), "held_out": len(held_out.labels)},
         "orders": orders,
         "scores": [block.model_dump(exclude={"heads"}) for block in scores.blocks],
-        "rows": [figures for row in ROWS for figures in judged(row, orders[row.order], plain, parted, judge, held)],
+        "rows": [figures for row in ROWS for figures in judged(row, orders[row.order], rig, held)],
     }
 
 
-def judged(
-    row: Row, order: tuple[int, ...], plain: Plain, parted: Parted, judge: Judge, held: Judge
-) -> Iterator[dict[str, Any]]:
+def judged(row: Row, order: tuple[int, ...], rig: Rig, held: Judge) -> Iterator[dict[str, Any]]:
     """A row for each number of blocks."""
     for count in row.counts:
-        found = converted(plain, row.how, order[:count], parted, judge, Budget()).made
+        found = converted(rig, row.how, order[:count], Budget()).made
         link = held.link(found.net, Budget())
         error = held.tried(found.net, order[:count], Budget()).error
         figures = {"name": row.name, "order": row.order, "blocks": sorted(order[:count]), "error": error}

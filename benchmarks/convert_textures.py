@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,13 +37,16 @@ from repaconv.engines.contract import Session
 from repaconv.files import sha256_of
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.processors import family
-from repaconv.measure.protocol import measure, pinned
+from repaconv.measure.protocol import measure_anew, pinned
 from repaconv.measure.quality import quality
 from repaconv.measure.statistics import ratio
+from repaconv.proof.data import Batch
 from repaconv.proof.parity import Meter
 from repaconv.proof.runners import Images
+from repaconv.steps.calls import Calls
 from repaconv.steps.common import load_target
-from repaconv.steps.comparing import opened
+from repaconv.steps.comparing import Opened, opened
+from repaconv.steps.openings import Openings
 from repaconv.steps.weights import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +82,7 @@ class Way(NamedTuple):
 
 
 def ways(after: int) -> tuple[Way, ...]:
-    """All of the curve. What merges has the network's own weights: there is nothing to train apart."""
+    """All of the curve."""
     counts = {"depthwise": (1, 2, 3, 4, 5, 6), "static": (2, 4, 6), "ensembled": (3, 6)}
     replaced = [
         Way(f"{kind}, {count} of 6", kind, {"kind": kind, "blocks": str(count)})
@@ -93,7 +96,8 @@ def ways(after: int) -> tuple[Way, ...]:
         Way(f"both, {count} of 6; {text}", "both", {"blocks": str(count), "schedule": text})
         for count, text in behind.items()
     ]
-    return (Way(UNCONVERTED, UNCONVERTED, {}), *merged, *replaced, *(way._replace(epochs=after) for way in replaced))
+    converted = [*merged, *replaced]
+    return (Way(UNCONVERTED, UNCONVERTED, {}), *converted, *(way._replace(epochs=after) for way in converted))
 
 
 class Curve:
@@ -138,31 +142,32 @@ class Curve:
             repaconv.finetune(folder, inputs=self.images, epochs=way.epochs, out=trained)
         return trained
 
-    def sessions(self, way: Way) -> dict[str, Session]:
+    def models(self, way: Way) -> dict[str, Callable[[], Opened]]:
         """The exact form of the unconverted network, and this one in every precision; one image, one thread."""
         run, ort, openvino = self.run(way), load_target(ORT), load_target(OPENVINO)
-        one = partial(opened, threads=1, dims={"batch": 1})
-        found = {ORIGINAL: one(self.exact, ort).session}
+        one = partial(partial, opened, threads=1, dims={"batch": 1})
+        found = {ORIGINAL: one(self.exact, ort)}
         if way.name != UNCONVERTED:  # of which float32 is what everything is held to
-            found["float32"] = one(_graph(run), ort).session
-        found["int8"] = one(_graph(run, precision="int8", inputs=self.images), ort).session
+            found["float32"] = one(_graph(run), ort)
+        found["int8"] = one(_graph(run, precision="int8", inputs=self.images), ort)
         if family(openvino.architecture) in BF16:
-            found["bfloat16"] = one(_graph(run, target=OPENVINO), openvino, "bf16").session
+            found["bfloat16"] = one(_graph(run, target=OPENVINO), openvino, "bf16")
         return found
 
     def row(self, way: Way) -> dict[str, Any]:
         """Measured: how many times as fast, and what of the held-out images it tells right."""
         begun = time.monotonic()
-        sessions = self.sessions(way)
-        image = self.held.images[:1]
-        calls = {name: partial(Images(session).run, image) for name, session in sessions.items()}
+        models = self.models(way)
+        image = Batch({"input": self.held.images[:1]})
+        openings = Openings(models, lambda _: Calls([image], image.images.shape[1:]))
         with pinned(1) as cores:
-            timed = measure(calls, rounds=self.sizes.rounds, warmup_rounds=10, seed=0, cores=cores)
-        others = [name for name in sessions if name != ORIGINAL]
-        samples = timed.samples_ms
-        speeds = {name: ratio(name, samples[name], ORIGINAL, samples[ORIGINAL], seed=0) for name in others}
-        believed = quality(samples, timed.watched, compared=speeds[others[0]], stable=timed.stable)
-        links = self.told(sessions)
+            timed = measure_anew(openings, rounds=self.sizes.rounds, warmup_rounds=10, seed=0, cores=cores)
+        others = [name for name in models if name != ORIGINAL]
+        samples, times = timed.samples_ms, timed.openings
+        speeds = {name: ratio(name, samples[name], ORIGINAL, samples[ORIGINAL], 0, times) for name in others}
+        compared = speeds[others[0]]
+        believed = quality(samples, timed.watched, compared=compared, stable=timed.stable, openings=times)
+        links = self.told({name: load().session for name, load in models.items()})
         return {
             "name": way.name,
             "kind": way.kind,
@@ -171,6 +176,7 @@ class Curve:
             "held_out": len(self.held.labels),
             "accuracy": links[others[0]].accuracy.reference,
             "points": {name: _figures(speeds[name], links[name]) for name in others},
+            "openings": times,
             "measurement": believed.verdict,
             "reasons": list(believed.reasons),
             "machine": str(fingerprint(())["cpu"]),

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repaconv.backbones.vit import ViTConfig
 from repaconv.converting.plain import Plain, Reading
 from repaconv.converting.scoring import score
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.methods.dwconv.mixers import Mixer
-from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.paper import ConvBlock, deploy_config
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.blockwise import example_weights, published_net
 from repaconv.skeletons.norms import NormTraits
@@ -39,7 +38,7 @@ def vit_base() -> Plain:
     norm = NormTraits("layer", 1e-6)
     mixer = Mixer("attention", (False,) * 12, 3 * 768, True)
     blocks = (ConvBlock(mixer, BlockTraits(norm, norm, scale1=False, scale2=False), 3072, swiglu=False),) * 12
-    config = ViTConfig((224, 224), 16, 768, 1000, tuple(block.spec(768) for block in blocks))
+    config = deploy_config({"image_size": (224, 224), "patch": 16, "width": 768, "classes": 1000}, blocks)
     weights = example_weights(published_net(config, blocks), 0, {"bias": 0.1, "pos_embed": 0.3, "token": 0.3})
     return Plain.of(replace(Reading(config=config, blocks=blocks), tensors=weights))
 

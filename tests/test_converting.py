@@ -23,6 +23,7 @@ from repaconv.converting.places import Place
 from repaconv.converting.plain import Plain, read_plain
 from repaconv.converting.scoring import Moments
 from repaconv.converting.sequence import convert
+from repaconv.converting.streams import Streams
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.methods.pyra import METHOD
 
@@ -128,8 +129,9 @@ def test_attention_that_is_a_convolution_is_found(vit):
     attn = plain.blocks[0].attn
     with torch.no_grad():
         attn.qkv.weight[: 2 * WIDTH] = 0
-        x = plain.net.embed(torch.from_numpy(images(60)))
-        place = Place(plain, 0, x, x)
+        streams = Streams(plain, torch.from_numpy(images(60)))
+        x = streams.at(0).into
+        place = Place(plain, 0, *streams.at(0), x)
         for how in (How("static"), How(kernel=3)):  # attention is uniform: the mean of all, which the mean term has
             found = fitted(place, how).module(x)
             wanted = plain.blocks[0](x)
@@ -142,24 +144,25 @@ def test_later_fits_mend_what_earlier_blocks_lost(vit):
     plain, given = opened(vit), torch.from_numpy(images(200))
 
     with torch.no_grad():
+        streams = Streams(plain, given)
         right, x = plain.net(given), plain.net.embed(given)
         apart = x
         for index, block in enumerate(plain.blocks):
-            place = Place(plain, index, x, x)
+            place = Place(plain, index, *streams.at(index), x)
             apart = fitted(place, How()).module(apart) if index < 2 else block(apart)
             x = block(x)
 
         def error(found):
             return float((found - right).norm() / right.norm())
 
-        mended, by_hand = (convert(plain, (0, 1), how, given).net(given) for how in (How(), How(fit="mean")))
+        mended, by_hand = (convert(streams, (0, 1), how).net(given) for how in (How(), How(fit="mean")))
         assert error(mended) < error(plain.net.read_out(apart)) < error(by_hand)
 
 
 def test_the_last_layer_of_an_ffn_mends_what_w_o_could_not(vit):
     """LayerScale goes into it; what stands for the block in the checkpoint is what the module computes."""
     plain, given = opened(vit), torch.from_numpy(images(100))
-    alone, mended = (convert(plain, (0, 1), How(ffn=ffn), given) for ffn in (False, True))
+    alone, mended = (convert(Streams(plain, given), (0, 1), How(ffn=ffn)) for ffn in (False, True))
     with torch.no_grad():
         x = plain.net.embed(given)
         right, before, after = plain.blocks[0](x), alone.net.blocks[0](x), mended.net.blocks[0](x)
@@ -207,7 +210,7 @@ def oracle(weights, block, x):
 @pytest.mark.parametrize("kind", ["depthwise", "static"])
 def test_a_converted_block_is_what_its_weights_say(vit, kind):
     plain = opened(vit)
-    found = convert(plain, (1,), How(kind), torch.from_numpy(images(40)))
+    found = convert(Streams(plain, torch.from_numpy(images(40))), (1,), How(kind))
     block, x = found.net.blocks[1].double(), torch.randn(1, 19, WIDTH, dtype=torch.float64)
     given = block.attn(block.norm1(x))[0].detach().numpy()
     assert np.allclose(given, oracle(found.reading.tensors, 1, x[0].numpy()), atol=1e-9)

@@ -15,6 +15,7 @@ from repaconv.artefacts import Pace, Raced, Ratio, Trade, Tried
 from repaconv.converting.fitting import How
 from repaconv.converting.pacing import NEAR, SHAPES, Costs, Tokens, fewest, paced
 from repaconv.converting.sequence import convert
+from repaconv.converting.streams import Streams
 from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.files import canonical_json
 from repaconv.progress import silent
@@ -181,7 +182,7 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     assert refused.value.code == "convert.speedup"
     assert not Path("repaconv-out").exists()
     plain = opened("vit.pth")
-    made = convert(plain, (1,), How(), torch.from_numpy(images(8)))
+    made = convert(Streams(plain, torch.from_numpy(images(8))), (1,), How())
     with race_of(1.5, load_target("x86-64"), plain.reading, Path(), silent) as race:
         found = race.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
         told = race.told((1,), "blocks", Path())

@@ -144,6 +144,26 @@ def test_a_conversion_that_was_broken_off_goes_on_in_the_same_coordinates(conver
     assert rc.finetune(converted, out="broken", **asked).epochs == whole.epochs
 
 
+MERGING = {"pyra": {"schedule": "4,4,0"}, "dwconv": {"schedule": "0,5,0", "blocks": "0,"}}
+
+
+@pytest.mark.parametrize("method", MERGING)
+def test_a_network_that_merges_is_trained_with_its_merging(vit, method):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
+    run = Path(rc.convert("cls.pth", inputs="x.npz", method=method, **MERGING[method], **VIT).wrote[0]).parent
+    done = rc.finetune(run, inputs="x.npz", epochs=4, batch=16, rate=1e-3)
+    assert done.kept > 0
+    assert done.epochs[done.kept].cost < done.epochs[0].cost
+    finetuned = run.with_name(f"{run.name}-finetuned")
+    links = {link.name: link for link in rc.verify(finetuned, inputs="x.npz").links}
+    assert links["fold"].verdict == "passed"
+    assert links["converted"].metrics is not None
+    blocks = json.loads((finetuned / "fold.json").read_text())["config"]["blocks"]
+    assert (
+        ",".join(str(block["merge"]["r"] if block["merge"] else 0) for block in blocks) == MERGING[method]["schedule"]
+    )
+
+
 def test_what_a_layer_reads_is_alike_in_all_directions_to_what_learns():
     torch.manual_seed(0)
     net, given = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)), torch.randn(64, 6)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from repaconv.artefacts import Tried
 from repaconv.converting.fitting import How, fitted
@@ -17,33 +16,48 @@ from repaconv.converting.parting import Parted
 from repaconv.converting.places import Place
 from repaconv.converting.plain import Plain, mapped
 from repaconv.converting.sequence import Converted, convert
+from repaconv.converting.streams import Streams
 from repaconv.progress import Progress
 
 
-def single_errors(plain: Plain, how: How, images: Tensor, judge: Judge, progress: Progress) -> tuple[float, ...]:
+class Rig(NamedTuple):
+    """What is chosen by: the original's streams on the images that fit, then those that choose, and its judge there."""
+
+    streams: Streams
+    fitting: Streams
+    judge: Judge
+
+    @classmethod
+    def of(cls, plain: Plain, parted: Parted) -> Rig:
+        """Of a network; nothing is computed yet but what it gives for the images that choose."""
+        streams = Streams(plain, torch.cat([parted.fitting.images, parted.choosing.images]))
+        judge = Judge(plain.net, parted.choosing, logits=plain.config.classes > 0)
+        return cls(streams, streams.first(len(parted.fitting.images)), judge)
+
+
+def single_errors(rig: Rig, how: How, progress: Progress) -> tuple[float, ...]:
     """Of each block, what replacing it alone costs on the judge's images: one fit and half a forward pass a block."""
     errors: list[float] = []
+    plain = rig.streams.plain
     with torch.inference_mode():
-        fitting, seen = mapped(plain.net.embed, images), mapped(plain.net.embed, judge.part.images)
-        for index, block in enumerate(plain.blocks):
+        for index in range(len(plain.blocks)):
             progress("measure blocks", index, len(plain.blocks))
-            module = fitted(Place(plain, index, fitting, fitting), how).module
-            errors.append(judge.error(mapped(lambda x, i=index, m=module: plain.rest(x, i, m), seen)))
-            if index + 1 < len(plain.blocks):
-                fitting, seen = mapped(block, fitting), mapped(block, seen)
+            into, mixed = rig.fitting.at(index)
+            module = fitted(Place(plain, index, into, mixed, into), how).module
+            seen = rig.streams.at(index).into[len(into) :]
+            errors.append(rig.judge.error(mapped(lambda x, i=index, m=module: plain.rest(x, i, m), seen)))
     return tuple(errors)
 
 
 def as_many_as_allowed(
-    plain: Plain, how: How, order: Sequence[int], parted: Parted, judge: Judge, budget: Budget, progress: Progress
+    rig: Rig, how: How, order: Sequence[int], budget: Budget, progress: Progress
 ) -> tuple[tuple[int, ...], tuple[Tried, ...]]:
     """The longest beginning of the order that the budget allows, and all that were measured: one beyond it, if any."""
     tried: list[Tried] = []
     for count in range(1, len(order) + 1):
         progress("convert within the budget", count - 1, len(order))
         chosen = tuple(sorted(order[:count]))
-        found = convert(plain, chosen, how, parted.fitting.images)
-        tried.append(judge.tried(found.net, chosen, budget))
+        tried.append(rig.judge.tried(convert(rig.fitting, chosen, how).net, chosen, budget))
         if not tried[-1].within:
             break
     allowed = [each.blocks for each in tried if each.within]
@@ -58,7 +72,7 @@ class Chosen(NamedTuple):
     tried: Tried
 
 
-def converted(plain: Plain, how: How, blocks: Sequence[int], parted: Parted, judge: Judge, budget: Budget) -> Chosen:
+def converted(rig: Rig, how: How, blocks: Sequence[int], budget: Budget) -> Chosen:
     """The conversion of these blocks, by the judge's images: its ridge, and whether the FFNs' last layers, too, and W^O
     of the others are fitted anew.
 
@@ -67,23 +81,21 @@ def converted(plain: Plain, how: How, blocks: Sequence[int], parted: Parted, jud
     chosen = tuple(sorted(blocks))
 
     def cost(how: How, *, refit: bool = False) -> Tried:
-        made = convert(plain, chosen, how, parted.fitting.images, refit=refit)
-        return judge.tried(made.net, chosen, budget)
+        return rig.judge.tried(convert(rig.fitting, chosen, how, refit=refit).net, chosen, budget)
 
     if how.fit != "squares":
-        return Chosen(convert(plain, chosen, how, parted.fitting.images), how, cost(how))
+        return Chosen(convert(rig.fitting, chosen, how), how, cost(how))
     ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in RIDGES}
     ridge = min(RIDGES, key=lambda each: ways[each].error)
     how, tried, refit = replace(how, ridge=ridge), ways[ridge], False
     with_ffn = cost(replace(how, ffn=True))
     if with_ffn.error < tried.error:
         how, tried = replace(how, ffn=True), with_ffn
-    if _stay_behind(chosen, len(plain.blocks)):
+    if _stay_behind(chosen, len(rig.streams.plain.blocks)):
         again = cost(how, refit=True)
         refit = again.error < tried.error
         tried = again if refit else tried
-    images = torch.cat([parted.fitting.images, parted.choosing.images])
-    return Chosen(convert(plain, chosen, how, images, refit=refit), how, tried)
+    return Chosen(convert(rig.streams, chosen, how, refit=refit), how, tried)
 
 
 def _stay_behind(chosen: Sequence[int], depth: int) -> bool:

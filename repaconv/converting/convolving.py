@@ -11,9 +11,9 @@ from torch import nn
 
 from repaconv.artefacts import Origin, Tried
 from repaconv.converting.asked import Blocks
-from repaconv.converting.choosing import as_many_as_allowed, converted, single_errors
+from repaconv.converting.choosing import Rig, as_many_as_allowed, converted, single_errors
 from repaconv.converting.fitting import How
-from repaconv.converting.judging import Budget, Judge
+from repaconv.converting.judging import Budget
 from repaconv.converting.parting import Parted
 from repaconv.converting.plain import AT_ONCE, Plain, Reading
 from repaconv.converting.scoring import Scores, score
@@ -54,12 +54,12 @@ def convolved(
     Raises:
         GateFailed: If the budget allows no block at all.
     """
-    judge = Judge(plain.net, parted.choosing, logits=plain.config.classes > 0)
+    rig = Rig.of(plain, parted)
     progress("score", 0, 0)
     scores = score(plain, torch.split(parted.fitting.images, AT_ONCE), how.kernel)
     order: tuple[int, ...] = ()
     if not blocks.named and criterion == "error":
-        scores = scores.with_errors(single_errors(plain, how, parted.fitting.images, judge, progress))
+        scores = scores.with_errors(single_errors(rig, how, progress))
         order = scores.by_error
     elif not blocks.named:
         order = scores.by_sigma
@@ -68,10 +68,10 @@ def convolved(
     chosen = blocks.named or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     tried: tuple[Tried, ...] = ()
     if not chosen:
-        chosen, tried = as_many_as_allowed(plain, how, order, parted, judge, budget, progress)
+        chosen, tried = as_many_as_allowed(rig, how, order, budget, progress)
         _require_some(chosen, tried)
     progress("convert", 0, 0)
-    found = converted(plain, how, chosen, parted, judge, budget)
+    found = converted(rig, how, chosen, budget)
     made, last = found.made, found.tried
     conditions = [number for several in made.conditions.values() for number in several]
     return Found(

@@ -18,7 +18,7 @@ from repaconv.converting.places import Piece, linear
 from repaconv.converting.plain import batches
 from repaconv.proof.runners import weighted
 
-ROWS = 20_000
+ROWS = 12_000
 """Tokens that are fitted to, drawn from all images, and at least four an unknown: more take time and tell little."""
 
 

@@ -144,9 +144,11 @@ def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor
         around = nn.functional.unfold(v, side, padding=side // 2)
         around = around.view(*v.shape[:2], side * side, -1)  # [B, c, k k, n]
         means = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
-        features = torch.cat([around, means if mean else 0 * means], 2)
-        features = features.permute(1, 0, 3, 2).flatten(1, 2)  # [c, B n, k k + 1]
-        normal.add(features, target.permute(2, 0, 1).flatten(1)[:, :, None])
+        several = [around, means if mean else 0 * means, torch.ones_like(means), target.mT[:, :, None]]
+        for rows in torch.cat(several, 2):  # an image at once, [c, k k + 3, n], which stays in the cache
+            rows = rows.double()
+            sums = rows @ rows.mT
+            normal.include(sums[:, :-1, :-1], sums[:, :-1, -1:])
     solved = normal.solve(ridge=how.ridge)
     found = solved.weights[:, :, 0].float()
     kernels = found[:, :-2].reshape(-1, 1, side, side).contiguous()

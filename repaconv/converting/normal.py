@@ -29,7 +29,10 @@ class Normal:
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Rows of features [..., r, f - 1], to which the constant is added, and targets [..., r, o]."""
         features = torch.cat([features.double(), torch.ones_like(features[..., :1], dtype=torch.float64)], -1)
-        gram, cross = features.mT @ features, features.mT @ targets.double()
+        self.include(features.mT @ features, features.mT @ targets.double())
+
+    def include(self, gram: Tensor, cross: Tensor) -> None:
+        """Sums [..., f, f] and [..., f, o] over rows, made elsewhere."""
         self.gram = gram if self.gram is None else self.gram + gram
         self.cross = cross if self.cross is None else self.cross + cross
 

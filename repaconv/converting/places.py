@@ -41,11 +41,15 @@ class Values:
 
 @dataclass(frozen=True)
 class Place:
-    """A block of the network, and what flows into it: of the original and of what was converted so far, [N, T, d]."""
+    """A block of the network, and what flows into it: of the original and of what was converted so far, [N, T, d].
+
+    ``mixed`` is what the original's heads give there, [N, T, d], before W^O.
+    """
 
     plain: Plain
     index: int
     teacher: Tensor
+    mixed: Tensor
     student: Tensor
 
     @property
@@ -84,11 +88,6 @@ class Place:
     def heads(self, x: Tensor) -> Tensor:
         """What the original attention gives for tokens [B, T, d]."""
         return attended(self.block, x, self.plain.heads)
-
-    @cached_property
-    def mixed(self) -> Tensor:
-        """What it gave in the original, [N, T, d]."""
-        return mapped(self.heads, self.teacher)
 
     @cached_property
     def middle(self) -> Tensor:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from repaconv.backbones.vit import ViT
 from repaconv.converting.ffn import with_ffn
 from repaconv.converting.fitting import How, fitted, refitted
 from repaconv.converting.places import Piece, Place
 from repaconv.converting.plain import Plain, Reading, behind_mlp, mapped
+from repaconv.converting.streams import Streams
 from repaconv.methods.dwconv.paper import deploy_config, merging
 from repaconv.methods.pyra.paper import MERGED_TOLERANCE
 
@@ -35,35 +35,36 @@ class Converted:
     refitted: tuple[int, ...]
 
 
-def convert(plain: Plain, chosen: Collection[int], how: How, images: Tensor, *, refit: bool = False) -> Converted:
+def convert(streams: Streams, chosen: Collection[int], how: How, *, refit: bool = False) -> Converted:
     """The network with the chosen blocks replaced.
 
     Args:
-        plain: The original.
+        streams: Of the original, on the images to fit on.
         chosen: Blocks.
         how: What they become.
-        images: [N, C, H, W] to fit on.
         refit: Whether blocks that stay, behind one that does not, have their W^O fitted too.
     """
     with torch.inference_mode():
-        pieces = _pieces(plain, chosen, how, images, refit)
-    return _assembled(plain, pieces, how.schedule, tuple(index for index in pieces if index not in chosen))
+        pieces = _pieces(streams, chosen, how, refit)
+    kept = tuple(index for index in pieces if index not in chosen)
+    return _assembled(streams.plain, pieces, how.schedule, kept)
 
 
-def _pieces(plain: Plain, chosen: Collection[int], how: How, images: Tensor, refit: bool) -> dict[int, Piece]:
+def _pieces(streams: Streams, chosen: Collection[int], how: How, refit: bool) -> dict[int, Piece]:
     pieces: dict[int, Piece] = {}
-    teacher = student = mapped(plain.net.embed, images)
-    for index, block in enumerate(plain.blocks):
-        place = Place(plain, index, teacher, student)
+    plain, first, last = streams.plain, min(chosen), len(streams.plain.blocks) - 1 if refit else max(chosen)
+    student = streams.at(first).into
+    for index in range(first, last + 1):
+        block, place = plain.blocks[index], Place(plain, index, *streams.at(index), student)
         if index in chosen:
             pieces[index] = fitted(place, how)
-        elif refit and pieces:
+        elif refit:
             pieces[index] = refitted(place, how)
-        teacher = mapped(partial(behind_mlp, block), place.middle)
         if how.ffn and index in chosen:
-            pieces[index] = with_ffn(plain.config, pieces[index], student, teacher)
-        if index + 1 < len(plain.blocks):
-            student = mapped(pieces[index].module if index in pieces else block, student) if pieces else teacher
+            right = mapped(partial(behind_mlp, block), place.middle)
+            pieces[index] = with_ffn(plain.config, pieces[index], student, right)
+        if index < last:
+            student = mapped(pieces[index].module if index in pieces else block, student)
     return pieces
 
 

@@ -244,12 +244,12 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
 
 def _traded(plan: _Plan, taken: Choice, how: How, order: Sequence[int], progress: Progress) -> Trade | None:
     """What else there was, where that is asked for."""
-    from repaconv.converting.judging import Judge
+    from repaconv.converting.choosing import Rig
 
     if not plan.order.curve or plan.device is None:
         return None
-    judge = Judge(plan.plain.net, plan.parted.choosing, logits=plan.plain.config.classes > 0)
-    ground = Ground(plan.plain, plan.found, dict(plan.order.settings or {}), plan.parted, judge)
+    rig = Rig.of(plan.plain, plan.parted)
+    ground = Ground(plan.plain, plan.found, dict(plan.order.settings or {}), rig)
     return traded(ground, plan.device, order, how, taken, plan.run.folder, progress)
 
 

@@ -109,14 +109,9 @@ def _plan(order: FinetuneOrder, given: Path | None) -> _Plan:
 
     source = _converted(given)
     done = read_artefact(source.convert_json, ConvertArtefact)
-    if done.payload is None:
-        raise Refused(
-            f"{source.folder} has its parent's own weights, merged on the way: there is nothing to train apart.",
-            hint="Train what `repaconv convert --method dwconv`, or --to training-form, makes.",
-            code="finetune.merged",
-        )
-    found = read_checkpoint(source.payload(done.payload), None, done.payload.sha256)
-    parent = _parent(done)
+    parent, started = _parent(done), source.payload(done.payload) if done.payload else Path(done.parent.path)
+    # what merges has its parent's own weights
+    found = read_checkpoint(started, None, done.payload.sha256) if done.payload else parent
     original = read_original(parent, dict(done.parent_settings))
     course = course_of(done.method, found, done.settings)
     inputs = calibration(order, original.reading)
@@ -124,7 +119,7 @@ def _plan(order: FinetuneOrder, given: Path | None) -> _Plan:
     parted = part(inputs, order.samples, role_in_training)
     run = runs.Run(Path(order.out) if order.out else source.folder.with_name(f"{source.folder.name}-finetuned"))
     plan = _Plan(
-        order, done, source.payload(done.payload), found, course, parent, original, teacher, taught_by, inputs,
+        order, done, started, found, course, parent, original, teacher, taught_by, inputs,
         parted, digest(parted), _pace(order, course), run, None,
     )  # fmt: skip
     return plan._replace(before=_prepared(plan))

@@ -84,15 +84,12 @@ def _scored(plan: _Plan, progress: Progress) -> Scores:
     scores = score(plain, _images(plan, progress), plan.order.kernel)
     if not plan.order.errors:
         return scores
-    from repaconv.converting.choosing import single_errors
+    from repaconv.converting.choosing import Rig, single_errors
     from repaconv.converting.fitting import How
-    from repaconv.converting.judging import Judge
     from repaconv.converting.parting import part
 
-    parted = part(plan.given, plan.order.samples)
-    judge = Judge(plain.net, parted.choosing, logits=plan.reading.config.classes > 0)
-    errors = single_errors(plain, How(kernel=plan.order.kernel), parted.fitting.images, judge, progress)
-    return scores.with_errors(errors)
+    rig = Rig.of(plain, part(plan.given, plan.order.samples))
+    return scores.with_errors(single_errors(rig, How(kernel=plan.order.kernel), progress))
 
 
 def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:

@@ -126,11 +126,14 @@ def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, order: Seq
     """
     from repaconv.converting.pacing import fewest
     from repaconv.converting.sequence import convert
+    from repaconv.converting.streams import Streams
+
+    streams = Streams(plain, parted.fitting.images[:FEW])
 
     def measure(count: int) -> float:
         blocks = tuple(sorted(order[:count]))
         if blocks not in race.raced:
-            made = convert(plain, blocks, how, parted.fitting.images[:FEW])
+            made = convert(streams, blocks, how)
             race.speeds({blocks: (made.reading, "dwconv")})
         return race.raced[blocks].median
 

@@ -16,9 +16,8 @@ from repaconv.steps.pace import Entrant, Track
 
 if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
+    from repaconv.converting.choosing import Rig
     from repaconv.converting.fitting import How
-    from repaconv.converting.judging import Judge
-    from repaconv.converting.parting import Parted
     from repaconv.converting.plain import Plain
     from repaconv.targets import Target
 
@@ -36,13 +35,12 @@ class Choice(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What conversions are made from, and held to."""
+    """What conversions are made from, and chosen by."""
 
     plain: Plain
     checkpoint: Checkpoint
     settings: dict[str, str]
-    parted: Parted
-    judge: Judge
+    rig: Rig
 
 
 def traded(
@@ -91,16 +89,16 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
     from repaconv.converting.judging import Budget
     from repaconv.converting.sequence import convert
 
-    plain, images, judge = ground.plain, ground.parted.fitting.images, ground.judge
+    rig = ground.rig
     if not order:
-        errors = single_errors(plain, how, images, judge, progress)
+        errors = single_errors(rig, how, progress)
         order = sorted(range(len(errors)), key=lambda block: errors[block])
     counts = dict.fromkeys(max(1, round(share * len(order))) for share in SHARES)
     for kind in get_args(Kind):
         for count in counts:
             blocks = tuple(sorted(order[:count]))
-            made = convert(plain, blocks, replace(how, kind=kind, fit="squares", schedule=()), images)
-            yield Choice(kind, (made.reading, "dwconv"), judge.tried(made.net, blocks, Budget()))
+            made = convert(rig.fitting, blocks, replace(how, kind=kind, fit="squares", schedule=()))
+            yield Choice(kind, (made.reading, "dwconv"), rig.judge.tried(made.net, blocks, Budget()))
 
 
 def _merged(ground: Ground) -> Iterator[Choice]:
@@ -117,4 +115,4 @@ def _merged(ground: Ground) -> Iterator[Choice]:
         except Refused:
             return
         reading = METHOD.read(ground.checkpoint, settings)
-        yield Choice("merged", (reading, METHOD.name), ground.judge.tried(net, (), Budget()), schedule)
+        yield Choice("merged", (reading, METHOD.name), ground.rig.judge.tried(net, (), Budget()), schedule)

@@ -16,9 +16,10 @@ RATE = 6e-5
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """Of a conversion's checkpoint."""
+    """Of a conversion's checkpoint; blocks behind which tokens merge imitate nobody."""
     reading = read_any(checkpoint, settings)
-    blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in range(len(reading.blocks)))
+    apart = [index for index, block in enumerate(reading.blocks) if not block.merged]
+    blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in apart)
     return Course(
         net=weighted(reading.module(), reading.tensors, torch.float32),
         rate=RATE,

@@ -8,9 +8,8 @@ import torch
 
 from repaconv.checkpoint import Checkpoint
 from repaconv.converting.asked import read_blocks
-from repaconv.converting.choosing import single_errors
+from repaconv.converting.choosing import Rig, single_errors
 from repaconv.converting.fitting import How
-from repaconv.converting.judging import Judge
 from repaconv.converting.parting import Parted
 from repaconv.converting.plain import AT_ONCE, Plain
 from repaconv.converting.scoring import score
@@ -18,7 +17,7 @@ from repaconv.errors import Refused, UsageProblem
 from repaconv.orders.converting import ConvertOrder
 from repaconv.progress import Progress
 from repaconv.trained.knobs import said_in
-from repaconv.training import affines, branches, dropins, gating, idling
+from repaconv.training import affines, branches, dropins, gating, idling, merging
 from repaconv.training.course import Course, Formed
 from repaconv.training.originals import Original, PoolFormer
 
@@ -56,12 +55,11 @@ def _gated(order: ConvertOrder, plain: Plain, found: Checkpoint, parted: Parted,
             hint=f"Say how many: --blocks {max(1, len(plain.blocks) // 2)}.",
             code="convert.blocks",
         )
-    images, how = parted.fitting.images, How(kernel=order.kernel)
+    images = parted.fitting.images
     if order.criterion == "sigma":
         best = score(plain, torch.split(images, AT_ONCE), order.kernel).by_sigma
     else:
-        judge = Judge(plain.net, parted.choosing, logits=plain.config.classes > 0)
-        errors = single_errors(plain, how, images, judge, progress)
+        errors = single_errors(Rig.of(plain, parted), How(kernel=order.kernel), progress)
         best = tuple(sorted(range(len(errors)), key=errors.__getitem__))
     return gating.formed(plain, best, asked.number, order.kernel, images, found.record)
 
@@ -84,6 +82,7 @@ def course_of(method: str, checkpoint: Checkpoint, settings: Mapping[str, str]) 
     courses = {
         "dwconv": gating.course if gated else dropins.course,
         "nondeep": branches.course,
+        "pyra": merging.course,
         "repavit": idling.course,
         "riformer": affines.course,
     }

@@ -14,7 +14,8 @@ from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint
 from repaconv.converting.fitting import How, kernels_for
 from repaconv.converting.places import Place
-from repaconv.converting.plain import Plain, Reading, batches, mapped
+from repaconv.converting.plain import Plain, Reading, batches
+from repaconv.converting.streams import Streams
 from repaconv.errors import Refused
 from repaconv.methods.dwconv.mixers import FORMAT
 from repaconv.methods.dwconv.reading import read_any
@@ -117,13 +118,12 @@ def formed(
             code="convert.gates",
         )
     tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}
-    x = mapped(plain.net.embed, images)
-    for index, block in enumerate(plain.blocks):
-        place = Place(plain, index, x, x)
-        mixed = (some for (some,) in batches(place.mixed))
-        found = kernels_for(place, place.values, How(kernel=kernel), mixed, mean=False)
+    streams = Streams(plain, images)
+    for index in range(len(plain.blocks)):
+        into, mixed = streams.at(index)
+        place, targets = Place(plain, index, into, mixed, into), (some for (some,) in batches(mixed))
+        found = kernels_for(place, place.values, How(kernel=kernel), targets, mean=False)
         tensors |= {f"blocks.{index}.attn.dw.weight": found.kernels, f"blocks.{index}.attn.dw.bias": found.bias}
-        x = mapped(block, x)
     begin = torch.linspace(BEGINNING, -BEGINNING, len(order))
     tensors["gate.weight"] = torch.zeros(len(order)).index_copy(0, torch.tensor(order), begin)
     net = GatedViT(plain.config, plain.reading, convolving, kernel)

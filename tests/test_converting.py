@@ -11,6 +11,8 @@ import pytest
 import torch
 from conftest import SHARED
 from convert_digits import MARK, table
+from safetensors import safe_open
+from torch import nn
 
 import repaconv as rc
 from repaconv.converting.asked import Blocks, read_blocks
@@ -20,7 +22,7 @@ from repaconv.converting.normal import Normal
 from repaconv.converting.parting import role_of
 from repaconv.converting.patterns import by_offset, invariance, locality, mean_kernel, window
 from repaconv.converting.places import Place
-from repaconv.converting.plain import Plain, read_plain
+from repaconv.converting.plain import Plain, attended, projected, read_plain
 from repaconv.converting.scoring import Moments
 from repaconv.converting.sequence import convert
 from repaconv.converting.streams import Streams
@@ -437,6 +439,77 @@ def test_tokens_merge_behind_what_was_replaced(vit):
     assert links["converted"].metrics.images == done.images.judging
     graph = rc.export(run)
     assert {link.verdict for link in graph.links} == {"passed"}
+
+
+# --- single heads ---------------------------------------------------------------------------------------
+
+
+def test_heads_are_replaced_one_by_one(vit):
+    """Heads that are not replaced attend as they did, and a head replaced is the convolution that its weights say."""
+    torch.save(plain_weights(tokens=False), "flat.pth")
+    done = rc.convert("flat.pth", **asked(heads="0.1,2.0,2.2"))
+    assert (done.blocks, done.heads) == ((0, 2), ("0.1", "2.0", "2.2"))
+    run = Path("repaconv-out/flat-dwconv")
+    links = {link.name: link for link in rc.verify(run, inputs="x.npz").links}
+    assert links["fold"].verdict == "passed"
+    assert {link.verdict for link in rc.export(run).links} == {"passed"}
+    with safe_open(run / "converted.safetensors", "pt") as file:
+        w = {name: file.get_tensor(name).double() for name in file.keys() if name.startswith("blocks.0.attn")}  # noqa: SIM118
+    plain, x = opened("flat.pth"), torch.randn(1, 16, WIDTH)
+    head = slice(4, 8)
+    with torch.inference_mode():
+        _, _, v = projected(plain.blocks[0], x, HEADS)
+        mixed = attended(plain.blocks[0], x, HEADS)[0].double()
+        values = v[0, 1].double()  # of head 1, [16, 4]
+        around = nn.functional.unfold(values.T.reshape(1, 4, 4, 4), 3, padding=1).view(4, 9, 16)
+        kernels, mean = w["blocks.0.attn.dw.weight"][head].view(4, 1, 9), w["blocks.0.attn.mean"][head]
+        mixed[:, head] = (kernels @ around)[:, 0].T + mean * values.mean(0)
+        right = mixed @ w["blocks.0.attn.proj.weight"].T + w["blocks.0.attn.proj.bias"]
+        net = weighted_of(run / "converted.safetensors")
+        block = net.blocks[0]
+        assert torch.allclose(block.attn(block.norm1(x.double()))[0], right, atol=1e-6)
+    assert not w["blocks.0.attn.dw.weight"][:4].any()
+
+
+def weighted_of(path):
+    from repaconv.checkpoint import read_checkpoint
+    from repaconv.methods.dwconv.reading import read
+    from repaconv.proof.runners import weighted
+
+    reading = read(read_checkpoint(path), {})
+    return weighted(reading.module(), reading.tensors, torch.float64)
+
+
+@pytest.mark.parametrize("criterion", ["error", "sigma"])
+def test_the_heads_nearest_to_a_convolution_are_chosen(vit, criterion):
+    """A head whose queries see nothing attends to all alike, which the mean has: it is the first."""
+    weights = plain_weights(tokens=False)
+    for part in (0, WIDTH):  # q and k of block 1's head 2
+        rows = slice(part + 8, part + 12)
+        weights["blocks.1.attn.qkv.weight"][rows] = 0
+        weights["blocks.1.attn.qkv.bias"][rows] = 0
+    torch.save(weights, "flat.pth")
+    assert rc.convert("flat.pth", **asked(heads="1", criterion=criterion)).heads == ("1.2",)
+
+
+def test_all_heads_of_a_block_are_the_block(vit):
+    torch.save(plain_weights(tokens=False), "flat.pth")
+    whole, single = (rc.convert("flat.pth", **asked(**what), out=name) for name, what in
+                     (("whole", {"blocks": "1,"}), ("single", {"heads": "1.0,1.1,1.2"})))  # fmt: skip
+    assert whole.payload.sha256 == single.payload.sha256
+
+
+@pytest.mark.parametrize("heads", ["0", "10", "0.3", "3.0", "1", "0.1,0.1", "a", "1.2.3"])
+def test_heads_that_are_not_there_are_refused(vit, heads):
+    torch.save(plain_weights(tokens=False), "flat.pth")
+    more = {"blocks": "1"} if heads == "1" else {}
+    with pytest.raises(UsageProblem) as refused:
+        rc.convert("flat.pth", **asked(heads=heads, **more))
+    assert refused.value.code == "convert.heads"
+    with pytest.raises(Refused) as refused:
+        rc.convert(vit, **asked(heads="1"))
+    assert refused.value.code == "convert.heads"
+    assert not Path("repaconv-out").exists()
 
 
 BEHIND = {

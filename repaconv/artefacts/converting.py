@@ -68,8 +68,8 @@ class ConvertArtefact(Artefact):
     """A network converted without training. It is lossy: ``judged`` is what it costs, on images that did nothing else.
 
     ``parent`` is the network that it was made from, read with ``parent_settings``; ``settings`` are those of its fold.
-    ``order`` is by what ``criterion`` found, the best to replace
-    first, empty where the blocks were named. ``refitted`` are blocks that stay, whose W^O was fitted anew;
+    ``order`` is by what ``criterion`` found, the best to replace first, empty where the blocks were named. ``heads``
+    are BLOCK.HEAD, where single ones were replaced. ``refitted`` are blocks that stay, whose W^O was fitted anew;
     ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
     the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method. Of an
     untrained training form (``kind``) ``told`` says what was taken over, and ``judged`` what it is worth as it is.
@@ -91,6 +91,7 @@ class ConvertArtefact(Artefact):
     scores: tuple[BlockScore, ...] = ()
     order: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
+    heads: tuple[str, ...] = ()
     tried: tuple[Tried, ...] = ()
     refitted: tuple[int, ...] = ()
     condition: float | None = None

@@ -121,12 +121,13 @@ class FullConvMixer(nn.Module):
 
 @dataclass(frozen=True)
 class ScatteredSpec:
-    """Some heads attend, the others are convolutions."""
+    """Some heads attend, the others are convolutions; ``mean`` as of `DepthwiseSpec`."""
 
     attending: int
     convolving: int
     head: int
     kernel: int
+    mean: bool = False
     kind: Literal["scattered"] = "scattered"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
@@ -144,14 +145,15 @@ class ScatteredMixer(nn.Module):
         self.sizes = [attending, attending, attending, convolving]
         self.qkv, self.proj = nn.Linear(width, sum(self.sizes)), nn.Linear(attending + convolving, width)
         self.dw = depthwise(convolving, spec.kernel)
+        self.mean = nn.Parameter(torch.zeros(convolving, 1, 1)) if spec.mean else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
         q, k, v, c = self.qkv(x).split(self.sizes, -1)
         q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in (q, k, v))
         mixed = attention(q, k, v).transpose(1, 2).flatten(2)
-        convolved = to_tokens(self.dw(to_grid(c, self.grid)))
-        out: Tensor = self.proj(torch.cat([mixed, convolved], -1))
+        beside = to_tokens(convolved(to_grid(c, self.grid), self.dw, self.mean))
+        out: Tensor = self.proj(torch.cat([mixed, beside], -1))
         return out
 
 

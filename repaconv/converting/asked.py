@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from repaconv.backbones.vit import ViTConfig
-from repaconv.converting.fitting import FitBy, How, Kind
+from repaconv.converting.fitting import FitBy, Head, How, Kind
 from repaconv.converting.judging import Budget
 from repaconv.converting.merging import read_schedule
 from repaconv.converting.parting import Parted
+from repaconv.converting.plain import Plain
 from repaconv.errors import Refused, UsageProblem
 from repaconv.orders.converting import ConvertOrder
 
@@ -19,11 +20,71 @@ USUAL_BUDGET = 0.02
 
 
 class Blocks(NamedTuple):
-    """Which blocks are asked for: these, or so many, or of an order as many as ``enough`` says, or a budget."""
+    """Which blocks are asked for: these, or so many, or of an order as many as ``enough`` says, or a budget.
+
+    Or single heads, the ``named`` blocks being theirs: these ``heads``, or so many where they are ``single``.
+    """
 
     named: tuple[int, ...] = ()
     number: int | None = None
     enough: Callable[[Sequence[int]], int] | None = None
+    heads: tuple[Head, ...] = ()
+    single: bool = False
+
+    @property
+    def by_budget(self) -> bool:
+        """Whether what is allowed says how many."""
+        return self == Blocks()
+
+
+def read_which(order: ConvertOrder, plain: Plain) -> Blocks:
+    """Blocks, or single heads.
+
+    Raises:
+        UsageProblem: If it is none of these, or of what is not there.
+        Refused: If heads alone cannot be replaced in this network.
+    """
+    if order.heads is None:
+        return read_blocks(order.blocks, len(plain.blocks))
+    if order.blocks != "auto" or order.speedup is not None or (order.kind, order.fit) != ("depthwise", "squares"):
+        raise UsageProblem(
+            "--heads goes with neither --blocks nor --speedup, and heads are fitted as depthwise convolutions.",
+            hint="Leave the others out.",
+            code="convert.heads",
+        )
+    if plain.config.prefix:
+        raise Refused(
+            "heads are replaced one by one in networks whose tokens are all patches: this one has others, which all of "
+            "its heads attend to.",
+            hint="Replace whole blocks: --blocks.",
+            code="convert.heads",
+        )
+    return read_heads(order.heads, len(plain.blocks), plain.heads)
+
+
+def read_heads(text: str, depth: int, heads: int) -> Blocks:
+    """``5``, or ``0.2,3.1`` (block 0's head 2, block 3's head 1; ``0.2,`` for one).
+
+    Raises:
+        UsageProblem: If it is neither, or of heads that are not there.
+    """
+    if text.isdigit():
+        if not 1 <= int(text) <= depth * heads:
+            raise _no_heads(f"--heads {text}: the network has {depth * heads} heads")
+        return Blocks(number=int(text), single=True)
+    pairs = [part.strip().split(".") for part in text.removesuffix(",").split(",")]
+    if not all(len(pair) == 2 and all(part.isdigit() for part in pair) for pair in pairs):
+        raise _no_heads(f"--heads {text} is neither a number nor BLOCK.HEAD with commas")
+    named = tuple(sorted((int(block), int(head)) for block, head in pairs))
+    if wrong := [f"{block}.{head}" for block, head in named if block >= depth or head >= heads]:
+        raise _no_heads(f"there is no head {wrong[0]}: the network has {depth} blocks of {heads}, from 0")
+    if len(set(named)) < len(named):
+        raise _no_heads(f"--heads {text} names a head twice")
+    return Blocks(named=tuple(sorted({block for block, _ in named})), heads=named, single=True)
+
+
+def _no_heads(what: str) -> UsageProblem:
+    return UsageProblem(f"{what}.", hint="E.g. --heads 4, or --heads 0.1,2.0.", code="convert.heads")
 
 
 def read_blocks(text: str, depth: int) -> Blocks:
@@ -81,7 +142,7 @@ def read_how(order: ConvertOrder, config: ViTConfig) -> How:
     return How(cast(Kind, order.kind), order.kernel, cast(FitBy, order.fit), schedule=schedule)
 
 
-def require_before(blocks: Blocks, how: How) -> None:
+def require_before(blocks: Blocks, how: How, heads: int) -> None:
     """Whether the blocks to replace stand before the first that merges.
 
     Raises:
@@ -90,11 +151,12 @@ def require_before(blocks: Blocks, how: How) -> None:
     first = how.replaceable
     if first is None:
         return
-    if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > first:
+    most = first * heads if blocks.single else first
+    if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > most:
         raise UsageProblem(
             f"tokens merge from block {first} on, lie on no grid there, and only the {first} blocks before can be "
             "replaced.",
-            hint=f"Begin --schedule with more zeros, or name other blocks{f': --blocks {first}' if first else ''}.",
+            hint="Begin --schedule with more zeros, or replace others.",
             code="convert.schedule",
         )
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from repaconv.artefacts import Origin, Tried
+from repaconv.converting import heads
 from repaconv.converting.asked import Blocks
 from repaconv.converting.choosing import Rig, as_many_as_allowed, converted, single_errors
-from repaconv.converting.fitting import How
+from repaconv.converting.fitting import Head, How
 from repaconv.converting.judging import Budget
 from repaconv.converting.parting import Parted
 from repaconv.converting.plain import AT_ONCE, Plain, Reading
@@ -30,6 +32,7 @@ class Found(NamedTuple):
         reading: Its blocks and weights.
         scores: Of the original.
         order: Of the blocks, where they were chosen.
+        heads: BLOCK.HEAD, where single ones were replaced.
         tried: What was measured on the way; the last is this network.
         refitted: Kept blocks whose W^O was fitted anew.
         ridge: Of all its fits, None without one.
@@ -40,6 +43,7 @@ class Found(NamedTuple):
     reading: Reading
     scores: Scores
     order: tuple[int, ...]
+    heads: tuple[str, ...]
     tried: tuple[Tried, ...]
     refitted: tuple[int, ...]
     ridge: float | None
@@ -58,15 +62,19 @@ def convolved(
     progress("score", 0, 0)
     scores = score(plain, torch.split(parted.fitting.images, AT_ONCE), how.kernel)
     order: tuple[int, ...] = ()
-    if not blocks.named and criterion == "error":
+    tried: tuple[Tried, ...] = ()
+    chosen = blocks.named
+    if blocks.single:
+        how = replace(how, heads=blocks.heads or _heads(rig, how, blocks.number or 0, scores, criterion, progress))
+        chosen = tuple(sorted({block for block, _ in how.heads}))
+    elif not chosen and criterion == "error":
         scores = scores.with_errors(single_errors(rig, how, progress))
         order = scores.by_error
-    elif not blocks.named:
+    elif not chosen:
         order = scores.by_sigma
     if how.replaceable is not None:
         order = tuple(block for block in order if block < how.replaceable)
-    chosen = blocks.named or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
-    tried: tuple[Tried, ...] = ()
+    chosen = chosen or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     if not chosen:
         chosen, tried = as_many_as_allowed(rig, how, order, budget, progress)
         _require_some(chosen, tried)
@@ -79,11 +87,19 @@ def convolved(
         reading=made.reading,
         scores=scores,
         order=order,
+        heads=tuple(f"{block}.{head}" for block, head in how.heads),
         tried=(*(each for each in tried if each.blocks != last.blocks), last),
         refitted=made.refitted,
         ridge=found.how.ridge if how.fit == "squares" else None,
         condition=max(conditions, default=None),
     )
+
+
+def _heads(rig: Rig, how: How, number: int, scores: Scores, criterion: str, progress: Progress) -> tuple[Head, ...]:
+    """The first of all heads that stand before what merges."""
+    order = heads.by_sigma(scores) if criterion == "sigma" else heads.by_error(rig.fitting, how, progress)
+    free = [each for each in order if how.replaceable is None or each[0] < how.replaceable]
+    return tuple(sorted(free[:number]))
 
 
 def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:

@@ -10,7 +10,7 @@ stream leads to the original's: this corrects what earlier blocks did. b goes in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,6 +26,8 @@ from repaconv.methods.dwconv.mixers import Mixer
 
 Kind = Literal["depthwise", "ensembled", "static"]
 FitBy = Literal["squares", "gaussian", "mean"]
+Head = tuple[int, int]
+"""(block, head)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class How:
     """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was.
 
     ``ridge`` is relative to the features' mean square; with ``ffn`` the last layer of the FFN behind is fitted, too.
-    ``schedule`` says how many tokens merge, block by block, behind the blocks that are replaced.
+    ``schedule`` says how many tokens merge, block by block, behind the blocks that are replaced. Of a block that has
+    any of ``heads``, these alone are replaced.
     """
 
     kind: Kind = "depthwise"
@@ -42,6 +45,7 @@ class How:
     ridge: float = RIDGE
     ffn: bool = False
     schedule: tuple[int, ...] = ()
+    heads: tuple[Head, ...] = ()
 
     @property
     def replaceable(self) -> int | None:
@@ -51,6 +55,9 @@ class How:
 
 def fitted(place: Place, how: How) -> Piece:
     """The block in the form asked for, fitted to all images of ``place``."""
+    own = [head for block, head in how.heads if block == place.index]
+    if own and len(own) < place.plain.heads:
+        return _scattered(place, how, own)
     if how.fit != "squares":
         return _by_hand(place, how)
     if how.kind == "static":
@@ -73,9 +80,28 @@ def _depthwise(place: Place, how: How) -> Piece:
     values, width = place.values, place.plain.config.width
     targets = (mixed[:, place.prefix :] for (mixed,) in batches(place.mixed))
     kernels, mean, _, condition = kernels_for(place, values, how, targets)
-    output = _output(place, _convolution(place, values, kernels, mean), how, place.proj)
+    output = _output(place, convolution(place, values, kernels, mean), how, place.proj)
     mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, how.kernel, width, mean=True)
     tensors = {**values.tensors, "attn.dw.weight": kernels, "attn.mean": mean}
+    return place.piece(mixer, tensors, output.weights, condition, output.condition)
+
+
+def _scattered(place: Place, how: How, heads: Collection[int]) -> Piece:
+    """Some heads as eq. 11, the others as they were; W^O of all of them to the residual stream."""
+    values, width = place.values, place.plain.config.width
+    kernels, mean, _, condition = kernels_for(place, values, how, (mixed for (mixed,) in batches(place.mixed)))
+    conv = tuple(head in heads for head in range(place.plain.heads))
+    mixer = Mixer("depthwise", conv, 3 * width, True, how.kernel, width, flagged=True, mean=True)
+    replaced = torch.zeros(width, dtype=torch.bool)
+    replaced[mixer.channels(width, conv=True)] = True
+    convolved = convolution(place, values, kernels, mean)
+    output = _output(place, lambda x: torch.where(replaced, convolved(x), place.heads(x)), how, place.proj)
+    tensors = {
+        **{f"attn.qkv.{name}": value for name, value in place.qkv.items()},
+        "attn.dw.weight": kernels * replaced[:, None, None, None],
+        "attn.mean": mean * replaced,
+        "attn.conv_heads": torch.tensor(conv),
+    }
     return place.piece(mixer, tensors, output.weights, condition, output.condition)
 
 
@@ -91,7 +117,7 @@ def _ensembled(place: Place, how: How) -> Piece:
     values = Values((map_ @ directions).T.float(), torch.zeros(head) if place.mixer.qkv_bias else None)
     targets = (wanted[:, place.prefix :] @ directions.float() for (wanted,) in batches(place.wanted))
     kernels, mean, _, condition = kernels_for(place, values, how, targets)
-    output = _output(place, _convolution(place, values, kernels, mean), how)
+    output = _output(place, convolution(place, values, kernels, mean), how)
     mixer = Mixer("ensembled", (True,) * heads, 0, True, how.kernel, head, mean=True)
     # all heads alike and all shares equal, so that the ensemble is the head that was fitted
     alike = {name: tensor.repeat(heads, *[1] * (tensor.ndim - 1)) for name, tensor in values.tensors.items()}
@@ -155,7 +181,7 @@ def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor
     return Kernels(kernels, found[:, -2].contiguous(), found[:, -1].contiguous(), solved.condition)
 
 
-def _convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:
+def convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:
     """Tokens [B, T, d] to what stands before W^O, [B, n, c]."""
 
     def mixed(x: Tensor) -> Tensor:

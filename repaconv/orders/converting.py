@@ -63,6 +63,10 @@ class ConvertOrder(Order):
     blocks: Annotated[
         str, Knob("auto: as many as the budget allows; how many; or which: 0,2,5.", metavar="auto|N|I,J,...")
     ] = "auto"
+    heads: Annotated[
+        str | None,
+        Knob("Single heads instead of blocks: how many, or which: BLOCK.HEAD.", metavar="N|0.2,3.1,..."),
+    ] = None
     kernel: Annotated[int, Knob("Side of the kernels: 3, 5 or 7; 1 to see what is not the kernel's doing.")] = 3
     kind: Annotated[str, Knob("depthwise, ensembled (one head) or static (a constant matrix).")] = "depthwise"
     fit: Annotated[str, Knob("squares, or the papers' kernels for comparison: gaussian, mean.")] = "squares"

@@ -151,10 +151,10 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     from repaconv.converting.judging import Judge
 
     order, plain, config = plan.order, plan.plain, plan.plain.config
-    how, blocks = asked.read_how(order, config), asked.read_blocks(order.blocks, len(plain.blocks))
-    asked.require_before(blocks, how)
+    how, blocks = asked.read_how(order, config), asked.read_which(order, plain)
+    asked.require_before(blocks, how, plain.heads)
     asked.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
-    choosing = not blocks.named and blocks.number is None and order.speedup is None
+    choosing = blocks.by_budget and order.speedup is None
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
     with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
@@ -178,6 +178,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             scores=found.scores.blocks,
             order=found.order,
             blocks=found.tried[-1].blocks,
+            heads=found.heads,
             tried=found.tried,
             refitted=found.refitted,
             condition=found.condition,

@@ -18,6 +18,8 @@ def show(done: ConvertArtefact) -> None:
         out().print(scores(done.scores, done.kernel))
         _print_tried(done.tried)
         where = f"blocks {', '.join(map(str, done.blocks))} of {len(done.scores)}"
+        if done.heads:
+            where = f"heads {', '.join(done.heads)} of {sum(len(block.heads) for block in done.scores)}"
         refitted = f"; W^O of {', '.join(map(str, done.refitted))} fitted anew" if done.refitted else ""
         solved = f"; ridge {done.ridge:g}, condition {done.condition:.1e}" if done.ridge and done.condition else ""
         out().print(f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}")

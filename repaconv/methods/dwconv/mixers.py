@@ -64,7 +64,7 @@ class Mixer:
         if self.kind == "full" and not separate:
             return FullConvSpec(self.kernel)
         if 0 < convs < self.heads:
-            return ScatteredSpec(self.heads - convs, convs, head, self.kernel)
+            return ScatteredSpec(self.heads - convs, convs, head, self.kernel, self.mean)
         if not convs:
             return AttentionSpec(self.heads, head, head)
         patches = self._for_patches(head)
@@ -131,8 +131,9 @@ def read_mixer(
         mean="mean" in keys,
         prefix=tokens if "prefix" in keys else 0,
     )
-    if keys & {"mean", "prefix", "static"} and source == "qkv":
-        raise _wrong(prefix, "mean, prefix and static are of blocks whose heads are all replaced, with v")
+    if source == "qkv" and (keys & {"prefix", "static"} or (mixer.mean and not mixer.flagged)):
+        raise _wrong(prefix, "prefix and static are of blocks whose heads are all replaced, with v; mean, too, without "
+                     "conv_heads")  # fmt: skip
     if "static" in keys:
         return _static(mixer, prefix, keys)
     if "gamma" in keys:

@@ -144,6 +144,8 @@ def _fold_scattered(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm:
         output = Affine(output.weight, output.bias + output.weight[:, len(attending) :] @ bias)
     joined = Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
     tensors = {**named({"attn.qkv": joined, "attn.proj": output}), "attn.dw.weight": kernels}
+    if mixer.mean:
+        tensors["attn.mean"] = block["attn.mean"][convolving][:, None, None]
     told = (f"{sum(mixer.conv)} heads -> convolutions, their q and k go", "heads -> [attention | convolution]")
     return FoldedMixer(tensors, (*told, *shared))
 

@@ -80,15 +80,17 @@ class DropIn(nn.Module):
         if convolving:
             kernels = mixer.kernels(self.dw.weight, width)
             bias = None if self.dw.bias is None else mixer.kernels(self.dw.bias, width)
-            outputs.append(self._convolved(v[..., convolving] if attending else v, kernels, bias))
+            outputs.append(self._convolved(v[..., convolving], kernels, bias, convolving))
         order = attending + convolving
         ascending = sorted(range(width), key=order.__getitem__)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)[..., ascending]
 
-    def _convolved(self, v: Tensor, kernels: Tensor, bias: Tensor | None) -> Tensor:
+    def _convolved(self, v: Tensor, kernels: Tensor, bias: Tensor | None, channels: list[int] | None = None) -> Tensor:
         padding, grid = self.mixer.kernel // 2, to_grid(v, self.grid)
         out = to_tokens(nn.functional.conv2d(grid, kernels, bias, padding=padding, groups=len(kernels)))
-        return out + self.mean * v.mean(1, keepdim=True) if self.mixer.mean else out
+        if not self.mixer.mean:
+            return out
+        return out + (self.mean if channels is None else self.mean[channels]) * v.mean(1, keepdim=True)
 
     def _ensembled(self, x: Tensor) -> Tensor:
         shares = self.gamma.softmax(0)

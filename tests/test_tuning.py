@@ -602,6 +602,20 @@ def test_what_is_tuned_for_another_runtime_is_exported_and_measured_as_it_was(re
     assert (code, "not tuned by CACHE_DIR" in err) == (2, True)
 
 
+def test_a_fold_in_a_tuned_form_keeps_what_its_int8_leaves(repaconv, tiny):
+    package.fold(tiny)
+    np.savez("x.npz", input=np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32))
+    done = package.tune(rewrites=["bias-forward"], rounds=2)
+    way = done.baseline.model_copy(update={"precision": "int8", "keep": ("patch_embed.proj",)})
+    write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
+    package.fold(tiny, form="tuned.json", out="tuned")
+    whole, kept = (
+        package.export(run, precision="int8", inputs="x.npz").islands for run in ("repaconv-out/tiny", "tuned")
+    )
+    assert not any(node.startswith("patch_embed.proj") for node in whole)
+    assert any(node.startswith("patch_embed.proj") for node in kept)
+
+
 @pytest.mark.slow
 def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(repaconv, tiny):
     """OpenVINO on our int8 graph, in bfloat16 besides where the processor multiplies it: found, then taken as it is."""

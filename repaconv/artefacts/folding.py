@@ -67,7 +67,8 @@ class FoldArtefact(Artefact):
     """A folded network, whatever it came from: what its later stages go by.
 
     ``applied`` names all that was folded. ``form`` is how it will be written, by name, ``rewrites`` that in full; None
-    leaves it to the target of the export. ``tolerances`` are those of the links that this net cannot hold at the
+    leaves it to the target of the export; in int8 that form leaves the modules ``keep`` in float32, and ``quantiser``
+    writes it, where the tuner found that. ``tolerances`` are those of the links that this net cannot hold at the
     policy's. ``claims`` are the accuracies that the checkpoint's own record has. ``image_size`` is that of the usual
     images, None where the network does not take one input of images; ``preprocessing`` is None where nothing tells it.
     ``batch`` is what a call takes, ``whole`` says that its outputs are judged as one and not as one for each image.
@@ -79,6 +80,8 @@ class FoldArtefact(Artefact):
     settings: dict[str, str]
     form: str = "default"
     rewrites: tuple[str, ...] | None = None
+    keep: tuple[str, ...] = ()
+    quantiser: str = ""
     facts: tuple[Fact, ...] = ()
     claims: tuple[Claim, ...] = ()
     preprocessing: Preprocessing | None

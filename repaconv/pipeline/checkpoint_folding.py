@@ -247,6 +247,8 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
         config=plan.backbone.to_json(trained.config),
         form=plan.written.name,
         rewrites=plan.written.rewrites,
+        keep=plan.written.keep,
+        quantiser=plan.written.quantiser,
         facts=_with_sources(trained.facts, plan.identified, plan.order.identify),
         claims=claimed_accuracy(plan.found.record),
         preprocessing=trained.preprocessing,

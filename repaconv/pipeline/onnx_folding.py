@@ -165,6 +165,8 @@ def _artefact(plan: _Plan, taken: Taken, raised: Raised, kept: Kept, links: tupl
         settings=dict(plan.order.settings or {}),
         form=plan.written.name,
         rewrites=plan.written.rewrites,
+        keep=plan.written.keep,
+        quantiser=plan.written.quantiser,
         preprocessing=plan.preprocessing,
         image_size=_size(plan, taken),
         opset=opset_of(plan.model),

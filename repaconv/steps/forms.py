@@ -109,8 +109,9 @@ def written_for(asked: str | None, subject: Subject, device: Target, quantiser: 
     """
     folded = subject.folded
     if asked is None:
-        return Written(folded.form, folded.rewrites, quantiser=quantiser or "")
-    found = chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
+        found = Written(folded.form, folded.rewrites, folded.keep, folded.quantiser)
+    else:
+        found = chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
     own = found.quantiser if found.quantiser in device.quantisers else ""
     return found._replace(quantiser=quantiser or own)
 

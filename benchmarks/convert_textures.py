@@ -64,12 +64,13 @@ class Sizes(NamedTuple):
     trained: int = 20_000
     finetuned: int = 10_000
     fitted: int = 2_000
+    ranges: int = 500
     held_out: int = textures.HELD_OUT
     rounds: int = 200
     after: int = 3
 
 
-QUICK = Sizes(epochs=1, trained=352, finetuned=120, fitted=120, held_out=48, rounds=20, after=1)
+QUICK = Sizes(epochs=1, trained=352, finetuned=120, fitted=120, ranges=48, held_out=48, rounds=20, after=1)
 
 
 class Way(NamedTuple):
@@ -106,7 +107,8 @@ class Curve:
     def __init__(self, work: Path, sizes: Sizes) -> None:
         """Train and make what is not there."""
         self.work, self.sizes = work, sizes
-        self.source, self.images = work / "vit_textures.pth", work / "images.npz"
+        self.source = work / "vit_textures.pth"
+        self.images, self.ranges = work / "images.npz", work / "ranges.npz"
         if not self.source.is_file():
             asked = ["--epochs", str(sizes.epochs), "--count", str(sizes.trained), "-o", str(work)]
             subprocess.run([sys.executable, str(ROOT / "benchmarks/train/vit_textures.py"), *asked], check=True)
@@ -114,6 +116,7 @@ class Curve:
         if not self.images.is_file():
             known = textures.made(sizes.finetuned, 0)
             np.savez(self.images, input=known.images, labels=known.labels)
+            np.savez(self.ranges, input=known.images[: sizes.ranges], labels=known.labels[: sizes.ranges])
         self.held = textures.made(sizes.held_out, 1)
         self.exact = _graph(self.unconverted())
 
@@ -149,7 +152,7 @@ class Curve:
         found = {ORIGINAL: one(self.exact, ort)}
         if way.name != UNCONVERTED:  # of which float32 is what everything is held to
             found["float32"] = one(_graph(run), ort)
-        found["int8"] = one(_graph(run, precision="int8", inputs=self.images), ort)
+        found["int8"] = one(_graph(run, precision="int8", inputs=self.ranges), ort)
         if family(openvino.architecture) in BF16:
             found["bfloat16"] = one(_graph(run, target=OPENVINO), openvino, "bf16")
         return found

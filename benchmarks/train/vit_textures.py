@@ -3,9 +3,10 @@
     python benchmarks/train/vit_textures.py -o DIR [--epochs 10] [--count 20000] [--threads 2]
     # -> DIR/vit_textures.pth, and beside it what it was trained with and its accuracy on 2,000 held-out images
 
-About an hour of two cores as it stands, by the size of its products: it has not been trained whole yet. Broken off, it
-goes on after the last whole epoch. `--epochs 1 --count 352` only shows that it runs. Six blocks of width 192 with 6
-heads, a class token, patches of 8 x 8; the loop is that of the digits' nets. Read it with `--set num_heads=6`.
+91.3% of 2,000 held-out images are right after 10 epochs: 58 minutes on two cores of an EPYC without AVX-512 that had
+other work besides (a step of 32 images takes 0.4 s there where it has none). Broken off, it goes on after the last
+whole epoch. `--epochs 1 --count 352` only shows that it runs. Six blocks of width 192 with 6 heads, a class token,
+patches of 8 x 8; the loop is that of the digits' nets. Read it with `--set num_heads=6`.
 """
 
 from __future__ import annotations

@@ -208,8 +208,11 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, classes] (or features)."""
-        tokens: Tokens = self.embed(x)
-        for block in self.blocks:
+        return self.rest(self.embed(x), 0)
+
+    def rest(self, tokens: Tokens, start: int) -> Tensor:
+        """Tokens [B, N, d] that enter block ``start`` to the output."""
+        for block in self.blocks[start:]:
             tokens = block(tokens)
         return self.read_out(tokens[0] if isinstance(tokens, tuple) else tokens)
 

@@ -11,7 +11,7 @@ import torch
 from repaconv.artefacts import Tried
 from repaconv.converting.fitting import How, fitted
 from repaconv.converting.judging import Budget, Judge
-from repaconv.converting.normal import RIDGES
+from repaconv.converting.normal import MANY, RIDGES
 from repaconv.converting.parting import Parted
 from repaconv.converting.places import Place
 from repaconv.converting.plain import Plain, mapped
@@ -29,10 +29,25 @@ class Rig(NamedTuple):
 
     @classmethod
     def of(cls, plain: Plain, parted: Parted) -> Rig:
-        """Of a network; nothing is computed yet but what it gives for the images that choose."""
+        """Of a network."""
+        count = len(parted.fitting.images)
         streams = Streams(plain, torch.cat([parted.fitting.images, parted.choosing.images]))
-        judge = Judge(plain.net, parted.choosing, logits=plain.config.classes > 0)
-        return cls(streams, streams.first(len(parted.fitting.images)), judge)
+        judge = Judge(streams.outputs()[count:], parted.choosing, logits=plain.config.classes > 0)
+        return cls(streams, streams.first(count), judge)
+
+    def tried(self, made: Converted, blocks: tuple[int, ...], budget: Budget) -> Tried:
+        """What a conversion of these blocks costs on the images that choose."""
+        first = min(blocks)
+        seen = self.streams.at(first).into[len(self.fitting) :]
+        with torch.inference_mode():
+            return self.judge.tried(mapped(lambda x: made.net.rest(x, first), seen), blocks, budget)
+
+    @property
+    def ridges(self) -> tuple[float, ...]:
+        """Those that are worth trying."""
+        config = self.streams.plain.config
+        many = len(self.fitting) * config.grid[0] * config.grid[1] >= MANY * config.width
+        return RIDGES if many else RIDGES[:1]
 
 
 def single_errors(rig: Rig, how: How, progress: Progress) -> tuple[float, ...]:
@@ -57,7 +72,7 @@ def as_many_as_allowed(
     for count in range(1, len(order) + 1):
         progress("convert within the budget", count - 1, len(order))
         chosen = tuple(sorted(order[:count]))
-        tried.append(rig.judge.tried(convert(rig.fitting, chosen, how).net, chosen, budget))
+        tried.append(rig.tried(convert(rig.fitting, chosen, how), chosen, budget))
         if not tried[-1].within:
             break
     allowed = [each.blocks for each in tried if each.within]
@@ -81,12 +96,12 @@ def converted(rig: Rig, how: How, blocks: Sequence[int], budget: Budget) -> Chos
     chosen = tuple(sorted(blocks))
 
     def cost(how: How, *, refit: bool = False) -> Tried:
-        return rig.judge.tried(convert(rig.fitting, chosen, how, refit=refit).net, chosen, budget)
+        return rig.tried(convert(rig.fitting, chosen, how, refit=refit), chosen, budget)
 
     if how.fit != "squares":
         return Chosen(convert(rig.fitting, chosen, how), how, cost(how))
-    ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in RIDGES}
-    ridge = min(RIDGES, key=lambda each: ways[each].error)
+    ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in rig.ridges}
+    ridge = min(ways, key=lambda each: ways[each].error)
     how, tried, refit = replace(how, ridge=ridge), ways[ridge], False
     with_ffn = cost(replace(how, ffn=True))
     if with_ffn.error < tried.error:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from repaconv.artefacts import Origin, Tried
@@ -17,8 +16,8 @@ from repaconv.converting.choosing import Rig, as_many_as_allowed, converted, sin
 from repaconv.converting.fitting import Head, How
 from repaconv.converting.judging import Budget
 from repaconv.converting.parting import Parted
-from repaconv.converting.plain import AT_ONCE, Plain, Reading
-from repaconv.converting.scoring import Scores, score
+from repaconv.converting.plain import Plain, Reading
+from repaconv.converting.scoring import Scores, score_streams
 from repaconv.errors import GateFailed
 from repaconv.methods.dwconv.mixers import FORMAT
 from repaconv.progress import Progress
@@ -58,9 +57,9 @@ def convolved(
     Raises:
         GateFailed: If the budget allows no block at all.
     """
-    rig = Rig.of(plain, parted)
     progress("score", 0, 0)
-    scores = score(plain, torch.split(parted.fitting.images, AT_ONCE), how.kernel)
+    rig = Rig.of(plain, parted)
+    scores = score_streams(rig.fitting, how.kernel)
     order: tuple[int, ...] = ()
     tried: tuple[Tried, ...] = ()
     chosen = blocks.named

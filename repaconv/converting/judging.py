@@ -54,17 +54,18 @@ class Budget(NamedTuple):
 class Judge:
     """The original's outputs on a part of the images, to which others are held."""
 
-    def __init__(self, original: nn.Module, part: Part, *, logits: bool) -> None:
+    def __init__(self, original: nn.Module | Tensor, part: Part, *, logits: bool) -> None:
+        """``original`` is the network, or its outputs on these images where they are known."""
         self.part, self.logits = part, logits
-        self.right = self._outputs(original)
+        self.right = original if isinstance(original, Tensor) else self._outputs(original)
 
     def link(self, net: nn.Module, budget: Budget) -> Link:
         """The link between the two, judged by the budget."""
         return self._link(self._outputs(net), budget)
 
-    def tried(self, net: nn.Module, blocks: tuple[int, ...], budget: Budget) -> Tried:
-        """What a choice of blocks costs."""
-        found = self._outputs(net)
+    def tried(self, net: nn.Module | Tensor, blocks: tuple[int, ...], budget: Budget) -> Tried:
+        """What a choice of blocks costs, by the network or its outputs."""
+        found = net if isinstance(net, Tensor) else self._outputs(net)
         link = self._link(found, Budget())
         agreement = link.metrics.top1_agreement if link.metrics else None
         accuracy = link.accuracy.difference if link.accuracy else None

@@ -10,6 +10,8 @@ from torch import Tensor
 RIDGE = 1e-3
 RIDGES = (RIDGE, 1e-5)
 """Of the features' mean square: the usual one, and that of many images. Which is better, the images say that choose."""
+MANY = 100
+"""Rows an unknown, from which on the other is tried."""
 
 
 class Solved(NamedTuple):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from repaconv.artefacts import BlockScore, HeadScore
 from repaconv.converting.patterns import invariance, locality, mean_kernel
-from repaconv.converting.plain import Plain, behind_attention, behind_mlp, projected
+from repaconv.converting.plain import Plain, batches, behind_attention, behind_mlp, projected
+from repaconv.converting.streams import Streams
 
 PATTERN = 11
 """Side of the patterns that are drawn."""
@@ -95,10 +96,30 @@ def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
         for batch in images:
             x = plain.net.embed(batch)
             for block, seen in zip(plain.blocks, moments, strict=True):
-                q, k, v = projected(block, x, plain.heads)
-                attention = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
+                attention, v = _attention(plain, block, x)
                 seen.add(attention, plain.config.prefix)
                 x = behind_mlp(block, behind_attention(block, x, (attention @ v).transpose(1, 2).flatten(2)))
+    return _scores(plain, moments, side)
+
+
+def score_streams(streams: Streams, side: int) -> Scores:
+    """The same of images whose activations are there."""
+    plain, moments = streams.plain, [Moments() for _ in streams.plain.blocks]
+    with torch.inference_mode():
+        for index, seen in enumerate(moments):
+            for (x,) in batches(streams.at(index).into):
+                attention, _ = _attention(plain, plain.blocks[index], x)
+                seen.add(attention, plain.config.prefix)
+    return _scores(plain, moments, side)
+
+
+def _attention(plain: Plain, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices [B, h, N, N] and values [B, h, N, dh]."""
+    q, k, v = projected(block, x, plain.heads)
+    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1), v
+
+
+def _scores(plain: Plain, moments: Sequence[Moments], side: int) -> Scores:
     grid = plain.config.grid
     blocks = tuple(_block(index, seen.heads(grid, side)) for index, seen in enumerate(moments))
     return Scores(blocks, tuple(mean_kernel(seen.mean, grid, PATTERN) for seen in moments))

@@ -38,6 +38,16 @@ class Streams:
         part._count, part._known = count, self._known
         return part
 
+    def __len__(self) -> int:
+        """Images."""
+        return self._count
+
+    def outputs(self) -> Tensor:
+        """What the network gives, [N, K]."""
+        with torch.inference_mode():
+            last = self._behind(len(self.plain.blocks) - 1)[: self._count]
+            return mapped(self.plain.net.read_out, last)
+
     def at(self, index: int) -> Flow:
         """At a block."""
         with torch.inference_mode():

@@ -98,7 +98,7 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
         for count in counts:
             blocks = tuple(sorted(order[:count]))
             made = convert(rig.fitting, blocks, replace(how, kind=kind, fit="squares", schedule=()))
-            yield Choice(kind, (made.reading, "dwconv"), rig.judge.tried(made.net, blocks, Budget()))
+            yield Choice(kind, (made.reading, "dwconv"), rig.tried(made, blocks, Budget()))
 
 
 def _merged(ground: Ground) -> Iterator[Choice]:

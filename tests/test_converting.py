@@ -23,7 +23,7 @@ from repaconv.converting.parting import role_of
 from repaconv.converting.patterns import by_offset, invariance, locality, mean_kernel, window
 from repaconv.converting.places import Place
 from repaconv.converting.plain import Plain, attended, projected, read_plain
-from repaconv.converting.scoring import Moments
+from repaconv.converting.scoring import Moments, score, score_streams
 from repaconv.converting.sequence import convert
 from repaconv.converting.streams import Streams
 from repaconv.errors import GateFailed, Refused, UsageProblem
@@ -173,6 +173,30 @@ def test_the_last_layer_of_an_ffn_mends_what_w_o_could_not(vit):
     assert "blocks.1.ls2.gamma" not in mended.reading.tensors
     assert "blocks.2.ls2.gamma" in mended.reading.tensors
     assert len(mended.conditions[1]) == len(alone.conditions[1]) + 1
+
+
+def test_streams_are_those_of_the_network_whether_or_not_they_can_be_held(vit, monkeypatch):
+    plain, given = opened(vit), torch.from_numpy(images(20))
+    held, scores = Streams(plain, given), None
+    for most in (2**30, 0):
+        monkeypatch.setattr("repaconv.converting.streams.HELD", most)
+        streams = Streams(plain, given)
+        x = plain.net.embed(given)
+        with torch.inference_mode():
+            for index, block in enumerate(plain.blocks):
+                into, mixed = streams.at(index)
+                assert torch.equal(into, held.at(index).into)
+                assert torch.allclose(into, x, atol=1e-5)
+                assert torch.allclose(mixed, attended(block, x, HEADS), atol=1e-5)
+                x = block(x)
+            assert torch.allclose(streams.outputs(), plain.net(given), atol=1e-5)
+            assert torch.equal(streams.first(7).at(1).into, streams.at(1).into[:7])
+        assert len(streams._known) == (DEPTH if most else 1)
+        found = score_streams(streams, 3)
+        assert scores is None or scores == found.blocks
+        scores = found.blocks
+    whole = score(plain, torch.split(given, 16), 3)
+    assert [block.sigma for block in whole.blocks] == pytest.approx([block.sigma for block in scores], rel=1e-5)
 
 
 # --- the stages -----------------------------------------------------------------------------------------

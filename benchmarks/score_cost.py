@@ -25,9 +25,9 @@ from repaconv.converting.scoring import score
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.methods.dwconv.mixers import Mixer
-from repaconv.methods.dwconv.paper import ConvBlock, deploy_config
+from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import example_weights, published_net
+from repaconv.skeletons.blockwise import deploy_config, example_weights, published_net
 from repaconv.skeletons.norms import NormTraits
 
 BATCH = 8

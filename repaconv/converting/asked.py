@@ -12,6 +12,7 @@ from repaconv.converting.merging import read_schedule
 from repaconv.converting.parting import Parted
 from repaconv.converting.plain import Plain
 from repaconv.errors import Refused, UsageProblem
+from repaconv.methods.pyra.schedules import first_merging
 from repaconv.orders.converting import ConvertOrder
 
 KINDS, FITS, CRITERIA = ("depthwise", "ensembled", "static"), ("squares", "gaussian", "mean"), ("error", "sigma")
@@ -148,9 +149,9 @@ def require_before(blocks: Blocks, how: How, heads: int) -> None:
     Raises:
         UsageProblem: If not.
     """
-    first = how.replaceable
-    if first is None:
+    if not any(how.schedule):
         return
+    first = first_merging(how.schedule)
     most = first * heads if blocks.single else first
     if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > most:
         raise UsageProblem(

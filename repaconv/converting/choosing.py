@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -59,8 +60,8 @@ def single_errors(rig: Rig, how: How, progress: Progress) -> tuple[float, ...]:
             progress("measure blocks", index, len(plain.blocks))
             into, mixed = rig.fitting.at(index)
             module = fitted(Place(plain, index, into, mixed, into), how).module
-            seen = rig.streams.at(index).into[len(into) :]
-            errors.append(rig.judge.error(mapped(lambda x, i=index, m=module: plain.rest(x, i, m), seen)))
+            seen = mapped(module, rig.streams.at(index).into[len(into) :])
+            errors.append(rig.judge.error(mapped(partial(plain.net.rest, start=index + 1), seen)))
     return tuple(errors)
 
 

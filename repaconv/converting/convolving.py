@@ -71,8 +71,7 @@ def convolved(
         order = scores.by_error
     elif not chosen:
         order = scores.by_sigma
-    if how.replaceable is not None:
-        order = tuple(block for block in order if block < how.replaceable)
+    order = tuple(block for block in order if how.takes(block))
     chosen = chosen or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     if not chosen:
         chosen, tried = as_many_as_allowed(rig, how, order, budget, progress)
@@ -97,8 +96,7 @@ def convolved(
 def _heads(rig: Rig, how: How, number: int, scores: Scores, criterion: str, progress: Progress) -> tuple[Head, ...]:
     """The first of all heads that stand before what merges."""
     order = heads.by_sigma(scores) if criterion == "sigma" else heads.by_error(rig.fitting, how, progress)
-    free = [each for each in order if how.replaceable is None or each[0] < how.replaceable]
-    return tuple(sorted(free[:number]))
+    return tuple(sorted([each for each in order if how.takes(each[0])][:number]))
 
 
 def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:

@@ -47,10 +47,9 @@ class How:
     schedule: tuple[int, ...] = ()
     heads: tuple[Head, ...] = ()
 
-    @property
-    def replaceable(self) -> int | None:
-        """How many blocks stand before the first that merges; None where none does."""
-        return next((index for index, r in enumerate(self.schedule) if r), None)
+    def takes(self, block: int) -> bool:
+        """Whether it may be replaced: it stands before all that merge."""
+        return not any(self.schedule[: block + 1])
 
 
 def fitted(place: Place, how: How) -> Piece:

@@ -50,7 +50,7 @@ def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
     """
     patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     try:
-        return parse_schedule(schedule, depth, patches, (config.width, depth, len(config.tokens) == 2))
+        return parse_schedule(schedule, depth, vars(config))
     except ValueError as problem:
         raise UsageProblem(
             f"--schedule {schedule}: {problem}.",

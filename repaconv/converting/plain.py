@@ -70,13 +70,6 @@ class Plain:
         """Of a block."""
         return self.reading.blocks[0].mixer.heads
 
-    def rest(self, x: Tensor, start: int, replaced: nn.Module | None = None) -> Tensor:
-        """Tokens [B, N, d] before block ``start`` to outputs, with that block replaced where one is given."""
-        for index in range(start, len(self.net.blocks)):
-            block = replaced if replaced is not None and index == start else self.net.blocks[index]
-            x = block(x)
-        return self.net.read_out(x)
-
 
 def projected(block: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, h, N, dh] of an attending block for tokens [B, N, d]."""

@@ -14,8 +14,9 @@ from repaconv.converting.fitting import How, fitted, refitted
 from repaconv.converting.places import Piece, Place
 from repaconv.converting.plain import Plain, Reading, behind_mlp, mapped
 from repaconv.converting.streams import Streams
-from repaconv.methods.dwconv.paper import deploy_config, merging
+from repaconv.methods.dwconv.paper import merging
 from repaconv.methods.pyra.paper import MERGED_TOLERANCE
+from repaconv.skeletons.blockwise import deploy_config
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,7 @@ def _traded(plan: _Plan, taken: Choice, how: How, order: Sequence[int], progress
 
     if not plan.order.curve or plan.device is None:
         return None
-    rig = Rig.of(plan.plain, plan.parted)
-    ground = Ground(plan.plain, plan.found, dict(plan.order.settings or {}), rig)
+    ground = Ground(plan.found, dict(plan.order.settings or {}), Rig.of(plan.plain, plan.parted))
     return traded(ground, plan.device, order, how, taken, plan.run.folder, progress)
 
 

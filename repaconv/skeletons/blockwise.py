@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from repaconv.artefacts import Fact
-from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.ends import fold_stem, fold_tail
@@ -36,6 +36,25 @@ class TrainedBlock(Protocol):
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         """Block ``index`` of the deploy form from its float64 weights, by the names within it."""
+
+
+class DeployedBlock(Protocol):
+    """One that knows its deploy block."""
+
+    def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:
+        """In a net without blocks yet; behind the ``last`` one nothing reads more than class and distillation token."""
+
+
+def deploy_config(sizes: Mapping[str, Any], blocks: Sequence[DeployedBlock]) -> ViTConfig:
+    """Of the deploy form; the last block only reads, where class and distillation token are all that is read.
+
+    Args:
+        sizes: Of the net, as `ViTConfig` has them.
+        blocks: All of them in order.
+    """
+    bare = ViTConfig(**sizes, blocks=())
+    last = blocks[-1] if bare.pool in ("token", "distilled") else None
+    return replace(bare, blocks=tuple(block.spec(bare, last=block is last) for block in blocks))
 
 
 Block = TypeVar("Block", bound=TrainedBlock)

@@ -37,10 +37,14 @@ class Choice(NamedTuple):
 class Ground(NamedTuple):
     """What conversions are made from, and chosen by."""
 
-    plain: Plain
     checkpoint: Checkpoint
     settings: dict[str, str]
     rig: Rig
+
+    @property
+    def plain(self) -> Plain:
+        """The network as it was."""
+        return self.rig.streams.plain
 
 
 def traded(

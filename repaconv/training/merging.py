@@ -8,6 +8,7 @@ import torch
 
 from repaconv.checkpoint import Checkpoint
 from repaconv.methods.pyra import METHOD
+from repaconv.methods.pyra.schedules import first_merging
 from repaconv.proof.runners import weighted
 from repaconv.training.course import Course, metadata_of
 from repaconv.training.dropins import RATE
@@ -17,11 +18,10 @@ def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
     """Of the network that merges, as ``settings`` say; behind merged tokens only outputs can be imitated."""
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
-    first = next((index for index, r in enumerate(schedule) if r), len(schedule))
     return Course(
         net=weighted(reading.module(), reading.tensors, torch.float32),
         rate=RATE,
-        imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first)),
+        imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging(schedule))),
         moving=False,
         whitened=True,
         metadata=metadata_of(checkpoint),

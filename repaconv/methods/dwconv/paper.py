@@ -46,7 +46,7 @@ from repaconv.methods.dwconv.prefix import FoldedMixer, fold_prefix
 from repaconv.methods.dwconv.separation import factors, separated, separation
 from repaconv.methods.dwconv.training import DropIn
 from repaconv.methods.pyra.paper import MergedBlock
-from repaconv.methods.pyra.schedules import require_possible
+from repaconv.methods.pyra.schedules import first_merging, require_possible
 from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.skeletons.folding import fold_attention, folded_block, linear_of, named
 from repaconv.trained.contract import FoldedPart
@@ -252,13 +252,6 @@ class ConvBlock:
         )
 
 
-def deploy_config(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> ViTConfig:
-    """Of the deploy form."""
-    bare = ViTConfig(**sizes, blocks=())
-    last = blocks[-1] if bare.pool in ("token", "distilled") else None
-    return replace(bare, blocks=tuple(block.spec(bare, last=block is last) for block in blocks))
-
-
 def merging(
     blocks: tuple[ConvBlock, ...], schedule: tuple[int, ...], sizes: Mapping[str, Any]
 ) -> tuple[ConvBlock, ...]:
@@ -273,7 +266,7 @@ def merging(
         Refused: If a block that merges, or one behind it, does not attend, or more tokens are to go than there are.
     """
     require_possible(schedule, sizes)
-    first, tokens = next(index for index, r in enumerate(schedule) if r), ViTConfig(**sizes, blocks=()).sequence
+    first, tokens = first_merging(schedule), ViTConfig(**sizes, blocks=()).sequence
     merged = list(blocks[:first])
     for index, (block, r) in enumerate(zip(blocks[first:], schedule[first:], strict=True), first):
         mixer = block.mixer

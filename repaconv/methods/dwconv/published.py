@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from repaconv.methods.dwconv.mixers import Mixer
-from repaconv.methods.dwconv.paper import ConvBlock, deploy_config
+from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.methods.dwconv.training import DropIn
 from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import example_weights, published_net
+from repaconv.skeletons.blockwise import deploy_config, example_weights, published_net
 from repaconv.skeletons.norms import NormTraits
 from repaconv.trained.contract import Published
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +16,12 @@ from repaconv.checkpoint import Checkpoint
 from repaconv.errors import Refused
 from repaconv.methods.dwconv.gates import read_gates
 from repaconv.methods.dwconv.mixers import FORMAT, read_mixer
-from repaconv.methods.dwconv.paper import ConvBlock, deploy_config, merging
+from repaconv.methods.dwconv.paper import ConvBlock, merging
 from repaconv.methods.dwconv.separation import SEPARABLE, is_rounded, separated
 from repaconv.methods.pyra.paper import MERGED_TOLERANCE
 from repaconv.methods.pyra.schedules import parse_schedule
 from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import BlockwiseReading, Opened
+from repaconv.skeletons.blockwise import BlockwiseReading, Opened, deploy_config
 from repaconv.skeletons.frame import read_frame, read_heads
 from repaconv.skeletons.names import block_tensors, depth_of, weight_of
 from repaconv.skeletons.norms import Norms, read_norms
@@ -161,11 +162,7 @@ def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: K
 
 def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Mapping[str, Any]) -> tuple[int, ...]:
     """Tokens that go, block by block; a converted net's metadata has it."""
-    patches = sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
-    shape, said = (sizes["width"], depth, len(sizes["tokens"]) == 2), arch.get("schedule")
-
-    def parse(text: str) -> tuple[int, ...]:
-        return parse_schedule(text, depth, patches, shape)
+    said, parse = arch.get("schedule"), partial(parse_schedule, depth=depth, sizes=sizes)
 
     try:
         found = None if said is None else parse(str(said))

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,10 +236,3 @@ class _Alone(nn.Module):
         out = self.inner((x, sizes) if self.sized else x)
         tokens: Tensor = out[0] if isinstance(out, tuple) else out
         return tokens[:, : self.reads or None]
-
-
-def deploy_config(sizes: Mapping[str, Any], blocks: tuple[MergedBlock, ...]) -> ViTConfig:
-    """Of the deploy form; the last block only reads, where class and distillation token are all that is read."""
-    bare = ViTConfig(**sizes, blocks=())
-    last = blocks[-1] if bare.pool in ("token", "distilled") else None
-    return replace(bare, blocks=tuple(block.spec(bare, last=block is last) for block in blocks))

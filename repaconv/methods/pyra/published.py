@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from repaconv.backbones.vit import ViTConfig
-from repaconv.methods.pyra.paper import MergedBlock, deploy_config
+from repaconv.methods.pyra.paper import MergedBlock
 from repaconv.methods.pyra.schedules import scheduled
 from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import example_weights, published_net
+from repaconv.skeletons.blockwise import deploy_config, example_weights, published_net
 from repaconv.skeletons.norms import NormTraits
 from repaconv.trained.contract import Published
 

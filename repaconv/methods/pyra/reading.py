@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from repaconv.backbones.vit import ViTConfig
 from repaconv.checkpoint import Checkpoint
 from repaconv.errors import Refused
-from repaconv.methods.pyra.paper import MERGED_TOLERANCE, MergedBlock, deploy_config
+from repaconv.methods.pyra.paper import MERGED_TOLERANCE, MergedBlock
 from repaconv.methods.pyra.schedules import read_schedule
 from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import BlockwiseReading, Opened
+from repaconv.skeletons.blockwise import BlockwiseReading, Opened, deploy_config
 from repaconv.skeletons.frame import read_frame, read_heads
 from repaconv.skeletons.names import block_tensors, depth_of, weight_of
 from repaconv.skeletons.norms import read_norms

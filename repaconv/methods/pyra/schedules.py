@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import floor
 from typing import Any
 
@@ -53,19 +53,36 @@ def equation_8(ratio: float, depth: int, patches: int, left: int = 4) -> tuple[i
     return tuple(floor((g(block - 1) - g(block)) * (patches - left) + 1e-9) for block in range(1, depth + 1))
 
 
-def parse_schedule(text: str, depth: int, patches: int, shape: Shape) -> tuple[int, ...]:
+def patches_of(sizes: Mapping[str, Any]) -> int:
+    """How many patches a net has; ``sizes`` as `ViTConfig` has them."""
+    height, width = sizes["image_size"]
+    return int(height * width // sizes["patch"] ** 2)
+
+
+def shape_of(sizes: Mapping[str, Any], depth: int) -> Shape:
+    """What the official tables know a net by."""
+    return sizes["width"], depth, len(sizes["tokens"]) == 2
+
+
+def parse_schedule(text: str, depth: int, sizes: Mapping[str, Any]) -> tuple[int, ...]:
     """``16,16,8``; ``low`` or ``high`` for the official tables; ``eq8:0.5`` for the paper's eq. 8.
+
+    Args:
+        text: What was asked for.
+        depth: Blocks of the net.
+        sizes: Of the net, as `ViTConfig` has them.
 
     Raises:
         ValueError: If it is none of these, or of another depth.
     """
+    shape = shape_of(sizes, depth)
     if text in ("low", "high"):
         table = scheduled(text, shape)
         if table is None:
             raise ValueError(f"the official code has no {text!r} for width {shape[0]} and depth {depth}")
         return table
     if text.startswith("eq8:"):
-        return equation_8(float(text.removeprefix("eq8:")), depth, patches)
+        return equation_8(float(text.removeprefix("eq8:")), depth, patches_of(sizes))
     parts = text.strip("[]").replace(" ", "").split(",")
     if not all(part.isdigit() for part in parts):
         raise ValueError("neither numbers nor low, high or eq8:RATIO")
@@ -83,11 +100,8 @@ def read_schedule(
         Refused: If the rows and the user disagree, merging was on and its schedule is not known, or more tokens are
             to go than there are.
     """
-    prefix, patches = len(sizes["tokens"]), sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
-    shape = (sizes["width"], depth, prefix == 2)
-    rows = _rows(tensors, depth)
-    asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, patches, shape))
-    schedule, source = _told(rows, asked, args, shape, patches)
+    asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, sizes))
+    schedule, source = _told(_rows(tensors, depth), asked, args, shape_of(sizes, depth), patches_of(sizes))
     if schedule is None:
         knobs.facts.append(Fact(name="schedule", value="no merging", source=source))
         return (0,) * depth
@@ -132,6 +146,11 @@ def _told(
     return table, f"the official table {args['merging_schedule']!r} for this width and depth, by args"
 
 
+def first_merging(schedule: Sequence[int]) -> int:
+    """The first block in which tokens go; as many as there are blocks where none does."""
+    return next((index for index, r in enumerate(schedule) if r), len(schedule))
+
+
 def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> None:
     """At most half of the tokens that are left can go in a block, and none before the patches.
 
@@ -149,7 +168,7 @@ def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> Non
             code="pyra.tokens",
         )
     prefix = len(sizes["tokens"])
-    left = prefix + sizes["image_size"][0] * sizes["image_size"][1] // sizes["patch"] ** 2
+    left = prefix + patches_of(sizes)
     for index, r in enumerate(schedule):
         most = (left - prefix) // 2
         if r > most:

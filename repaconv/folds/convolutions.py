@@ -2,7 +2,7 @@
 
     s (w * x + b) + t = (s w) * x + (s b + t)
 
-What is summed is in `parallel`, what stands in a row in `sequences`.
+What is summed is in `parallel`, what stands in a row in `sequences`, what is assigned to a border in `borders`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
+from repaconv.folds.borders import bordered
 from repaconv.folds.parallel import joined
 from repaconv.folds.sequences import composed_in_row
 from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
@@ -30,19 +31,21 @@ def apply(model: ir.Model) -> Iterator[Change]:
     normalise(model)
     again = True
     while again:
-        made = [*_behind(model), *composed_in_row(model, CONVOLUTION.name), *joined(model, CONVOLUTION.name)]
+        made = [
+            change for step in (_behind, bordered, composed_in_row, joined) for change in step(model, CONVOLUTION.name)
+        ]
         clean(model)
         yield from made
         again = bool(made)
 
 
-def _behind(model: ir.Model) -> Iterator[Change]:
+def _behind(model: ir.Model, rewrite: str) -> Iterator[Change]:
     for node in tuple(model.graph):
         if not node.domain and node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub"):
-            yield from _absorb(model, node)
+            yield from _absorb(model, node, rewrite)
 
 
-def _absorb(model: ir.Model, node: ir.Node) -> Iterator[Change]:
+def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     found = _scale_and_shift(node)
     conv = made_by(found[0], "Conv", "ConvTranspose") if found is not None else None
     weight = constant(conv.inputs[1]) if conv is not None else None
@@ -63,9 +66,7 @@ def _absorb(model: ir.Model, node: ir.Node) -> Iterator[Change]:
     set_shape(new, sizes(value), value)
     write.replace(node.outputs[0], new)
     model.graph.remove([node, conv], safe=True)
-    yield Change(
-        rewrite=CONVOLUTION.name, place=conv.name or "", told=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}"
-    )
+    yield Change(rewrite=rewrite, place=conv.name or "", told=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}")
 
 
 def _outwards(conv: ir.Node, weight: Array, scale: Array) -> Array:

@@ -53,6 +53,19 @@ class Kernel:
             bias = shift if bias is None else bias + shift
         return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
 
+    def around(self, pads: Sequence[int]) -> Kernel:
+        """Of an image with more zeros before and behind every axis, as ONNX has them."""
+        both = list(zip(pads[: len(self.taps)], pads[len(self.taps) :], strict=True))
+        taps = tuple(_shifted(taps, -before) for taps, (before, _) in zip(self.taps, both, strict=True))
+        return replace(
+            self, taps=taps, reach=tuple(end + sum(more) for end, more in zip(self.reach, both, strict=True))
+        )
+
+    @property
+    def acts_by_place(self) -> bool:
+        """Whether an output reads one place, its own."""
+        return self.is_pointwise and not any(self.reach) and {*self.strides} <= {1} and not self.is_padded
+
     @property
     def is_padded(self) -> bool:
         """Whether it reads beyond a border."""

@@ -74,8 +74,7 @@ def _behind(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
 
 def _by_place(kernel: Kernel) -> bool:
     """Whether it is an edge of a `linear` graph."""
-    alone = kernel.is_pointwise and not any(kernel.reach) and {*kernel.strides} == {1} and not kernel.is_padded
-    return alone and (kernel.groups == 1 or kernel.is_diagonal)
+    return kernel.acts_by_place and (kernel.groups == 1 or kernel.is_diagonal)
 
 
 def _share(second: Kernel, between: ir.Value, out: ir.Value) -> float:

@@ -102,29 +102,37 @@ def assigned(node: ir.Node) -> tuple[int, Array] | None:
     if shape is None or given is None or attribute(node, "reduction", "none") not in ("none", b"none"):
         return None
     indices, rank = constant(node.inputs[1]), len(shape)
+    grid: tuple[int, Array] | None = None
     if indices is not None and indices.ndim == 2 and indices.shape[1] == 1:
-        found, axis = indices[:, 0], 0
-    elif given[-1] != rank or len(given) != rank + 1 or given[:-2] != shape[: rank - 1]:
+        grid = 0, indices[:, 0]
+    elif given[-1] == rank and len(given) == rank + 1:
+        if indices is not None:
+            grid = _places(indices, shape)
+        elif given[:-2] == shape[: rank - 1] and (last := _grid(node, rank)) is not None:
+            grid = rank - 1, last
+    if grid is None:
         return None
-    else:
-        grid = _grid(node, rank) if indices is None else _places(indices, shape)
-        if grid is None:
-            return None
-        found, axis = grid, rank - 1
+    axis, found = grid
     length = shape[axis]
     return (axis, found % length) if isinstance(length, int) and len(set(found.tolist())) == len(found) else None
 
 
-def _places(indices: Array, shape: Sizes) -> Array | None:
-    """The places along the last axis of indices [.., k, r] that count through all others."""
+def _places(indices: Array, shape: Sizes) -> tuple[int, Array] | None:
+    """The axis along which indices [.., r] choose, where they count through all others, and the places."""
     rank = len(shape)
-    for axis in range(rank - 1):
-        count = np.arange(indices.shape[axis]).reshape([-1 if i == axis else 1 for i in range(rank)])
-        if shape[axis] != indices.shape[axis] or (indices[..., axis] != count).any():
-            return None
-    last: Array = indices[..., -1]
-    first: Array = last[(0,) * (rank - 1)]
-    return first if bool((last == first).all()) else None
+
+    def along(axis: int, numbers: Array) -> Array:
+        return numbers.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+    def counts(axis: int) -> bool:
+        length = indices.shape[axis]
+        return shape[axis] == length and bool((indices[..., axis] == along(axis, np.arange(length))).all())
+
+    others = [axis for axis in range(rank) if not counts(axis)] or [rank - 1]
+    chosen: Array = indices[..., others[0]]
+    first: Array = np.moveaxis(chosen, others[0], -1)[(0,) * (rank - 1)]
+    same = len(others) == 1 and bool((chosen == along(others[0], first)).all())
+    return (others[0], first) if same else None
 
 
 def _grid(node: ir.Node, rank: int) -> Array | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from repaconv.folds.kernels import Kernel, composed, composed_size, eye, fits, summed
 from repaconv.folds.maps import Vector
+from repaconv.live.borders import border_of
 from repaconv.live.trace import Called, Step, Value
 
 IMAGE, LAST = 1, -1
@@ -223,12 +225,44 @@ def _sum(a: Form, b: Form) -> Form | None:
     return Form(terms, True)
 
 
+def _pooled(forms: Forms, step: Step) -> Form | None:
+    x, size = step.given(0, "input"), _each(step.given(1, "kernel_size"), 2)
+    stride, pads = step.given(2, "stride"), _each(step.given(3, "padding", 0), 2)
+    counted = not any(pads) or step.given(5, "count_include_pad", True)
+    if forms.axis != IMAGE or len(x.shape) != 4 or step.given(4, "ceil_mode", False) or not counted:
+        return None
+    if (divisor := step.given(6, "divisor_override")) is not None and divisor != prod(size):
+        return None
+    weight = np.full((x.shape[1], 1, *size), 1 / prod(size))
+    strides, taps = _each(stride, 2) if stride else size, tuple(range(length) for length in size)
+    whole = Kernel(weight, None, x.shape[1], strides, taps, tuple(1 - length for length in size), 0)
+    return forms.behind(whole.around((*pads, *pads)), x)
+
+
+def _bordered(forms: Forms, step: Step) -> Form | None:
+    """An image with a border: the same layers on a padded one, where zeros give them what stands in the border."""
+    found = border_of(step) if forms.axis == IMAGE else None
+    if found is None:
+        return None
+    x, pads, border = found
+    inner = forms.of(x)
+    if len(pads) != 2 * (len(x.shape) - 2) or not all(one.acts_by_place for one in inner.terms.values()):
+        return None
+    given = sum((one.bias for one in inner.terms.values() if one.bias is not None), np.zeros(x.shape[1]))
+    if not np.allclose(border, given, rtol=1e-12, atol=0):
+        return None
+    return Form({source: one.around(pads) for source, one in inner.terms.items()}, inner.several)
+
+
 _ADD = dict.fromkeys(("add", "sub", "subtract"), _added)
 _MULTIPLY = dict.fromkeys(("mul", "multiply", "div", "truediv", "true_divide"), _multiplied)
 _RULES: dict[str, Callable[[Forms, Step], Form | None]] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     "linear": _linear,
     "batch_norm": _batchnorm,
+    "avg_pool2d": _pooled,
+    "pad": _bordered,
+    "setitem": _bordered,
     "neg": _negated,
     **_ADD,
     **_MULTIPLY,

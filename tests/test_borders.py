@@ -1,0 +1,130 @@
+"""A border that holds what a 1x1 convolution gives for zeros is its padding: Diverse Branch Block, as it is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from foreign_nets import exported
+from test_live import same, trained
+from torch import nn
+from torch.nn import functional as F
+
+import repaconv as rc
+from repaconv.folds.convolutions import CONVOLUTION
+from repaconv.folds.fold import FOLDS
+from repaconv.graphs.costs import parameters
+from repaconv.graphs.graph import read, rewritten
+
+
+class BorderedNorm(nn.Module):
+    """A BatchNorm in a border of what it makes of zeros, or of something else."""
+
+    def __init__(self, width, *, off=0.0):
+        super().__init__()
+        self.bn, self.off = nn.BatchNorm2d(width), off
+
+    def forward(self, x):
+        bn = self.bn
+        zero = bn.bias - bn.running_mean * bn.weight / torch.sqrt(bn.running_var + bn.eps) + self.off
+        out, zero = F.pad(bn(x), [1] * 4), zero.view(1, -1, 1, 1)
+        out[:, :, :1, :] = zero
+        out[:, :, -1:, :] = zero
+        out[:, :, :, :1] = zero
+        out[:, :, :, -1:] = zero
+        return out
+
+
+def pointwise(width, out, groups, *last):
+    return nn.Sequential(nn.Conv2d(width, out, 1, groups=groups, bias=False), *last)
+
+
+class DiverseBranches(nn.Module):
+    """Fig. 2 of the paper: 3x3, 1x1, 1x1 and a mean, 1x1 and 3x3."""
+
+    def __init__(self, width, out, stride=1, groups=1, *, off=0.0):
+        super().__init__()
+        more = {"stride": stride, "groups": groups, "bias": False}
+        self.whole = nn.Sequential(nn.Conv2d(width, out, 3, padding=1, **more), nn.BatchNorm2d(out))
+        self.one = nn.Sequential(nn.Conv2d(width, out, 1, **more), nn.BatchNorm2d(out))
+        mean = nn.AvgPool2d(3, stride)
+        self.mean = pointwise(width, out, groups, BorderedNorm(out, off=off), mean, nn.BatchNorm2d(out))
+        behind = nn.Sequential(nn.Conv2d(width, out, 3, **more), nn.BatchNorm2d(out))
+        self.row = pointwise(width, width, groups, BorderedNorm(width, off=off), behind)
+
+    def forward(self, x):
+        return F.relu(self.whole(x) + self.one(x) + self.mean(x) + self.row(x))
+
+
+def net(**more):
+    return trained(nn.Sequential(DiverseBranches(3, 8, 2, **more), DiverseBranches(8, 12, groups=4, **more))).eval()
+
+
+def apart(before, after, shape):
+    """How far a graph is off, relative; by ONNX Runtime, as onnx's own average of a padded image differs."""
+    x, found = np.random.default_rng(0).standard_normal(shape, dtype="f4"), []
+    for model in (before, after):
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        found.append(session.run(None, {session.get_inputs()[0].name: x})[0])
+    return np.abs(found[1] - found[0]).max() / np.abs(found[0]).max()
+
+
+WHOLE = (8 * 3 * 9 + 8) + (12 * 2 * 9 + 12)
+
+
+@pytest.mark.parametrize(("dynamo", "opset", "free"), [(True, 20, True), (False, 13, False)])
+def test_a_diverse_block_is_one_convolution(dynamo, opset, free):
+    model = exported(net(), (2, 3, 12, 10), dynamo=dynamo, opset=opset, free=free)
+    after, _ = rewritten(model, FOLDS)
+    assert sorted(node.op_type for node in after.graph.node) == ["Conv", "Conv", "Relu", "Relu"]
+    assert parameters(read(after)) == WHOLE
+    assert apart(model, after, (2, 3, 12, 10)) < 1e-5
+
+
+def test_as_a_live_module():
+    model = net()
+    folded = rc.fold(model, example=torch.randn(1, 3, 12, 10))
+    assert sum(parameter.numel() for parameter in folded.parameters()) == WHOLE
+    same(model.double(), rc.fold(model), torch.randn(3, 3, 9, 7))
+
+
+def test_another_border_stays():
+    model = net(off=0.1)
+    graph = exported(model, (2, 3, 12, 10), dynamo=True, opset=20, free=True)
+    after, told = rewritten(graph, (CONVOLUTION,))
+    assert not any("border" in change.told for change in told)
+    assert apart(graph, after, (2, 3, 12, 10)) < 1e-5
+    folded = rc.fold(model, example=torch.randn(1, 3, 12, 10))
+    assert sum(parameter.numel() for parameter in folded.parameters()) > WHOLE
+
+
+class Written(nn.Module):
+    """A padded image, into which something is written."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.first, self.write, self.last = nn.Conv2d(3, 4, 1), write, nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.write(F.pad(self.first(x), [1] * 4), self.first.bias.view(1, -1, 1, 1)))
+
+
+def inside(x, bias):
+    x[:, :, :2, :] = bias
+    return x
+
+
+def three_sides(x, bias):
+    for place in ((..., 0, slice(None)), (..., -1, slice(None)), (..., 0)):
+        x[place] = bias[..., 0]
+    return x
+
+
+@pytest.mark.parametrize("write", [inside, three_sides, lambda x, _: x])
+def test_what_reaches_inside_or_leaves_a_side_stays(write):
+    model = trained(Written(write)).eval()
+    graph = exported(model, (2, 3, 8, 8), dynamo=True, opset=20, free=True)
+    after, told = rewritten(graph, (CONVOLUTION,))
+    assert not told
+    assert apart(graph, after, (3, 3, 8, 8)) < 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from math import sqrt
 from pathlib import Path
 
@@ -561,3 +562,18 @@ def test_blocks_before_the_first_that_merges_are_chosen(vit):
     done = rc.convert("cls.pth", **asked(max_disagreement=1.0, schedule="0,0,3"))
     assert done.blocks == (0, 1)
     assert all(max(each.blocks) < 2 for each in done.tried)
+
+
+def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_the_one_norm():
+    random = torch.Generator().manual_seed(0)
+    rows, targets = (torch.randn(5, 60, n, generator=random) for n in (7, 2))
+    normal = Normal()
+    normal.add(rows, targets)
+    solved = normal.solve(ridge=0.0)
+    whole = torch.cat([rows, torch.ones(5, 60, 1)], -1).double()
+    assert torch.allclose(solved.weights, torch.linalg.lstsq(whole, targets.double()).solution, rtol=1e-10)
+    assert solved.condition == pytest.approx(float(torch.linalg.cond(whole.mT @ whole, 1).max()))
+    dead = Normal()
+    dead.add(torch.zeros(60, 7), targets[0])
+    assert dead.solve().weights.isfinite().all()
+    assert dead.solve().condition == sys.float_info.max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import torch
@@ -12,10 +13,12 @@ RIDGES = (RIDGE, 1e-5)
 """Of the features' mean square: the usual one, and that of many images. Which is better, the images say that choose."""
 MANY = 100
 """Rows an unknown, from which on the other is tried."""
+LARGEST = sys.float_info.max
+"""The condition of what is singular."""
 
 
 class Solved(NamedTuple):
-    """Weights [..., f, o], and the condition number of the system as solved, the largest of several."""
+    """Weights [..., f, o], and the system's condition number as solved, in the 1-norm; the largest of several."""
 
     weights: Tensor
     condition: float
@@ -52,9 +55,11 @@ class Normal:
         penalty = torch.cat([lam.expand_as(squares[..., :-1]), torch.zeros_like(squares[..., :1])], -1)
         system = self.gram + torch.diag_embed(penalty)
         right = self.cross if prior is None else self.cross + penalty.unsqueeze(-1) * prior.double()
-        spectrum = torch.linalg.eigvalsh(system)
-        condition = float((spectrum[..., -1] / spectrum[..., 0].clamp_min(1e-300)).max())
-        return Solved(torch.linalg.solve(system, right), condition)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        if failed.any():  # singular but for rounding
+            return Solved(torch.linalg.solve(system, right), LARGEST)
+        columns = [matrix.abs().sum(-2).amax(-1) for matrix in (system, torch.cholesky_inverse(factor))]
+        return Solved(torch.cholesky_solve(right, factor), min(float((columns[0] * columns[1]).max()), LARGEST))
 
     def centred(self) -> Tensor:
         """The features' Gram matrix [..., f - 1, f - 1] around their means."""

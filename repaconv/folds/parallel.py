@@ -16,7 +16,7 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.folds.kernels import Kernel, eye, fits, kernel_of, scale_of, size_of, summed
-from repaconv.folds.sequences import reduced
+from repaconv.folds.sequences import line_of, reduced
 from repaconv.graphs.graph import Writer, is_constant, made_by
 from repaconv.graphs.shapes import set_shape, sizes
 
@@ -107,10 +107,12 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
 
 def _met(terms: Terms) -> Terms:
     """Terms as kernels of what others are kernels of, where they come from that through more than one."""
-    deep = [
-        term._replace(kernel=kernel, source=x) for term in terms for kernel, x in [reduced(term.kernel, term.source)]
-    ]
-    places = range(len(terms))
+    places, lines = range(len(terms)), [set(line_of(term.source)) for term in terms]
+    deep = list(terms)
+    for place in places:
+        if any(lines[place] & lines[other] for other in places if other != place):
+            kernel, x = reduced(terms[place].kernel, terms[place].source)
+            deep[place] = terms[place]._replace(kernel=kernel, source=x)
 
     def others(mine: int) -> set[ir.Value]:
         return {one.source for place in places if place != mine for one in (terms[place], deep[place])}

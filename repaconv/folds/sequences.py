@@ -35,11 +35,25 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
 
 def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
     """The kernel that a value is of another, if nothing else reads it."""
+    found = _layer_before(value)
+    kernel = (kernel_of(found[0]) or scale_of(found[0])) if found is not None else None
+    return None if kernel is None or found is None else (kernel, found[1])
+
+
+def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
+    """What gives a value that nothing else reads, and what it reads, if it may be a kernel."""
     node = made_by(value, "Conv", "AveragePool", "BatchNormalization")
     if node is None or value is None or node.inputs[0] is None or len(value.uses()) != 1 or value.is_graph_output():
         return None
-    kernel = kernel_of(node) or scale_of(node)
-    return None if kernel is None else (kernel, node.inputs[0])
+    return node, node.inputs[0]
+
+
+def line_of(value: ir.Value) -> Iterator[ir.Value]:
+    """All that `reduced` may make a value a kernel of; no numbers are looked at."""
+    yield value
+    while (found := _layer_before(value)) is not None:
+        _, value = found
+        yield value
 
 
 def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Writer, constant
+from repaconv.graphs.graph import Writer, attribute, constant
 from repaconv.graphs.inference import follow
 from repaconv.graphs.integers import Integers
 from repaconv.graphs.operators import QUANTISING, RANDOM
@@ -61,10 +61,8 @@ def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
 
 
 def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
-    """A node of constants alone, by ONNX's reference implementation, unless it makes much of little."""
-    import onnx
+    """A node of constants alone, unless it makes much of little."""
     import onnx_ir as ir
-    from onnx.reference import ReferenceEvaluator
 
     values = [value for value in node.inputs if value is not None]
     raw = [value.const_value for value in values if not value.is_graph_input()]
@@ -79,6 +77,28 @@ def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
     if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
         return None
     arrays = {value.name: tensor.numpy() for value, tensor in zip(values, raw, strict=True) if tensor is not None}
+    large = max((array.size for array in arrays.values()), default=0)
+    found = _picked(node, *arrays.values()) if node.op_type == "GatherND" else _referred(node, arrays, opset)
+    return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
+
+
+def _picked(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+    """What a GatherND picks; the reference goes index by index."""
+    if attribute(node, "batch_dims", 0):
+        return None
+    try:
+        picked: np.ndarray = data[tuple(np.moveaxis(indices, -1, 0))]
+    except IndexError:  # it fails where it runs, too
+        return None
+    return picked
+
+
+def _referred(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
+    """What ONNX's reference implementation makes of constants."""
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
     proto = ir.to_proto(node)
     inputs = [
         onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
@@ -87,11 +107,10 @@ def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
     graph = onnx.helper.make_graph([proto], "constant", inputs, [onnx.ValueInfoProto(name=proto.output[0])])
     whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     try:
-        found = ReferenceEvaluator(whole).run(None, arrays)[0]
+        found: np.ndarray = ReferenceEvaluator(whole).run(None, arrays)[0]
     except Exception:  # types that numpy does not have, operators that the reference lacks: it stays as it is
         return None
-    large = max((array.size for array in arrays.values()), default=0)
-    return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
+    return found
 
 
 def _expand(_model: ir.Model, node: ir.Node) -> None:

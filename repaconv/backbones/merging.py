@@ -83,13 +83,17 @@ class Merge(nn.Module):
         first, odd = torch.arange(1 + dist, device=x.device), torch.arange(1 + 2 * dist, x.shape[1], 2, device=x.device)
         stay = torch.cat([first.expand(len(x), -1), 2 * kept + 2, odd.expand(len(x), -1)], 1)  # [B, N - r]
         both = torch.cat([2 * source + 2, into], 1)
-        size = torch.ones_like(x[:, :, :1]) if size is None else size
-        sizes, pairs = _rows(size, both), _rows(x, both)  # [B, 2 r, 1], [B, 2 r, d]
-        z, weight = pairs * sizes, sizes[:, :r]
-        going = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
         onto = (stay.unsqueeze(2) == into.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
-        size = _rows(size, stay) + onto @ weight
-        return _rows(x, stay) + (onto / size) @ (going - weight * pairs[:, r:]), size
+        z = pairs = _rows(x, both)  # [B, 2 r, d]
+        there = pairs[:, r:]
+        if size is None:  # all are 1
+            size = 1 + onto.sum(2, keepdim=True)
+        else:
+            sizes = _rows(size, both)  # [B, 2 r, 1]
+            z, there = pairs * sizes, sizes[:, :r] * there
+            size = _rows(size, stay) + onto @ sizes[:, :r]
+        going = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
+        return _rows(x, stay) + (onto / size) @ (going - there), size
 
     def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:
         """Of the even tokens [B, E] those that go, by descending similarity, and those that stay, ascending."""

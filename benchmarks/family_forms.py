@@ -1,9 +1,10 @@
 """What a target's default form gains on the processor at hand, whatever its family: what `[measured]` rests on.
 
-    PYTHONPATH=benchmarks python benchmarks/family_forms.py [--nets NAME ...] [--seconds 30] [-o result.json]
+    PYTHONPATH=benchmarks python benchmarks/family_forms.py [--int8] [--nets NAME ...] [--seconds 30] [-o result.json]
 
 Of every network, in float32 on one thread, batch 1, opened anew by turns in one run a network: the graph made by hand
-on ONNX Runtime, and on each runtime of x86-64 the safest form and the default form.
+on ONNX Runtime, and on each runtime of x86-64 the safest form and the default form. With ``--int8`` both forms in that
+precision as well, on ONNX Runtime, its ranges of seeded images: a form's speed does not hang on them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from handmade import pipeline
 from peers.nets import NETS
 from peers.row import Place, prepared
@@ -25,6 +27,7 @@ from peers.row import Place, prepared
 from repaconv import registry, runs
 from repaconv.artefacts import Deployment
 from repaconv.engines.contract import SessionSpec
+from repaconv.exporters.precision import to_int8
 from repaconv.files import canonical_json
 from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.measure.protocol import anew, measure_anew, pinned
@@ -32,19 +35,23 @@ from repaconv.measure.statistics import ratio
 from repaconv.progress import silent
 from repaconv.steps.candidates import Candidates
 from repaconv.steps.common import load_target
+from repaconv.steps.precisions import int8_for
 from repaconv.subjects.subject import subject_of
 
 TARGETS = ("x86-64", "x86-64-openvino")
-HAND = "by hand, onnxruntime"
+HAND, INT8 = "by hand, onnxruntime", "onnxruntime int8"
 
 
-def opened(path: Path, runtime: str, sizes: dict[str, int], images: Any) -> Callable[[], Any]:
+def opened(path: Path, runtime: str, sizes: dict[str, int], images: Any, precision: str = "fp32") -> Callable[[], Any]:
     """A graph by its runtime, as `bench` opens it, on these images."""
-    session = registry.load(registry.ENGINES, runtime).open(path, SessionSpec(threads=1, sizes=sizes))
+    spec = SessionSpec(threads=1, sizes=sizes, precision=precision)
+    session = registry.load(registry.ENGINES, runtime).open(path, spec)
     return partial(session.run, {session.inputs[0].name: images})
 
 
-def forms_of(run: Path, scratch: Path, images: Any) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+def forms_of(
+    run: Path, scratch: Path, images: Any, *, int8: bool
+) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
     """Ways to open a run, by what they are called; the default form is left out where it is the safest one."""
     subject = subject_of(runs.Run(run))
     graphs = Candidates(subject, sorted(registry.registered(registry.REWRITES)), None, scratch, silent)
@@ -54,15 +61,22 @@ def forms_of(run: Path, scratch: Path, images: Any) -> Iterator[tuple[str, Calla
         paths = {name: graphs.exact(start.model_copy(update={"rewrites": form})) for name, form in written.items()}
         for path, name in {path: name for name, path in reversed(paths.items())}.items():
             yield f"{name}, {device.runtime}", partial(opened, path, device.runtime, graphs.sizes(1), images)
+        if int8 and device.name == TARGETS[0]:
+            for name, form in written.items():
+                path = graphs.exact(start.model_copy(update={"rewrites": device.kept(form, "int8")}))
+                model, how = onnx.load(path), int8_for(device)
+                low = scratch / f"{name}.int8.onnx"
+                low.write_bytes(to_int8(model, [{model.graph.input[0].name: images}], (), how).SerializeToString())
+                yield f"{name}, {INT8}", partial(opened, low, device.runtime, graphs.sizes(1), images, "int8")
 
 
-def measured(name: str, seconds: float) -> dict[str, Any]:
+def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
     """The row of a network."""
     net = next(each for each in NETS if each.name == name)
     with tempfile.TemporaryDirectory() as folder, pinned(1) as cores:
         ready = prepared(net, Place(1, 1, 40, 0, seconds), Path(folder))
         images = np.ascontiguousarray(ready.images[:1])
-        ways = dict(forms_of(ready.ours.run, Path(folder), images))
+        ways = dict(forms_of(ready.ours.run, Path(folder), images, int8=int8))
         ways[HAND] = lambda: partial(pipeline.runner(ready.hand.graph, 1), images)
         found = measure_anew(anew(ways), rounds=40, warmup_rounds=10, seed=0, cores=cores, spend_s=seconds)
         times = found.samples_ms
@@ -80,7 +94,7 @@ def measured(name: str, seconds: float) -> dict[str, Any]:
 def told(rows: list[dict[str, Any]]) -> str:
     """What each form gains in the geometric mean, over those networks that it changes."""
     lines = [machine_key(rows[-1]["machine"])]
-    for runtime in sorted({load_target(name).runtime for name in TARGETS}):
+    for runtime in (*sorted({load_target(name).runtime for name in TARGETS}), INT8):
         both = [row["times_hand"] for row in rows if f"default, {runtime}" in row["times_hand"]]
         gains = [of[f"default, {runtime}"][0] / of[f"safest, {runtime}"][0] for of in both]
         if gains:
@@ -94,12 +108,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = [net.name for net in NETS if not net.trained and not net.large]
     options.add_argument("--nets", nargs="+", choices=[net.name for net in NETS], default=usual)
+    options.add_argument("--int8", action="store_true", help="both forms in int8, too")
     options.add_argument("--seconds", type=float, default=30, help="of all openings of a network")
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     rows = []
     for name in given.nets:
-        rows.append(measured(name, given.seconds))
+        rows.append(measured(name, given.seconds, int8=given.int8))
         print(name, {way: of[0] for way, of in rows[-1]["times_hand"].items()}, flush=True)
         if given.out:
             given.out.write_text(canonical_json({"rows": rows}))

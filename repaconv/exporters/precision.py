@@ -25,7 +25,8 @@ HEADROOM = 8.0
 # Kernels of these square their input, and some add the squares up in float16.
 SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization")
 QUANTIZED = ("MatMul", "Gemm", "Conv")
-# From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind.
+# From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind; graphs for
+# NNCF were not tried beyond it.
 INT8_OPSET = 20
 SYMMETRIC = {"ActivationSymmetric": True, "QuantizeBias": False}
 NARROW = 64
@@ -121,6 +122,10 @@ class Int8(NamedTuple):
     symmetric: bool = False
     narrow: bool = False
     by: str = QUANTISERS[0]
+
+    def opset(self, newest: int) -> int:
+        """The newest in which it is written, where the float32 graph may be of ``newest``."""
+        return min(newest, INT8_OPSET) if self.symmetric or self.by != QUANTISERS[0] else newest
 
 
 USUAL = Int8()

@@ -23,7 +23,7 @@ from repaconv.steps.deploying import export_given
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import Written, written_for
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
-from repaconv.steps.precisions import Typed, require_computed, typed_lower
+from repaconv.steps.precisions import Typed, int8_for, require_computed, typed_lower
 from repaconv.subjects.proved import Graph, write_graph
 from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject, subject_of
 from repaconv.variants import Variant, unusual
@@ -100,8 +100,6 @@ class _Plan(NamedTuple):
 
 def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -> _Plan:
     """Everything that may be refused, before anything is written."""
-    from repaconv.exporters.precision import INT8_OPSET
-
     _require_known(order)
     taken = runs.find_run(Path(run) if run else None)
     subject = subject_of(taken)
@@ -114,9 +112,11 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     size = _size(order, subject)
     free_size = folded.any_image_size and order.image_size is None
     newest = device.newest
-    opset = min(device.opset, INT8_OPSET) if order.precision == "int8" else device.opset
+    if order.precision == "int8":
+        newest = int8_for(device, written.quantiser).opset(newest)
+    opset = min(device.opset, newest)
     wanted = usual_form(device, folded.called) if written.rewrites is None else written.rewrites
-    form = chosen(device.kept(wanted, order.precision), opset if order.precision == "int8" else newest)
+    form = chosen(device.kept(wanted, order.precision), newest)
     variant = Variant(
         target=device.name,
         form=Variant.form_of(written.name),
@@ -196,7 +196,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
     spec = GraphSpec(
         size=plan.size,
         opset=plan.opset,
-        newest=plan.opset if plan.order.precision == "int8" else plan.newest,
+        newest=plan.newest,
         lacks=plan.device.lacks,
         batch=plan.order.batch,
         free_size=plan.free_size,

@@ -78,7 +78,6 @@ class Candidates:
             Refused: If the export is not sound or its weights take more than 2 GiB.
             UsageProblem: If the runtime takes networks, and this is a graph.
         """
-        from repaconv.exporters.precision import INT8_OPSET
         from repaconv.forms.search import Arm
 
         device = load_target(start.target)
@@ -86,13 +85,11 @@ class Candidates:
             self.subject.network(DEPLOY)
             return Arm(start, (), tuple(tries))
         graphs, precision = self._graphs(device), start.precision
-        newest = INT8_OPSET if precision == "int8" else device.newest
+        newest = int8_for(device, start.quantiser).opset(device.newest) if precision == "int8" else device.newest
         fit = tuple(name for name, rewrite in graphs.rewrites.items() if rewrite.opset <= newest)
         fit = device.kept(fit, precision)
         usual = usual_form(device, self.subject.folded.called)
         default = tuple(name for name in fit if name in usual)
-        if start.quantiser:
-            int8_for(device, start.quantiser)
         return Arm(start.model_copy(update={"rewrites": default}), () if start.quantiser else fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:

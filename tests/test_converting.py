@@ -16,6 +16,8 @@ from safetensors import safe_open
 from torch import nn
 
 import repaconv as rc
+from repaconv.checkpoint import read_checkpoint
+from repaconv.converting import merging
 from repaconv.converting.asked import Blocks, read_blocks
 from repaconv.converting.fitting import How, fitted
 from repaconv.converting.merging import schedule_of
@@ -426,9 +428,36 @@ def test_merging_is_measured_like_any_conversion(vit):
     with pytest.raises(Refused) as refused:
         rc.convert("cls.pth", **asked(method="pyra", schedule="9,9,9"))
     assert refused.value.code == "pyra.schedule"
+    torch.save(plain_weights(classes=0), "patches.pth")
+    np.savez("bare.npz", input=images())
     with pytest.raises(Refused) as refused:
-        rc.convert(vit, **asked(method="pyra", keep=0.6))
+        rc.convert(
+            "patches.pth", inputs="bare.npz", settings={"num_heads": "3", "pool": "none"}, method="pyra", keep=0.6
+        )
     assert refused.value.code == "pyra.tokens"
+
+
+@pytest.mark.parametrize(("tokens", "pool"), [(True, "token"), (True, "avg"), (False, "avg")])
+def test_twins_merge_without_loss(tmp_path, tokens, pool):
+    """Equal patches at equal positions: every one goes into its twin, and counts twice from there on, in the mean, too.
+
+    Tokens before the patches, an odd number of them or none, have no part in it.
+    """
+    weights = plain_weights(tokens=tokens)
+    weights["pos_embed"][:, int(tokens) + 1 :: 2] = weights["pos_embed"][:, int(tokens) : -1 : 2]
+    torch.save(weights, "twins.pth")
+    x = images(6)
+    x[..., 2:4], x[..., 6:8] = x[..., :2], x[..., 4:6]
+    settings = {"num_heads": "3", "pool": pool}
+    plain, given = opened("twins.pth", pool=pool).net.double(), torch.from_numpy(x).double()
+    merged, _ = merging.merged(read_checkpoint("twins.pth"), {**settings, "schedule": "8,0,0"})
+    merged = merged.double()
+    with torch.inference_mode():
+        assert merged.blocks[0](plain.embed(given))[0].shape == (6, 3 * tokens + 8, WIDTH)
+        assert torch.allclose(merged(given), plain(given), atol=1e-9)
+    rc.fold("twins.pth", method="pyra", schedule="4,2,1", **settings)
+    assert {link.verdict for link in rc.export().links} == {"passed"}
+    assert {link.name: link.verdict for link in rc.verify().links}["fold"] == "passed"
 
 
 def test_tokens_merge_behind_what_was_replaced(vit):

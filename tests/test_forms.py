@@ -561,7 +561,7 @@ def small_net(name, random):
         tokens = BlockSpec(AttentionSpec(heads, width, width, key="input", value="input"), ffn, plain, plain)
         return vit(random, width, block, tokens)
     if name == "pyra":
-        merges = [MergeSpec(1, sized, distilled=False, modulated=True) for sized in (False, True)]
+        merges = [MergeSpec(1, sized, prefix=1, modulated=True) for sized in (False, True)]
         mixer = AttentionSpec(heads, 2 * head, 2 * head)
         return vit(random, width, *(BlockSpec(mixer, ffn, plain, plain, merge) for merge in merges))
     if name == "dwconv":

@@ -251,7 +251,7 @@ def test_a_merge_knows_by_how_little_it_was_decided():
     from repaconv.backbones.merging import Merge, MergeSpec
 
     torch.manual_seed(0)
-    merge = Merge(MergeSpec(r=2, sized=False, distilled=False, modulated=False), 8).double()
+    merge = Merge(MergeSpec(r=2, sized=False, prefix=1, modulated=False), 8).double()
     x, metric = torch.randn(1, 9, 8).double(), torch.randn(1, 9, 5).double()
     margin = float(merge.decision_margin(x, None, metric))
     assert 0 < margin < 1

@@ -187,7 +187,7 @@ def test_merging_without_pyra_is_declared_never_guessed():
 
 
 def test_equals_keep_the_first_first():
-    merge = Merge(MergeSpec(2, False, False, False), 4)
+    merge = Merge(MergeSpec(2, False, 1, False), 4)
     x = torch.arange(28.0).view(1, 7, 4)
     same = torch.ones(1, 7, 4)
     kept, size = merge(x, None, same)

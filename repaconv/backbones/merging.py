@@ -27,14 +27,14 @@ class MergeSpec:
     Attributes:
         r: Tokens that go.
         sized: Whether earlier blocks merged, so that tokens have sizes.
-        distilled: Whether a distillation token is protected beside the class token.
+        prefix: Tokens before the patches, which have no part in merging.
         modulated: Whether the tokens that go are modulated before (PYRA).
         eps: Of the modulation's norm.
     """
 
     r: int
     sized: bool
-    distilled: bool
+    prefix: int
     modulated: bool
     eps: float = 1e-5
     kind: Literal["merge"] = "merge"
@@ -76,13 +76,14 @@ class Merge(nn.Module):
 
         so all tokens that stay are picked once, and one product adds what the r others bring.
         """
-        r, dist = self.spec.r, int(self.spec.distilled)
+        r, prefix, (even, odd) = self.spec.r, self.spec.prefix, self._firsts
         scores = self._scores(metric)
         source, kept = self._choice(scores.amax(-1))
-        into = 2 * scores.argmax(-1).gather(1, source) + 1 + 2 * dist
-        first, odd = torch.arange(1 + dist, device=x.device), torch.arange(1 + 2 * dist, x.shape[1], 2, device=x.device)
-        stay = torch.cat([first.expand(len(x), -1), 2 * kept + 2, odd.expand(len(x), -1)], 1)  # [B, N - r]
-        both = torch.cat([2 * source + 2, into], 1)
+        into = 2 * scores.argmax(-1).gather(1, source) + odd
+        first, others = torch.arange(prefix, device=x.device), torch.arange(odd, x.shape[1], 2, device=x.device)
+        before = [first.expand(len(x), -1)] if prefix else []
+        stay = torch.cat([*before, 2 * kept + even, others.expand(len(x), -1)], 1)  # [B, N - r]
+        both = torch.cat([2 * source + even, into], 1)
         onto = (stay.unsqueeze(2) == into.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
         z = pairs = _rows(x, both)  # [B, 2 r, d]
         there = pairs[:, r:]
@@ -104,9 +105,15 @@ class Merge(nn.Module):
         return source, order.topk(count - r, 1, largest=False, sorted=True).indices
 
     def _scores(self, metric: Tensor) -> Tensor:
-        """Cosines [B, even, odd]. The class token is even 0, a distillation token odd 0: neither has a part in it."""
-        metric = metric / (metric * metric).sum(-1, keepdim=True).sqrt()
-        return metric[:, 2::2] @ metric[:, 1 + 2 * int(self.spec.distilled) :: 2].transpose(1, 2)
+        """Cosines [B, even, odd]."""
+        metric, (even, odd) = metric / (metric * metric).sum(-1, keepdim=True).sqrt(), self._firsts
+        return metric[:, even::2] @ metric[:, odd::2].transpose(1, 2)
+
+    @property
+    def _firsts(self) -> tuple[int, int]:
+        """The first even token that has a part in it, and the first odd one."""
+        prefix = self.spec.prefix
+        return prefix + prefix % 2, prefix + 1 - prefix % 2
 
     def decision_margin(self, _x: Tensor, _size: Tensor | None, metric: Tensor) -> Tensor:
         """The smallest lead [B] by which a merge was decided: of a partner, of a rank, of the last that goes."""

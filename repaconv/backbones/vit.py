@@ -214,7 +214,7 @@ class ViT(nn.Module):
         """Tokens [B, N, d] that enter block ``start`` to the output."""
         for block in self.blocks[start:]:
             tokens = block(tokens)
-        return self.read_out(tokens[0] if isinstance(tokens, tuple) else tokens)
+        return self.read_out(*tokens) if isinstance(tokens, tuple) else self.read_out(tokens)
 
     def embed(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W] to the tokens [B, N, d] that enter the first block."""
@@ -232,9 +232,13 @@ class ViT(nn.Module):
         out: Tensor = self.norm_pre(tokens) if self.config.pre_norm else tokens
         return out
 
-    def read_out(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, N, d] behind the last block to the output; only those that are read are normalised."""
+    def read_out(self, tokens: Tensor, size: Tensor | None = None) -> Tensor:
+        """Tokens [B, N, d] behind the last block to the output; only those that are read are normalised.
+
+        Of merged ones, sizes [B, N, 1], a mean is that of the patches that they were.
+        """
         config = self.config
+        sizes = None if size is None else size[:, config.prefix :]
         if config.pool == "token":
             pooled = self._normed(tokens[:, :1])[:, 0]
         elif config.pool == "distilled":
@@ -242,9 +246,9 @@ class ViT(nn.Module):
         elif config.pool == "none":
             return self._normed(tokens[:, config.prefix :])
         elif config.pool_first:
-            pooled = self._normed(tokens[:, config.prefix :].mean(1, keepdim=True))[:, 0]
+            pooled = self._normed(_mean(tokens[:, config.prefix :], sizes))[:, 0]
         else:
-            pooled = self._normed(tokens[:, config.prefix :]).mean(1)
+            pooled = _mean(self._normed(tokens[:, config.prefix :]), sizes)[:, 0]
         if config.representation:
             pooled = self.pre_logits(pooled)
         if not config.classes:
@@ -260,6 +264,11 @@ class ViT(nn.Module):
     def _normed(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.get_submodule("fc_norm" if self.config.pool_first else "norm")(tokens)
         return out
+
+
+def _mean(x: Tensor, size: Tensor | None) -> Tensor:
+    """Over tokens [B, N, d] of sizes [B, N, 1], or all of one size: [B, 1, d]."""
+    return x.mean(1, keepdim=True) if size is None else (x * size).sum(1, keepdim=True) / size.sum(1, keepdim=True)
 
 
 _CONFIG = TypeAdapter(ViTConfig)

@@ -18,8 +18,8 @@ from repaconv.proof.runners import weighted
 def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> str:
     """Tokens that go, block by block, as the method takes it.
 
-    Of ``keep`` all blocks but the last have an equal share, earlier ones what is left over; behind the last, nothing
-    but the class token is read.
+    Of ``keep`` all blocks but the last have an equal share, earlier ones what is left over: behind the last no block
+    gains by it.
 
     Raises:
         UsageProblem: If neither is given, or both, no share is left, or the schedule is not one number a block.
@@ -68,7 +68,7 @@ def merged(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Modu
     """The network with merging, in float32, and its schedule; ``settings`` name it.
 
     Raises:
-        Refused: If it does not read its class token, or more tokens are to go than there are.
+        Refused: If it gives a vector a patch, or more tokens are to go than there are.
     """
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")

@@ -31,7 +31,7 @@ SHAPES: Mapping[str, Callable[[int, int], float]] = {
     "falling": lambda block, last: last - block,  # its decreasing one
     "early": lambda block, last: float(block < (last + 1) // 2),  # fewer merges
 }
-"""How a total is shared among all blocks but the last, behind which only the class token is read: (block, last)."""
+"""How a total is shared among all blocks but the last, behind which no block gains by it: (block, last)."""
 PROBES = (("even", 0.5), ("even", 1.0), ("falling", 1.0), ("early", 1.0))
 """What is measured first, as shares of what can go at most."""
 

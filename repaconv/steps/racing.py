@@ -94,7 +94,7 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
     """The schedule of merging that makes the network as fast as is wanted, within 5%.
 
     Raises:
-        Refused: If the network does not read its class token.
+        Refused: If the network gives a vector a patch.
         GateFailed: If none does.
     """
     from repaconv.converting.judging import Budget

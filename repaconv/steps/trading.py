@@ -106,7 +106,7 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
 
 
 def _merged(ground: Ground) -> Iterator[Choice]:
-    """Schedules of merging; none where the network does not read its class token."""
+    """Schedules of merging; none where the network gives a vector a patch."""
     from repaconv.converting.judging import Budget
     from repaconv.converting.merging import merged, words
     from repaconv.converting.pacing import Tokens

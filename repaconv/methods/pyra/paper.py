@@ -15,7 +15,8 @@ read, the last block's merging is dead, and so is all that it does for other tok
 does not: the choice of tokens, sizes, dD and dr depend on the input.
 
 Where the paper and its code differ, the code is what was trained: it merges behind the attention, splits alternately,
-compares keys, and averages by size. Dropping k's bias, which plain attention allows, changes the choice.
+compares keys, and averages by size. Dropping k's bias, which plain attention allows, changes the choice. The code knows
+class and distillation token alone; registers are protected as these are, and a mean over patches weighs by size.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class PyraBlock(PlainBlock):
     def __init__(self, config: ViTConfig, block: MergedBlock) -> None:
         attn = KeyedAttention(config.width, block.heads, qkv_bias=block.qkv_bias)
         super().__init__(config, attn, PlainMlp(config.width, block.hidden, block.act), block.traits)
-        self.r, self.modulated, self.protected = block.r, block.modulated, len(config.tokens)
+        self.r, self.modulated, self.prefix = block.r, block.modulated, config.prefix
         if block.modulated:
             self.pyra_a = nn.Parameter(torch.zeros(block.r, 1))
             self.pyra_b = nn.Parameter(torch.zeros(1, config.width))
@@ -87,9 +88,8 @@ class PyraBlock(PlainBlock):
         """Bipartite soft matching, the pairs in descending order of similarity."""
         metric = keys / keys.norm(dim=-1, keepdim=True)
         scores = metric[:, ::2] @ metric[:, 1::2].transpose(1, 2)
-        scores[:, 0] = -math.inf  # the class token
-        if self.protected == 2:
-            scores[:, :, 0] = -math.inf  # the distillation token
+        scores[:, : self._evens] = -math.inf  # the class token, and registers
+        scores[:, :, : self.prefix // 2] = -math.inf  # a distillation token, and registers
         best, partner = scores.max(-1)
         order = best.argsort(dim=1, descending=True, stable=True)
         source, kept = order[:, : self.r, None], order[:, self.r :].sort(1).values[..., None]
@@ -108,10 +108,18 @@ class PyraBlock(PlainBlock):
         return z / sizes, sizes
 
     def _ordered(self, even: Tensor, odd: Tensor) -> Tensor:
-        """Even tokens, then odd ones; a distillation token, odd 0, comes behind the class token."""
-        if self.protected == 2:
-            return torch.cat([even[:, :1], odd[:, :1], even[:, 1:], odd[:, 1:]], 1)
-        return torch.cat([even, odd], 1)
+        """Tokens before the patches in their order, then even ones, then odd ones."""
+        evens, odds = self._evens, self.prefix // 2
+        first = [
+            even[:, place // 2 :][:, :1] if place % 2 == 0 else odd[:, place // 2 :][:, :1]
+            for place in range(self.prefix)
+        ]
+        return torch.cat([*first, even[:, evens:], odd[:, odds:]], 1)
+
+    @property
+    def _evens(self) -> int:
+        """Even tokens before the patches."""
+        return (self.prefix + 1) // 2
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -174,15 +182,15 @@ class MergedBlock:
 
     def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:
         """The deploy block; the ``last`` one is only there for the class and the distillation token."""
-        head, distilled, sized = bare.width // self.heads, len(bare.tokens) == 2, self.tokens < bare.sequence
-        merge = MergeSpec(self.r, sized, distilled, self.modulated and self.r > 0, self.eps)
+        head, sized = bare.width // self.heads, self.tokens < bare.sequence
+        merge = MergeSpec(self.r, sized, bare.prefix, self.modulated and self.r > 0, self.eps)
         return BlockSpec(
             AttentionSpec(self.heads, head, head),
             MlpSpec(self.hidden, self.act),
             self.traits.norm1.spec,
             self.traits.norm2.spec,
             merge if not last and (self.r or sized) else None,
-            reads=(2 if distilled else 1) if last else 0,
+            reads=len(bare.tokens) if last else 0,
         )
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:

@@ -159,15 +159,15 @@ def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> Non
         sizes: Of the net, as `ViTConfig` has them.
 
     Raises:
-        Refused: If more are to go, or the net does not read its class token.
+        Refused: If more are to go, or the net gives every patch.
     """
-    if not sizes["tokens"] or sizes["registers"] or sizes["pool"] not in ("token", "distilled"):
+    if sizes["pool"] == "none":
         raise Refused(
-            "tokens are merged only in nets that read their class token.",
-            hint="The official code knows no other.",
+            "this net gives a vector a patch, and of merged tokens there are fewer.",
+            hint="Tokens are merged where the class token or a mean is read: --set pool=avg, if that is what you read.",
             code="pyra.tokens",
         )
-    prefix = len(sizes["tokens"])
+    prefix = len(sizes["tokens"]) + sizes["registers"]
     left = prefix + patches_of(sizes)
     for index, r in enumerate(schedule):
         most = (left - prefix) // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from test_locate import graph
 
 import repaconv as rc
 from repaconv.backbones.merging import Merge, MergeSpec
+from repaconv.backbones.vit import BACKBONE
+from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.to_onnx import operators_of
 from repaconv.methods.pyra import METHOD
@@ -281,3 +284,17 @@ def test_another_eps_of_pyras_norm_reaches_the_deploy_form():
     folded = rc.fold(save(METHOD.example("tiny", seed=13)), settings={**SETTINGS, "pyra_eps": "0.1"})
     assert max(step.max_rel_error for step in folded.certificate) <= 1e-12
     assert {link.name: link.metrics.max_rel_error for link in rc.verify().links}["fold"] <= 1e-12
+
+
+@pytest.mark.parametrize("distil", [False, True])
+def test_runs_of_before_are_read(distil):
+    """They say whether there is a distillation token, not how many tokens stand before the patches."""
+    weights = METHOD.example("tiny", seed=5)
+    save(distilled(weights) if distil else weights)
+    config = METHOD.read(read_checkpoint(Path("c.pth")), SETTINGS).config
+    plain = BACKBONE.to_json(config)
+    for block in plain["blocks"]:
+        if block["merge"]:
+            assert block["merge"].pop("prefix") == 1 + distil
+            block["merge"]["distilled"] = distil
+    assert BACKBONE.from_json(plain) == config

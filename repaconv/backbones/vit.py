@@ -9,7 +9,7 @@ without one the skeleton builds the deploy blocks that the config describes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -274,6 +274,14 @@ def _mean(x: Tensor, size: Tensor | None) -> Tensor:
 _CONFIG = TypeAdapter(ViTConfig)
 
 
+def _merge_of(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What a block does about merging; once class and distillation token were the only ones before the patches."""
+    if plain is None or "distilled" not in plain:
+        return plain
+    rest = {name: value for name, value in plain.items() if name != "distilled"}
+    return {**rest, "prefix": 1 + plain["distilled"]}
+
+
 class ViTBackbone:
     """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
 
@@ -285,8 +293,9 @@ class ViTBackbone:
         return asdict(config)
 
     def from_json(self, plain: dict[str, Any]) -> ViTConfig:
-        """The inverse of `to_json`."""
-        return _CONFIG.validate_python(plain)
+        """The inverse of `to_json`, of runs as well that say ``distilled`` where it says ``prefix``."""
+        blocks = [{**block, "merge": _merge_of(block.get("merge"))} for block in plain["blocks"]]
+        return _CONFIG.validate_python({**plain, "blocks": blocks})
 
     def image_size(self, config: ViTConfig, preferred: tuple[int, int]) -> tuple[int, int]:
         """(height, width) that the network takes."""

@@ -12,12 +12,13 @@ from conftest import one_net_a_method
 from mutants import Mutant, difference, results
 from onnx import helper, numpy_helper
 
+from repaconv.backbones.blocks import BlockSpec
 from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
 from repaconv.backbones.merging import MergeSpec
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
 from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
 from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
-from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
+from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.exporters.to_onnx import to_onnx
 from repaconv.forms import (
     attention,

@@ -17,41 +17,11 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from repaconv.backbones.convmixers import ConvMixerSpec
-from repaconv.backbones.dropins import DropInSpec
-from repaconv.backbones.merging import MergeSpec, MergingBlock
-from repaconv.backbones.readout import ReadOutBlock
-from repaconv.backbones.tokens import (
-    AttentionSpec,
-    IdleMlpSpec,
-    LayerNormSpec,
-    MlpSpec,
-    NoNorm,
-    NormSpec,
-    SwiGluSpec,
-    TokenBatchNorm,
-)
-
-MixerSpec = AttentionSpec | ConvMixerSpec | DropInSpec
-FfnSpec = MlpSpec | SwiGluSpec | IdleMlpSpec
+from repaconv.backbones.blocks import BlockSpec, deploy_block
+from repaconv.backbones.tokens import TokenBatchNorm
 
 Tokens = Any
 """What flows between blocks: tokens [B, N, d], or (tokens, sizes [B, N, 1]) where tokens are merged."""
-
-
-@dataclass(frozen=True)
-class BlockSpec:
-    """One deploy block: x += mixer(norm1(x)), x += ffn(norm2(x)); an idle-mlp holds its shortcut itself.
-
-    ``merge`` is what it does about merging tokens, ``reads`` the number of tokens that are read behind it, 0 for all.
-    """
-
-    mixer: MixerSpec
-    ffn: FfnSpec
-    norm1: NormSpec
-    norm2: NormSpec
-    merge: MergeSpec | None = None
-    reads: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,38 +84,6 @@ BlockFactory = Callable[[ViTConfig, int], nn.Module]
 """Builds one block: (config, index) -> `Tokens` -> `Tokens`."""
 
 
-class DeployBlock(nn.Module):
-    """The block that a `BlockSpec` describes."""
-
-    def __init__(self, config: ViTConfig, index: int) -> None:
-        super().__init__()
-        spec = config.blocks[index]
-        self.norm1 = spec.norm1.build(config.width)
-        self.attn = spec.mixer.build(config.width, config.grid)
-        self.norm2 = spec.norm2.build(config.width)
-        self.mlp = spec.ffn.build(config.width)
-        self.shortcut = not isinstance(spec.ffn, IdleMlpSpec)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, d] -> [B, N, d]."""
-        x = x + self.attn(self.norm1(x))
-        y: Tensor = self.mlp(self.norm2(x))
-        return x + y if self.shortcut else y
-
-
-def deploy_block(config: ViTConfig, index: int) -> nn.Module:
-    """The module of one `BlockSpec`."""
-    spec = config.blocks[index]
-    if spec.merge is None and not spec.reads:
-        return DeployBlock(config, index)
-    assert isinstance(spec.mixer, AttentionSpec)
-    assert isinstance(spec.ffn, MlpSpec)
-    norm1, norm2 = spec.norm1.build(config.width), spec.norm2.build(config.width)
-    if spec.merge is None:
-        return ReadOutBlock(config.width, norm1, spec.mixer, norm2, spec.ffn, spec.reads)
-    return MergingBlock(config.width, norm1, spec.mixer, norm2, spec.ffn, spec.merge)
-
-
 class PatchEmbed(nn.Module):
     """Patches as tokens, by a strided convolution under the name ``proj``."""
 
@@ -183,8 +121,8 @@ class ViT(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, width))
         if config.pre_norm:
             self.norm_pre = nn.LayerNorm(width, config.norm_eps)
-        factory = block or deploy_block
-        self.blocks = nn.ModuleList(factory(config, index) for index in range(len(config.blocks)))
+        build = block or (lambda config, index: deploy_block(config.blocks[index], config.width, config.grid))
+        self.blocks = nn.ModuleList(build(config, index) for index in range(len(config.blocks)))
         self._build_tail(config)
 
     def _build_tail(self, config: ViTConfig) -> None:
@@ -312,4 +250,4 @@ class ViTBackbone:
 
 BACKBONE = ViTBackbone()
 
-__all__ = ["BACKBONE", "BlockSpec", "LayerNormSpec", "NoNorm", "ViT", "ViTConfig"]
+__all__ = ["BACKBONE", "ViT", "ViTConfig"]

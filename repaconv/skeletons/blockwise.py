@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.artefacts import Fact
-from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
+from repaconv.backbones.blocks import BlockSpec
+from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoint import Checkpoint, require_sound
 from repaconv.skeletons.blocks import BlockTraits
 from repaconv.skeletons.ends import fold_stem, fold_tail

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from repaconv.affine import Affine
 from repaconv.artefacts import ImageSize
+from repaconv.backbones.blocks import BlockSpec, DeployBlock
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, NoNorm
-from repaconv.backbones.vit import BlockSpec, DeployBlock, ViT, ViTConfig
+from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.skeletons.around import Ffn, MlpFactory, deploy_ffn
 from repaconv.skeletons.blocks import BlockTraits, PlainAttention, PlainBlock, scale_affine
 from repaconv.skeletons.ends import fold_stem, fold_tail
@@ -61,7 +62,8 @@ class PlainSkeleton:
         return ViT(config, lambda config, index: self._block(config, index, mlp))
 
     def pair(self, config: ViTConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
-        return self._block(config, index, mlp), DeployBlock(config, index), (2, min(config.sequence, 5), config.width)
+        deploy = DeployBlock(config.blocks[index], config.width, config.grid)
+        return self._block(config, index, mlp), deploy, (2, min(config.sequence, 5), config.width)
 
     def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         width, traits, inside = self.sizes["width"], self.traits[index], self.inside[index]

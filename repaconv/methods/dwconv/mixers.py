@@ -8,10 +8,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from repaconv.backbones.blocks import MixerSpec
 from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, FullConvSpec, ScatteredSpec
 from repaconv.backbones.dropins import PatchMixerSpec, PrefixedSpec, StaticSpec
 from repaconv.backbones.tokens import AttentionSpec
-from repaconv.backbones.vit import MixerSpec
 from repaconv.errors import Refused
 from repaconv.skeletons.names import weight_of
 

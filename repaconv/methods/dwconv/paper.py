@@ -37,9 +37,10 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.affine import Affine
+from repaconv.backbones.blocks import BlockSpec, DeployBlock
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
-from repaconv.backbones.vit import BlockSpec, DeployBlock, ViTConfig
+from repaconv.backbones.vit import ViTConfig
 from repaconv.errors import Refused
 from repaconv.methods.dwconv.mixers import Mixer
 from repaconv.methods.dwconv.prefix import FoldedMixer, fold_prefix
@@ -243,7 +244,7 @@ class ConvBlock:
             prefix,
             lambda: self.build(small),
             block,
-            lambda: DeployBlock(small, index),
+            lambda: DeployBlock(small.blocks[index], width, small.grid),
             {**mixer.tensors, **named(mlp), **kept},
             (2, small.sequence, width),
             told=(*mixer.told, *told),

@@ -34,9 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.affine import Affine
+from repaconv.backbones.blocks import BlockSpec, DeployBlock
 from repaconv.backbones.parts import ActivationKind, activation
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
-from repaconv.backbones.vit import BlockSpec, DeployBlock, ViTConfig
+from repaconv.backbones.vit import ViTConfig
 from repaconv.ranks import Product, common_rank, side_by_side
 from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.skeletons.folding import folded_block, linear_of, named
@@ -233,7 +234,7 @@ class BranchBlock:
             f"blocks.{index}.",
             lambda: self.build(config),
             weights,
-            lambda: DeployBlock(config, index),
+            lambda: DeployBlock(config.blocks[index], width, config.grid),
             named(folded),
             (2, min(tokens, 9), width),
             told=(

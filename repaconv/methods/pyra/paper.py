@@ -28,10 +28,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from repaconv.backbones.blocks import BlockSpec, deploy_block
 from repaconv.backbones.merging import MergeSpec, Sized
 from repaconv.backbones.parts import ActivationKind
 from repaconv.backbones.tokens import AttentionSpec, MlpSpec
-from repaconv.backbones.vit import BlockSpec, ViTConfig, deploy_block
+from repaconv.backbones.vit import ViTConfig
 from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.skeletons.folding import fold_attention, fold_mlp, folded_block, named
 from repaconv.trained.contract import FoldedPart
@@ -207,7 +208,7 @@ class MergedBlock:
             f"blocks.{index}.",
             lambda: _Alone(self, config, self.build(config), spec.reads),
             {f"inner.{name}": w for name, w in weights.items()},
-            lambda: _Alone(self, config, deploy_block(config, index), spec.reads),
+            lambda: _Alone(self, config, deploy_block(spec, width, config.grid), spec.reads),
             {f"inner.{name}": w for name, w in folded.items()},
             (2, self.tokens, width),
             told=(*self._told(spec), *traits.told()),

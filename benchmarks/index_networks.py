@@ -1,4 +1,4 @@
-"""The index of published networks, made again: ``repaconv/networks/index.xz``.
+"""The index of published networks, made again: ``repaconv/networks/index.zip``.
 
 Builds every architecture of timm, torchvision and transformers' vision models on the meta device, where size costs
 nothing. The classifier is what timm says it is, elsewhere what changes with the number of classes. Two of the same
@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_LZMA, ZipFile, ZipInfo
 from zlib import crc32
 
 import torch
 
-INDEX = Path(__file__).parents[1] / "repaconv" / "networks" / "index.xz"
+from repaconv.networks.index import member
+
+INDEX = Path(__file__).parents[1] / "repaconv" / "networks" / "index.zip"
 CLASSES = 7
 MAPPINGS = ("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTION", "DEPTH_ESTIMATION")
 TOWERS = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "ViTModel", "Dinov2Model")
@@ -146,12 +148,14 @@ def main() -> None:
         names = tuple(found)
         text = ",".join("x".join(map(str, shape)) for shape in found.values())
         groups[names][tuple(names.index(each) for each in head), text, made].append(name)
-    written = [
-        [names, [[known, head, text, f"{crc32(made.encode()):08x}"] for (head, text, made), known in networks.items()]]
-        for names, networks in sorted(groups.items())
-    ]
-    out.write_bytes(lzma.compress(json.dumps(written, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
-    count = sum(len(known) for _, networks in written for known, *_ in networks)
+    members: dict[str, list[Any]] = defaultdict(list)
+    for names, networks in sorted(groups.items()):
+        told = [[known, head, text, f"{crc32(made.encode()):08x}"] for (head, text, made), known in networks.items()]
+        members[member(len(names))].append([names, told])
+    with ZipFile(out, "w", ZIP_LZMA) as index:
+        for name, written in sorted(members.items()):
+            index.writestr(ZipInfo(name), json.dumps(written, separators=(",", ":")), ZIP_LZMA)
+    count = sum(len(known) for networks in groups.values() for known in networks.values())
     sys.stdout.write(f"{count} architectures, {out.stat().st_size:,} bytes\n")
 
 

@@ -17,7 +17,7 @@ from repaconv.pipeline import network_folding
 
 PUBLISHED = {
     name: dict(zip(network.names, _shapes(network.shapes), strict=True))
-    for networks in _index().values()
+    for _, networks in _index(1, 1 << 12)
     for network in networks
     for name in network.architectures
 }

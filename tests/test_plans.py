@@ -23,7 +23,9 @@ from test_converting import images, plain_weights
 
 from repaconv.artefacts import RecipeRun
 from repaconv.files import canonical_json, sha256_of_bytes
-from repaconv.pipeline import gate, run, running
+from repaconv.pipeline import running
+from repaconv.pipeline.gating import gate
+from repaconv.pipeline.running import run
 from repaconv.plans import digests
 from repaconv.plans.digests import GONE, Digests
 from repaconv.plans.journal import Journal

@@ -11,7 +11,7 @@ import pytest
 
 from repaconv import models
 from repaconv.errors import UsageProblem
-from repaconv.pipeline import run
+from repaconv.pipeline.running import run
 from repaconv.recipe import RecipeProblem, read_recipe, schema
 from repaconv.steps.named import missing
 from repaconv.toml import read_toml

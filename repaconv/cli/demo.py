@@ -18,13 +18,14 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
     Returns:
         The exit code: 1 if any verdict is failed.
     """
-    from repaconv import models, pipeline
+    import repaconv
+    from repaconv import models
 
     with render.progress(quiet=quiet) as progress:
         for method in models.METHODS:
             _walk(models.checkpoint(method), out / method, rounds, _told_of(method, progress))
         runs = [out / method for method in models.METHODS]
-        done = pipeline.compare_runs(runs, out=out / "index.html", progress=progress)
+        done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
     render.files((), done.wrote, quiet=quiet)
     show(done)
     return 1 if done.verdict == "failed" else 0
@@ -32,14 +33,15 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
 
 def _walk(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -> None:
     """Fold, export in float32 and int8, verify on labelled images, bench, report."""
-    from repaconv import models, pipeline
+    import repaconv
+    from repaconv import models
 
-    pipeline.fold(checkpoint, out=run, force=True, progress=progress)
-    pipeline.export(run, progress=progress)
-    pipeline.export(run, precision="int8", inputs=models.CALIBRATION, progress=progress)
-    pipeline.verify(run, inputs=models.HELD_OUT, progress=progress)
-    pipeline.bench(run, rounds=rounds, profile=True, progress=progress)
-    pipeline.report(run, paper=False, progress=progress)
+    repaconv.fold(checkpoint, out=run, force=True, progress=progress)
+    repaconv.export(run, progress=progress)
+    repaconv.export(run, precision="int8", inputs=models.CALIBRATION, progress=progress)
+    repaconv.verify(run, inputs=models.HELD_OUT, progress=progress)
+    repaconv.bench(run, rounds=rounds, profile=True, progress=progress)
+    repaconv.report(run, paper=False, progress=progress)
 
 
 def _told_of(method: str, progress: Progress) -> Progress:
@@ -53,7 +55,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
     Returns:
         The exit code: 1 if any verdict is failed.
     """
-    from repaconv import pipeline
+    import repaconv
     from repaconv.testing import write_example
 
     checkpoint = out / f"riformer_{arch}.pth"
@@ -61,12 +63,12 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         progress("make a checkpoint", 0, 0)
         if not checkpoint.exists():
             write_example("riformer", arch, checkpoint, SEED)
-        seen = pipeline.inspect(checkpoint)
-        folded = pipeline.fold(checkpoint, out=out / arch, force=True, progress=progress)
-        exported = pipeline.export(out / arch, progress=progress)
-        verified = pipeline.verify(out / arch, progress=progress)
-        measured = pipeline.bench(out / arch, rounds=rounds, profile=True, progress=progress)
-        page = pipeline.report(out / arch, progress=progress)
+        seen = repaconv.inspect(checkpoint)
+        folded = repaconv.fold(checkpoint, out=out / arch, force=True, progress=progress)
+        exported = repaconv.export(out / arch, progress=progress)
+        verified = repaconv.verify(out / arch, progress=progress)
+        measured = repaconv.bench(out / arch, rounds=rounds, profile=True, progress=progress)
+        page = repaconv.report(out / arch, progress=progress)
     if seen.training is None or seen.deploy is None or measured.ratio is None:
         raise UsageProblem("the demo's checkpoint was not understood.", hint="Report this.", code="demo.broken")
     render.files((), (*folded.wrote, *exported.wrote, *verified.wrote, *measured.wrote, *page.wrote), quiet=quiet)

@@ -34,7 +34,7 @@ def collect(
     quiet: Quiet = False,
 ) -> None:
     """Read what a board made of a bundle, judge it, and join it to the run. Exit 0 or 1."""
-    from repaconv.pipeline import collect as stage
+    from repaconv.pipeline.collecting import collect as stage
 
     finish("collect", format, quiet, partial(stage, result, run, out=out))
 

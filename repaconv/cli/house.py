@@ -30,7 +30,7 @@ def fetch(
     quiet: Quiet = False,
 ) -> None:
     """Bring a model here by its address, pinned by hashes. No other command asks a network for one."""
-    from repaconv.pipeline import fetch as stage
+    from repaconv.pipeline.fetching import fetch as stage
 
     finish("fetch", format, quiet, lambda progress: stage(address, progress=progress))
 

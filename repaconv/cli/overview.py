@@ -105,8 +105,8 @@ def report(
 
     Several runs come beside each other: proof, size, accuracy, speed, and each one's own page by a link.
     """
-    from repaconv.pipeline import compare_runs
-    from repaconv.pipeline import report as stage
+    from repaconv.pipeline.comparing_runs import compare_runs
+    from repaconv.pipeline.reporting import report as stage
 
     def page(progress: Progress) -> Record:
         if run and len(run) > 1:
@@ -140,6 +140,6 @@ def table(
     quiet: Quiet = False,
 ) -> None:
     """Count parameters and MACs of the paper's models in our forms, beside the paper's own figures."""
-    from repaconv.pipeline import table as stage
+    from repaconv.pipeline.tables import table as stage
 
     finish("table", format, quiet, lambda progress: stage(method, progress=progress))

@@ -48,8 +48,8 @@ def inspect(
 ) -> None:
     """Say what a checkpoint, a graph or an engine holds: container, method, backbone, sizes. Runs nothing in it."""
     from repaconv.files import write_artefact
-    from repaconv.pipeline import inspect as stage
     from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS, inspect_file
+    from repaconv.pipeline.inspection import inspect as stage
     from repaconv.replacing import require_ours
 
     def run(*, progress: Any) -> Record:
@@ -73,7 +73,7 @@ def fold(
 ) -> None:
     """Fold a checkpoint exactly into its deploy form, or any network or ONNX graph into a smaller one."""
     from repaconv.cli import render
-    from repaconv.pipeline import fold as stage
+    from repaconv.pipeline.folding import fold as stage
 
     if (order.arch or "").partition(":")[0].endswith(".py") and not quiet:
         render.told(f"running {order.arch}, as --arch asks")

@@ -20,7 +20,8 @@ from repaconv.files import alone_in, canonical_json, read_artefact, sha256_of, s
 from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder, ClusterOrder
-from repaconv.pipeline import export, fold
+from repaconv.pipeline.exporting import export
+from repaconv.pipeline.folding import fold
 from repaconv.progress import Progress, silent
 from repaconv.recipe import own_file
 from repaconv.replacing import put, require_ours

@@ -1,19 +1,19 @@
 """Which published network has tensors of these names and shapes.
 
-``index.xz`` beside this file has the names and shapes of every architecture of timm, of torchvision's models and of the
-vision models of transformers at their default sizes; ``benchmarks/index_networks.py`` makes it. A name says where an
-architecture is from: ``timm:mobileone_s1``.
+``index.zip`` beside this file has the names and shapes of every architecture of timm, of torchvision's models and of
+the vision models of transformers at their default sizes; ``benchmarks/index_networks.py`` makes it. A name says where
+an architecture is from: ``timm:mobileone_s1``. Its members are by the number of tensors: little of it is read.
 """
 
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
+from zipfile import ZipFile
 
 Shape = tuple[int, ...]
 LIKE = 0.9
@@ -91,7 +91,7 @@ def matches(tensors: Mapping[str, Shape]) -> tuple[Match, ...]:
 
 def _near(found: Mapping[str, Shape]) -> Iterator[tuple[float, str, Match]]:
     """Architectures that share most tensors with the file: the share that they do not, what they are made of, they."""
-    for names, networks in _index().items():
+    for names, networks in _index(int(LIKE * len(found)), int(len(found) / LIKE)):
         most = max(len(names), len(found))
         common = len(names & found.keys())
         for network in networks if common >= LIKE * most else ():
@@ -117,16 +117,28 @@ def _compared(network: _Network, found: Mapping[str, Shape]) -> Match:
     )
 
 
+def member(tensors: int) -> str:
+    """Where in the index networks of so many tensors are."""
+    return f"{tensors.bit_length()}.json"
+
+
+def _index(least: int, most: int) -> Iterator[tuple[frozenset[str], list[_Network]]]:
+    """Networks by the names of their tensors: all that have from ``least`` to ``most``, and more."""
+    for name in dict.fromkeys(map(member, range(least, most + 1))):
+        yield from _read(name)
+
+
 @cache
-def _index() -> Mapping[frozenset[str], list[_Network]]:
-    """All networks, by the names of their tensors."""
-    written = json.loads(lzma.decompress(files("repaconv.networks").joinpath("index.xz").read_bytes()))
-    return {
-        frozenset(names): [
-            _Network(tuple(same), tuple(names), shapes, tuple(head), made) for same, head, shapes, made in networks
-        ]
+def _read(name: str) -> list[tuple[frozenset[str], list[_Network]]]:
+    with files("repaconv.networks").joinpath("index.zip").open("rb") as file, ZipFile(file) as index:
+        written = json.loads(index.read(name)) if name in index.namelist() else []
+    return [
+        (
+            frozenset(names),
+            [_Network(tuple(same), tuple(names), shapes, tuple(head), made) for same, head, shapes, made in networks],
+        )
         for names, networks in written
-    }
+    ]
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:

@@ -63,7 +63,7 @@ def check_method(
 
 
 def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> None:
-    from repaconv.pipeline import inspect
+    from repaconv.pipeline.inspection import inspect
 
     seen = inspect(path, settings=settings)
     assert seen.method == name, f"its own example is detected as {seen.method}: {seen.reason}"
@@ -71,7 +71,9 @@ def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> N
 
 
 def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
-    from repaconv.pipeline import export, fold, verify
+    from repaconv.pipeline.exporting import export
+    from repaconv.pipeline.folding import fold
+    from repaconv.pipeline.verification import verify
 
     folded = fold(path, method=name, settings=settings, out=run, force=True)
     assert folded.certificate, "the certificate has no row"
@@ -97,7 +99,7 @@ def _broken(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _require_refused(name: str, path: Path, run: Path, settings: Mapping[str, str], what: str) -> None:
-    from repaconv.pipeline import fold
+    from repaconv.pipeline.folding import fold
 
     try:
         fold(path, method=name, settings=settings, out=run)

@@ -75,7 +75,9 @@ def test_inspect_names_the_network(repaconv):
     (known,) = json.loads(out)["data"]["networks"]
     assert (code, known["name"], known["exact"]) == (0, SMALL, True)
     assert "classifier.weight" in known["differs"]
-    assert SMALL in repaconv("inspect", "net.pth")[1]
+    _, out, err = repaconv("inspect", "net.pth")
+    assert SMALL in out
+    assert "--arch" not in err
 
 
 @pytest.mark.slow
@@ -94,6 +96,8 @@ def test_what_is_of_several_networks_or_of_none_is_refused_with_what_to_do(repac
         ({f"layer{n}.weight": (3, 3) for n in range(9)}, "--arch timm:NAME"),
     ):
         torch.save({name: torch.zeros(1).expand(shape) for name, shape in shapes.items()}, "net.pth")
+        wanted = "--arch NAME" if "say which" in told else "--arch ./net.py:build"
+        assert f"next repaconv fold net.pth {wanted}" in " ".join(repaconv("inspect", "net.pth")[2].split())
         code, _, err = repaconv("fold", "net.pth")
         assert code == 4
         assert told in " ".join(err.split())

@@ -175,7 +175,16 @@ def next_step(command: str, done: Record) -> None:
         return  # they say what to do
     named = {name: getattr(done, name, "") for name in ("target", "recipe", "address")}
     words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
-    err().print(f"[dim] next[/] {plain(' '.join([words, *(f'--set {name}=N' for name in lacks)]))}")
+    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done)])
+    err().print(f"[dim] next[/] {plain(words)}")
+
+
+def _arch(done: Record) -> tuple[str, ...]:
+    """What ``fold`` asks of a checkpoint that no method knows and that is not of one published network alone."""
+    if getattr(done, "method", "") is not None:
+        return ()
+    exact = sum(one.exact for one in getattr(done, "networks", ()))
+    return () if exact == 1 else ("--arch NAME" if exact else "--arch ./net.py:build",)
 
 
 def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:

@@ -400,15 +400,39 @@ def test_nodes_without_names_get_names_of_their_own():
     assert rc.fold("net.onnx").verdict == "passed"
 
 
+def test_weights_of_a_model_in_memory_are_handed_over_and_not_kept():
+    random = np.random.default_rng(0)
+    held = {
+        "single": random.standard_normal((40, 40)).astype(np.float32),
+        "half": random.standard_normal((40, 40)).astype(np.float16),
+        "rows": random.integers(0, 40, 2000),
+    }
+    rows = [
+        ("MatMul", "x single", "a"),
+        ("Cast", "half", "b", {"to": F}),
+        ("MatMul", "a b", "c"),
+        ("Gather", "c rows", "y"),
+    ]
+    model = net_of(rows, held, {"x": (F, (40, 40))}, {"y": F})
+    x = {"x": random.standard_normal((40, 40)).astype(np.float32)}
+    whole = load_onnx(model.SerializeToString()).run(x)["y"]
+    for session in (load_onnx(model), load_onnx(model, timed=True)):
+        np.testing.assert_array_equal(session.run(x)["y"], whole)
+        assert session._spec.weights is None
+    np.testing.assert_allclose(Evaluated(model).truth(x)["y"], whole, rtol=0, atol=1e-4)
+
+
 def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch):
     model = NETS["pixels"].model()
     feeds = probes(model, load_onnx(model.SerializeToString()).run).feeds
     opened = []
     monkeypatch.setattr(fold_proof, "load_onnx", lambda content: opened.append(content) or load_onnx(content))
-    other = fold_proof._Rounded(model, 1e-6, 0, {}, feeds)
-    found = [other.run(each) for each in feeds]
-    assert (len(opened), len(found)) == (1, len(feeds))
     right = Evaluated(model)
+    right.run(feeds[0])
+    other = fold_proof._Rounded((right, right), 1e-6, 0, {}, feeds)
+    found = [other.run(each) for each in feeds]
+    assert "session" not in vars(right), "both ends let theirs go"
+    assert (len(opened), len(found)) == (1, len(feeds))
     for each, given in zip(feeds, found, strict=True):
         for name, array in right.run(each).items():
             np.testing.assert_allclose(given[name], array, rtol=0, atol=1e-3 * abs(array).max())

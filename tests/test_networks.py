@@ -24,7 +24,7 @@ from repaconv.farm.sweep import Cell, _model
 from repaconv.graphs.retyping import retyped
 from repaconv.proof.data import npz_calls
 from repaconv.proof.decided import Decided
-from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _evaluated, _referred
+from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _evaluated
 from repaconv.proof.outputs import Comparison
 from repaconv.proof.policy import tolerance
 from repaconv.proof.runners import load_onnx
@@ -185,7 +185,7 @@ def test_float64_is_what_onnx_says_it_is(kind, weights, how):
     ports = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, array.shape) for name, array in given.items()]
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    ours, right = _referred(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
+    ours, right = _evaluated(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
     assert ours.dtype == np.float64
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14 * np.abs(right).max())
 
@@ -197,7 +197,7 @@ def test_what_was_taken_apart_into_patches_is_put_together_in_float64():
     ports = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, x.shape)]
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    ours, right = _referred(model)({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0]
+    ours, right = _evaluated(model)({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0]
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14)
 
 
@@ -215,7 +215,7 @@ def test_numbers_are_gathered_in_float64(batch, shape):
     node = helper.make_node("GatherND", ["x", "places"], ["y"], batch_dims=batch)
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    np.testing.assert_array_equal(_referred(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0])
+    np.testing.assert_array_equal(_evaluated(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0])
 
 
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
@@ -249,7 +249,7 @@ def test_padding_below_zero_crops(mode, pads, opset):
     graph = helper.make_graph([node], "one", *ports, held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     right = load_onnx(model.SerializeToString()).run({"x": x})["y"]
-    np.testing.assert_array_equal(_referred(model)({"x": x})["y"], right)
+    np.testing.assert_array_equal(_evaluated(model)({"x": x})["y"], right)
 
 
 def test_erf_is_float64_though_onnx_rounds_it():

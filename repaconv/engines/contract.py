@@ -69,7 +69,7 @@ class SessionSpec:
         threads: Of one inference on a processor, the calling thread included.
         precision: What a runtime that lowers by itself is to compute in.
         sizes: Of free dimensions by name, so that shapes are known when the graph is optimised.
-        weights: The folder of the external weights of a graph that comes as bytes.
+        weights: Of a graph that comes as bytes: the folder of its external weights, or these by name.
         lean: Whether memory goes back after every call, and the model is not kept to be profiled: it is called a few
             times, beside others, and not timed.
         as_written: Whether nothing of a graph is fused: what a runtime fuses may keep float64's constants in float32.
@@ -81,7 +81,7 @@ class SessionSpec:
     threads: int = 1
     precision: str = "fp32"
     sizes: Mapping[str, int] = field(default_factory=dict)
-    weights: Path | None = None
+    weights: Path | Mapping[str, Array] | None = None
     lean: bool = False
     as_written: bool = False
     streams: int = 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -49,10 +50,14 @@ class OrtSession:
         import onnxruntime
 
         still.watch()  # it maps external weights
-        self._model, self._spec = b"" if spec.lean else model, spec
+        lean = spec.lean or isinstance(spec.weights, Mapping)  # it has numbers of its own
+        self._model, self._spec = (b"", replace(spec, weights=None)) if lean else (model, spec)
         settings = settings_for(spec)
-        if spec.weights is not None:
+        if isinstance(spec.weights, Path):
             settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(spec.weights))
+        elif spec.weights:
+            arrays = map(onnxruntime.OrtValue.ortvalue_from_numpy, spec.weights.values())
+            settings.add_external_initializers(list(spec.weights), list(arrays))
         source = model if isinstance(model, bytes) else str(model)
         # on one thread a call runs in its caller's, so one session serves all; a pool of threads is each stream's own
         count = spec.streams if spec.threads > 1 else 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +39,33 @@ def check(model: onnx.ModelProto, *, full: bool = False) -> None:
         if _is_large(weight):
             onnx.checker.check_tensor(weight)
     onnx.checker.check_model(_bare(model), full_check=full)
+
+
+def parted(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+    """The graph, whose large weights of plain types are outside of it, and these by name."""
+    from onnx import numpy_helper
+
+    plain = {weight.name: weight for weight in model.graph.initializer if _is_large(weight) and _is_plain(weight)}
+    weights = (_outside(weight) if weight.name in plain else weight for weight in model.graph.initializer)
+    return outline(model, weights), {name: numpy_helper.to_array(weight) for name, weight in plain.items()}
+
+
+def _is_plain(weight: onnx.TensorProto) -> bool:
+    """Whether it lies in the graph, and NumPy has its type."""
+    import onnx
+
+    kinds = onnx.TensorProto
+    return weight.data_location != kinds.EXTERNAL and weight.data_type in (kinds.FLOAT, kinds.DOUBLE, kinds.INT64)
+
+
+def _outside(weight: onnx.TensorProto) -> onnx.TensorProto:
+    """The same without its numbers, which are nowhere yet."""
+    import onnx
+
+    kinds = onnx.TensorProto
+    found = kinds(name=weight.name, dims=weight.dims, data_type=weight.data_type, data_location=kinds.EXTERNAL)
+    found.external_data.add(key="location", value="given apart")
+    return found
 
 
 def outline(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:

@@ -44,7 +44,7 @@ class Float64:
         session = None
         with suppress(Exception):  # the runtime's own, of many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
-                session = load_onnx(widened(model).SerializeToString(), as_written=True)
+                session = load_onnx(widened(model), as_written=True)
         self._run, self.told = (_evaluated(model), REFERENCE) if session is None else (session.run, RUNTIME)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
@@ -60,31 +60,52 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
-    """It in float64 by onnx's reference implementation, its weights as arrays alone."""
+    """It in float64 by onnx's reference implementation; of weights and values only what a node reads is there."""
     from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
 
     from repaconv.graphs.bare import outline
     from repaconv.graphs.retyping import kept_single
 
-    kept, arrays = kept_single(model.graph.node), dict[str, Array]()
-    for weight in model.graph.initializer:
-        array = numpy_helper.to_array(weight)
-        wide = weight.data_type in FLOATS and weight.name not in kept
-        arrays[weight.name] = array.astype(np.float64) if wide else array
-    run = _referred(widened(outline(model, ())))
-    return lambda feeds: run({**arrays, **feeds})
+    weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_single(model.graph.node)
+    evaluator = ReferenceEvaluator(widened(outline(model, ())), new_ops=_by_torch())
+    names = [output.name for output in model.graph.output]
+    steps = list(zip(evaluator.rt_nodes_, _read_last(evaluator.rt_nodes_, names), strict=True))
+
+    def weight(name: str) -> Any:
+        array = numpy_helper.to_array(weights[name])
+        return array if name in kept or weights[name].data_type not in FLOATS else array.astype(np.float64)
+
+    def run(feeds: Feeds) -> dict[str, Any]:
+        held: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
+        for node, done in steps:
+            if node.need_context():  # control flow, which reads what it does not name
+                held.update((name, weight(name)) for name in weights if name not in held)
+            given = [held[name] if name in held else weight(name) for name in node.input]
+            found = node.run(*given, **({"context": held} if node.need_context() else {}))
+            held.update((name, value) for name, value in zip(node.output, found, strict=False) if name)
+            for name in done:
+                held.pop(name, None)
+        return {name: held[name] if name in held else weight(name) for name in names}
+
+    return run
+
+
+def _read_last(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:
+    """What no node reads behind each; nothing where control flow may read anything."""
+    if any(node.need_context() for node in nodes):
+        return [[] for _ in nodes]
+    seen, found = {"", *wanted}, list[list[str]]()
+    made = {name for node in nodes for name in node.output}
+    for node in reversed(nodes):
+        last = [name for name in dict.fromkeys((*node.input, *node.output)) if name in made and name not in seen]
+        seen.update(last)
+        found.append(last)
+    return found[::-1]
 
 
 def _wide(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
-
-
-def _referred(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
-    from onnx.reference import ReferenceEvaluator
-
-    evaluator = ReferenceEvaluator(model, new_ops=_by_torch())
-    names = [output.name for output in model.graph.output]
-    return lambda feeds: dict(zip(names, evaluator.run(None, dict(feeds)), strict=True))
 
 
 def _by_torch() -> list[Any]:

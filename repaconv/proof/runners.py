@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from repaconv import registry
 from repaconv.engines.contract import Array, Engine, Feeds, OnCard, Port, Session, SessionSpec
 from repaconv.errors import Refused
+from repaconv.graphs.bare import parted
 
 if TYPE_CHECKING:
+    import onnx
     import torch
     from torch import Tensor, nn
 
@@ -230,16 +232,21 @@ def run_module(
 
 
 def load_onnx(
-    model: Path | bytes, folder: Path | None = None, *, timed: bool = False, as_written: bool = False
+    model: Path | bytes | onnx.ModelProto, folder: Path | None = None, *, timed: bool = False, as_written: bool = False
 ) -> Session:
     """An ONNX Runtime session on all cores that this process may use; ``folder`` has a graph's external weights.
 
-    One of bytes, which nobody times, is lean: a proof has several of them. One ``as_written`` fuses nothing.
+    One of what lies in memory, which nobody times, is lean: a proof has several of them. Weights of a model are handed
+    over as arrays; serialised and parsed they would be there three times. One ``as_written`` fuses nothing.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     engine: Engine = registry.load(registry.ENGINES, "onnxruntime")
-    lean = isinstance(model, bytes) and not timed
-    return engine.open(model, SessionSpec(threads=cores or 1, weights=folder, lean=lean, as_written=as_written))
+    weights: Path | Mapping[str, Array] | None = folder
+    lean = not (isinstance(model, Path) or timed)
+    if not isinstance(model, Path | bytes):
+        bare, weights = (model, folder) if folder else parted(model)
+        model = bare.SerializeToString()
+    return engine.open(model, SessionSpec(threads=cores or 1, weights=weights, lean=lean, as_written=as_written))
 
 
 def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:

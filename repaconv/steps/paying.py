@@ -63,13 +63,14 @@ def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
     call = _call(given.single) if fold.changes else None
     if call is None:
         return fold
-    mine, where = _content(given), str(cpu_model())
-    if not _is_slower(_beside(mine, _content(fold.graph), call)):
+    given.single.close()
+    if not _is_slower(_beside(given, fold.graph, call)):
         return fold
+    where = str(cpu_model())
 
     def judge(one: Kept) -> Judged:
         form = Evaluated(_in_form(one.graph.model)) if one.changes else None
-        return judged(_beside(mine, _content(form), call) if form else None, where)
+        return judged(_beside(given, form, call) if form else None, where)
 
     return without_harm(fold, given, refold, judge)
 
@@ -114,18 +115,14 @@ def _call(given: Evaluated) -> _Call | None:
     return _Call(feeds, rounds) if seconds * 1e3 >= LEAST_MS else None
 
 
-def _content(graph: Evaluated) -> bytes:
-    return bytes(graph.single.model.SerializeToString())
-
-
-def _beside(given: bytes, folded: bytes, call: _Call) -> Ratio | None:
+def _beside(given: Evaluated, folded: Evaluated, call: _Call) -> Ratio | None:
     """By turns; None where the graph does not run, or the fastest calls do not say the same as the median."""
     from repaconv.measure.protocol import anew, measure_anew
     from repaconv.measure.statistics import ratio
     from repaconv.proof.runners import load_onnx
 
-    def loaded(content: bytes) -> Callable[[], Any]:
-        return partial(load_onnx(content, timed=True).run, call.feeds)
+    def loaded(graph: Evaluated) -> Callable[[], Any]:
+        return partial(load_onnx(graph.single.model, timed=True).run, call.feeds)
 
     openings = anew({"given": partial(loaded, given), "folded": partial(loaded, folded)})
     try:

@@ -132,7 +132,7 @@ def typed_lower(
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch
-    before = FixedBatch(load_onnx(model.SerializeToString()), batch)
+    before = FixedBatch(load_onnx(model), batch)
     after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
     found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, whole=given.whole)

@@ -39,7 +39,7 @@ class Evaluated:
         Raises:
             Refused: If it does not load the graph.
         """
-        return load_onnx(self.model.SerializeToString())
+        return load_onnx(self.model)
 
     def close(self) -> None:
         """Let its session go, which is as large as its weights; what it told stays known, and it opens again."""
@@ -59,7 +59,7 @@ class Evaluated:
 
     def as_written(self, feeds: Feeds) -> dict[str, Any]:
         """All outputs where nothing of the graph is fused."""
-        return dict(load_onnx(self.model.SerializeToString(), as_written=True).run(feeds))
+        return dict(load_onnx(self.model, as_written=True).run(feeds))
 
     @cached_property
     def float64(self) -> Float64:

@@ -113,7 +113,7 @@ def _compared(
     _require_opened(source, after, folded=True)
     found = before.probes
     by = (allowed.rtol or 0.0) / 10
-    rounded = [_Rounded(before.model, by, seed, coarse, found.feeds) for seed in range(ROUNDINGS)]
+    rounded = [_Rounded((before, after), by, seed, coarse, found.feeds) for seed in range(ROUNDINGS)]
     links = compare(
         before,
         after,
@@ -163,15 +163,21 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
 
 
 class _Rounded:
-    """The same with numbers that are rounded otherwise.
+    """The first of both ends with numbers that are rounded otherwise.
 
-    It is as large as the graph, and there are several: when it is first asked it runs on all probes, and is let go.
+    It is as large as the graph, and there are several: when it is first asked, after both ends, those let their
+    sessions go, it runs on all probes, and is let go itself.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float], probes: Sequence[Feeds]
+        self,
+        ends: tuple[Evaluated, Evaluated],
+        by: float,
+        seed: int,
+        coarse: Mapping[str, float],
+        probes: Sequence[Feeds],
     ) -> None:
-        self.model, self.by, self.seed, self.coarse, self.probes = model, by, seed, coarse, probes
+        self.ends, self.by, self.seed, self.coarse, self.probes = ends, by, seed, coarse, probes
         self._known: dict[bytes, Mapping[str, Any]] = {}
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
@@ -180,7 +186,9 @@ class _Rounded:
 
         key = key_of(feeds)
         if key not in self._known:
-            session = load_onnx(moved(self.model, self.by, self.seed, self.coarse).SerializeToString())
+            for end in self.ends:
+                end.close()
+            session = load_onnx(moved(self.ends[0].model, self.by, self.seed, self.coarse))
             for probe in self.probes:
                 with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
                     self._known[key_of(probe)] = session.run(jittered_feeds(probe, self.by, self.seed))

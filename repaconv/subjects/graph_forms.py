@@ -94,7 +94,7 @@ class GraphForm:
         return [self._open(moved(self.model, FLOAT32 / 10, seed)) for seed in range(ROUNDINGS)]
 
     def _open(self, model: onnx.ModelProto) -> Runner:
-        return Float64(model) if self.double else load_onnx(model.SerializeToString())
+        return Float64(model) if self.double else load_onnx(model)
 
 
 def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:

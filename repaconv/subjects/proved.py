@@ -176,7 +176,7 @@ class Judge(NamedTuple):
 
     def run(self, model: onnx.ModelProto) -> Outputs:
         """A graph's outputs, call by call."""
-        session = load_onnx(model.SerializeToString(), self.folder)
+        session = load_onnx(model, self.folder)
         names = [port.name for port in session.inputs]
         return [session.run(named(names, feeds)) for feeds in self.feeds]
 

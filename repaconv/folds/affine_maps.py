@@ -55,6 +55,7 @@ def _round(model: ir.Model) -> Iterator[Change]:
         graph = linear_graph(model, axis)
         graph.fold()
         yield from emit(model, graph, axis, AFFINE.name)
+        graph.let_go()
         one_view(model)
         clean(model)
 

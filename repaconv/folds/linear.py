@@ -55,6 +55,14 @@ class LinearGraph:
         give_back(self, self._removals)
         arrange(self)
 
+    def let_go(self) -> None:
+        """Forget all maps: vertices name each other, so they would stay, in float64, until somebody collects."""
+        for vertex in self.vertices:
+            for named in (vertex.inputs, vertex.outputs, vertex.activations):
+                named.clear()
+        self.vertices.clear()
+        self._removals.clear()
+
     # --- leaving out ---------------------------------------------------------------------------------
 
     def _leave_out(self) -> None:

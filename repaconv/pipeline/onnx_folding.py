@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import runs
@@ -65,7 +66,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
         target = plan.run.folder / plan.payload
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         if plan.copied:
-            write_payload(plan.copied, target.read_bytes())
+            write_payload(plan.copied, partial(copyfile, target))
         artefact = _artefact(plan, taken, raised, kept, links)
         put(plan.run.fold_json, artefact)
         runs.remember(plan.run)

@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from repaconv.engines.contract import Feeds, Port, Session
+from repaconv.memory import give_back
 from repaconv.proof.float64 import Float64
 from repaconv.proof.probes import Probes, probes
 from repaconv.proof.runners import load_onnx
@@ -43,7 +44,8 @@ class Evaluated:
 
     def close(self) -> None:
         """Let its session go, which is as large as its weights; what it told stays known, and it opens again."""
-        self.__dict__.pop("session", None)
+        if self.__dict__.pop("session", None) is not None:
+            give_back()
 
     @property
     def inputs(self) -> tuple[Port, ...]:

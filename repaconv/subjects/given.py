@@ -10,6 +10,7 @@ from repaconv.artefacts import Change
 from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import ONE_FILE_BYTES
 from repaconv.graphs.opsets import OLDEST
+from repaconv.memory import give_back
 from repaconv.onnxfile import external_files, free_sizes, opset_of, read_graph, require_inside
 from repaconv.still import require_unchanged, stamp_of
 
@@ -139,6 +140,7 @@ def folded(
         return model, []
     try:
         smaller, changes = rewritten(model, without(taken_back))
+        give_back(collect=True)  # what was rewritten names itself, and would stay with its weights
         check(smaller, full=True)
     except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
         raise Refused(

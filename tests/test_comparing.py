@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from faults import wrong_initializer
+from small_graphs import F, saved
 
 import repaconv as rc
 from repaconv.errors import Refused, UsageProblem
@@ -48,6 +49,21 @@ def test_what_is_wrong_fails_wherever_the_file_lies(run, tiny, tmp_path, repacon
     assert rc.compare(tiny, right, rtol=1e-12).verdict == "failed"
     np.savez("x.npz", input=np.zeros((2, 3, 32, 32), np.float32))
     assert rc.compare(right, wrong, inputs="x.npz").verdict == "failed"
+
+
+def test_graphs_that_round_differently_are_held_to_how_far_rounding_moves_them(tmp_path, repaconv):
+    ends = {"x": (F, ("n", 4))}, {"y": (F, ("n", 4))}
+    weights = {"w": (4, 4), "far": np.full((1,), 3e3, np.float32), "much": np.full((1,), 1.1, np.float32)}
+    layer, near = ("MatMul", "x w", "a", {}), [("Add", "a far", "b", {}), ("Sub", "b far", "y", {})]
+    given = saved(tmp_path / "given.onnx", [layer, *near], weights, *ends)
+    other = saved(tmp_path / "other.onnx", [("MatMul", "x w", "y", {})], weights, *ends)
+    wrong = saved(tmp_path / "wrong.onnx", [layer, ("Mul", "a much", "y", {})], weights, *ends)
+    (link,) = rc.compare(given, other).links
+    assert (link.verdict, "as rounding does" in link.note) == ("passed", True)
+    assert rc.compare(given, wrong).verdict == "failed"
+    assert rc.compare(other, given).verdict == "failed"  # rounding explains nothing of a graph that has none
+    assert "as rounding does" in repaconv("bench", other, "--against", given, "--rounds", "2")[1]
+    assert "relative is allowed: failed" in repaconv("bench", wrong, "--against", given, "--rounds", "2")[1]
 
 
 @pytest.mark.slow

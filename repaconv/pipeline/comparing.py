@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repaconv.artefacts import BenchArtefact, CompareArtefact, Link, Tolerance
 from repaconv.engines.contract import shapes_told
@@ -19,7 +20,11 @@ from repaconv.replacing import put, require_ours
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.ends import End, end_of
 from repaconv.steps.inputs import choose_inputs
-from repaconv.subjects.swaying import sway_of
+from repaconv.subjects.swaying import sway_of, swayer_of
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Feeds
+    from repaconv.proof.swayed import Sway
 
 Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 """The same inputs, as either end takes them."""
@@ -123,13 +128,23 @@ def _links(order: CompareOrder, right: End, other: End, pairs: Iterator[Pair], p
     usual: dict[str, Any] = {"usual": subject.folded.tolerances, "decides": subject.decides} if subject else {}
     allowed = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else tolerance(link, logits=logits, **usual)
     compared = Comparison(other.told.name, allowed)
+    sways = _sways(order, right, other, low)
     for number, (own, its) in enumerate(pairs):
         progress("compare: run", number, 0)
         expected, got = _ran(right, own), _ran(other, its)
         whole = subject.folded.whole if subject else not _by_image(expected, own)
-        sway = None if subject is None or order.rtol or _pixels(own) else sway_of(subject, own)
-        compared.add(got, expected, whole=whole, sway=sway)
+        compared.add(got, expected, whole=whole, sway=None if sways is None or _pixels(own) else sways(own))
     return tuple(compared.links("agreement", right.told.name))
+
+
+def _sways(order: CompareOrder, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:
+    """By how much rounding alone moves the reference, of a call; None where that is not asked, or not known."""
+    if order.rtol:
+        return None
+    if subject := right.subject or other.subject:
+        return partial(sway_of, subject)
+    bare = right.path is not None and right.path.suffix == ".onnx" and low == "fp32"
+    return swayer_of(right.path) if bare and right.path else None
 
 
 def _pixels(feeds: Mapping[str, Any]) -> bool:

@@ -209,7 +209,9 @@ def _agreed(plan: Plan, found: Found) -> Link | None:
     alike = len({each.takes_pixels for each in found.models.values()}) == 1
     if plan.known.subject is None and not alike:
         return None
-    return agreement(plan.run, found.models, found.calls.batches, found.outputs)
+    other = Path(plan.order.against) if plan.order.against and plan.run is None else None
+    graph = other if other and other.suffix == ".onnx" else None
+    return agreement(plan.run, found.models, found.calls.batches, found.outputs, graph)
 
 
 def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:

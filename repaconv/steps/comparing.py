@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from repaconv.proof.policy import coarser
 from repaconv.steps.engines import built_as, engine_of, open_engine
 from repaconv.subjects.given import inputs_of
 from repaconv.subjects.subject import subject_of
-from repaconv.subjects.swaying import sway_of
+from repaconv.subjects.swaying import sway_of, swayer_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +123,7 @@ def agreement(
     models: Mapping[str, Opened],
     calls: Sequence[Batch],
     outputs: Sequence[Mapping[str, Mapping[str, Any]]],
+    graph: Path | None = None,
 ) -> Link | None:
     """Whether both compute the same, by the rule of what they are: a lossy one's where one of them is lossy.
 
@@ -130,6 +132,7 @@ def agreement(
         models: The two, the subject first.
         calls: What they were called with.
         outputs: Of both, by model and by name, call by call.
+        graph: The file of the other one, where that is an .onnx and no run knows it.
 
     Returns:
         The link of all outputs, judged against the one that is less lossy; None if their outputs do not compare.
@@ -148,10 +151,12 @@ def agreement(
     whole = network.folded.whole if network else not _by_image(outputs[0][subject].values())
     usual: dict[str, Any] = {"usual": network.folded.tolerances, "decides": network.decides} if network else {}
     compared = Comparison(candidate, tolerance(link, logits="logits" in names, **usual))
+    own = swayer_of(graph) if graph and low == "fp32" else None
+    sways, ports = (partial(sway_of, network), network.inputs) if network else (own, models[other].session.inputs)
     for call, each in zip(calls, outputs, strict=True):
         got, right = (dict(zip(names, each[end].values(), strict=True)) for end in (candidate, reference))
         undecided = _undecided(network, call) if low == "fp32" else None
-        sway = sway_of(network, call.feeds(network.inputs)) if network else None
+        sway = None if sways is None else sways(call.feeds(ports))
         compared.add(got, right, undecided=undecided, whole=whole, sway=sway)
     return joined(compared.links("agreement", reference))
 

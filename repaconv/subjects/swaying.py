@@ -6,14 +6,19 @@ is compared may then be no further off than the network as given is, times a sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repaconv.subjects.evaluated import Evaluated
+from repaconv.subjects.given import loaded
+
 if TYPE_CHECKING:
     from repaconv.engines.contract import Array, Feeds
+    from repaconv.proof.runners import Runner
     from repaconv.proof.swayed import Sway
     from repaconv.subjects.subject import Form, Subject
 
@@ -39,7 +44,24 @@ def sway_between(form: Form, other: Form, feeds: Feeds) -> Sway:
     return cache(lambda: _apart(form, feeds, other.run(feeds)))
 
 
-def _apart(form: Form, feeds: Feeds, right: Mapping[str, Any]) -> dict[str, Array]:
+def swayer_of(graph: Path) -> Callable[[Feeds], Sway]:
+    """The same of a graph of which there is no run, call by call; nothing where it is not evaluated in float64."""
+    given = cache(lambda: Evaluated(loaded(graph)))
+
+    def sway(feeds: Feeds) -> Sway:
+        @cache
+        def found() -> dict[str, Array]:
+            try:
+                return _apart(given(), feeds, given().truth(feeds))
+            except Exception:  # whatever cannot be evaluated in float64, of many classes
+                return {}
+
+        return found
+
+    return sway
+
+
+def _apart(form: Runner, feeds: Feeds, right: Mapping[str, Any]) -> dict[str, Array]:
     found = form.run(feeds)
     reals = {name: out for name, out in right.items() if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
     with np.errstate(invalid="ignore"):

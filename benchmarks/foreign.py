@@ -1,0 +1,58 @@
+"""Trained graphs of other makers: each beside what `repaconv fold` makes of it, as a user types both.
+
+    python benchmarks/foreign.py FILE.onnx[@HxW] ... [--threads 1]
+
+The graphs are whoever's they are: text detectors and recognisers, classifiers, what packages bring along. `@HxW` is the
+image size where that is free. A row for each is appended to `benchmarks/results/foreign.jsonl`, known by the file's
+hash; it wants a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import repaconv
+from repaconv.files import sha256_of
+from repaconv.measure.fingerprint import cpu_model
+from repaconv.measure.processors import family
+
+RESULTS = Path(__file__).parent / "results" / "foreign.jsonl"
+
+
+def row_of(given: Path, size: str | None) -> dict[str, Any]:
+    """What the fold says, and how fast it is beside the graph as given."""
+    with tempfile.TemporaryDirectory() as folder:
+        best = Path(folder) / "folded.onnx"
+        fold = repaconv.fold(given, out=best, force=True)
+        row = {"name": given.stem, "sha256": sha256_of(given), "opset": fold.opset, "verdict": fold.verdict}
+        row |= {"changes": len(fold.changes), "nodes": list(fold.nodes)}
+        if not fold.changes:
+            return row
+        found = repaconv.bench(best, against=given, batch=1, image_size=size)
+    ratio, agreement = found.ratio, found.agreement
+    assert ratio is not None
+    assert agreement is not None
+    measured = {"ratio": ratio.median, "low": ratio.low, "high": ratio.high}
+    row |= {name: round(value, 4) for name, value in measured.items()}
+    return row | {"openings": found.openings, "agreement": agreement.verdict}
+
+
+def main() -> None:
+    """One after the other."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("graphs", nargs="+", metavar="FILE.onnx[@HxW]")
+    for word in options.parse_args().graphs:
+        name, _, size = word.partition("@")
+        row = {**row_of(Path(name), size or None), "cpu": cpu_model(), "family": family("x86_64")}
+        sys.stdout.write(json.dumps(row) + "\n")
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

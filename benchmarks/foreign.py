@@ -1,6 +1,6 @@
 """Trained graphs of other makers: each beside what `repaconv fold` makes of it, as a user types both.
 
-    python benchmarks/foreign.py FILE.onnx[@HxW] ... [--threads 1]
+    python benchmarks/foreign.py FILE.onnx[@HxW] ...
 
 The graphs are whoever's they are: text detectors and recognisers, classifiers, what packages bring along. `@HxW` is the
 image size where that is free. A row for each is appended to `benchmarks/results/foreign.jsonl`, known by the file's
@@ -24,7 +24,7 @@ from repaconv.measure.processors import family
 RESULTS = Path(__file__).parent / "results" / "foreign.jsonl"
 
 
-def row_of(given: Path, size: str | None) -> dict[str, Any]:
+def row_of(given: Path, size: tuple[int, int] | None) -> dict[str, Any]:
     """What the fold says, and how fast it is beside the graph as given."""
     with tempfile.TemporaryDirectory() as folder:
         best = Path(folder) / "folded.onnx"
@@ -48,7 +48,9 @@ def main() -> None:
     options.add_argument("graphs", nargs="+", metavar="FILE.onnx[@HxW]")
     for word in options.parse_args().graphs:
         name, _, size = word.partition("@")
-        row = {**row_of(Path(name), size or None), "cpu": cpu_model(), "family": family("x86_64")}
+        height, _, width = size.partition("x")
+        sizes = (int(height), int(width or height)) if size else None
+        row = {**row_of(Path(name), sizes), "cpu": cpu_model(), "family": family("x86_64")}
         sys.stdout.write(json.dumps(row) + "\n")
         with RESULTS.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -13,7 +13,7 @@ from repaconv.errors import UsageProblem
 from repaconv.orders import stages
 from repaconv.orders.knobs import knobs
 from repaconv.orders.throughput import ThroughputOrder
-from repaconv.steps.common import load_target
+from repaconv.steps.common import as_image_size, load_target
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,13 @@ def test_words_leave_out_what_is_usual_and_what_an_artefact_does_not_repeat():
         *("--rtol", "onnx:1e-06"),
         *("--require", "a", "--require", "b"),
     )
+
+
+def test_an_image_size_is_a_number_a_pair_or_how_it_is_typed():
+    assert [as_image_size(size) for size in (None, 224, (140, 126), "140x126", "224")] == [
+        None, (224, 224), (140, 126), (140, 126), (224, 224)]  # fmt: skip
+    with pytest.raises(UsageProblem, match="image_size large"):
+        as_image_size("large")
 
 
 def test_what_is_no_value_is_refused_with_its_option():

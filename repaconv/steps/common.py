@@ -45,8 +45,16 @@ def at_least_one(name: str, asked: int | None, usual: int) -> int:
     return usual if asked is None else asked
 
 
-def as_image_size(size: int | ImageSize | None) -> ImageSize | None:
-    """A square one from one number."""
+def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
+    """A square one from one number, any as it is typed: ``140x126``.
+
+    Raises:
+        UsageProblem: If a text says none.
+    """
+    from repaconv.orders.texts import image_size
+
+    if isinstance(size, str):
+        return image_size(size, "image_size")
     return (size, size) if isinstance(size, int) else size
 
 

@@ -266,7 +266,7 @@ def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("repaconv.pipeline.inspect", stopped)
+    monkeypatch.setattr("repaconv.pipeline.inspection.inspect", stopped)
     code, _, err = repaconv("inspect", tiny)
     assert (code, "interrupted: " in err) == (130, True)
     assert json.loads(repaconv("inspect", tiny, "--format", "json")[1])["exit_code"] == 130

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zipfile import is_zipfile
 
 from repaconv import registry, runs
 from repaconv.artefacts import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
@@ -19,9 +18,8 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put
 from repaconv.steps.certifying import blocks, certified
 from repaconv.steps.common import contradictions, made_by, with_files
-from repaconv.steps.pinning import require_pinned
+from repaconv.steps.pinning import read_hashed
 from repaconv.steps.weights import write_weights
-from repaconv.still import stamp_of
 from repaconv.subjects.origin import choose_method, understood
 
 if TYPE_CHECKING:
@@ -101,39 +99,6 @@ def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
     written = chosen_form(order.form, method.official_rewrites, shapes)
     run = runs.prepare_run(checkpoint, found.origin.sha256, Path(order.out) if order.out else None, force=order.force)
     return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
-
-
-def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None) -> Checkpoint:
-    """The file, hashed while torch is imported, which takes seconds, and held to the hash that it is to have."""
-    sha256 = stamp = None
-    if _worth_hashing(checkpoint):
-        stamp = stamp_of(checkpoint)
-        with workers(1) as beside:
-            importing = beside.submit(_import_torch)
-            sha256 = sha256_of(checkpoint)
-            importing.result()  # what is half imported is no module yet
-    from repaconv.checkpoint import read_checkpoint
-
-    found = read_checkpoint(checkpoint, weights, require_pinned(checkpoint, pinned, sha256))
-    found.require_unchanged(stamp)
-    return found
-
-
-def _worth_hashing(checkpoint: Path) -> bool:
-    """Whether it is a file that can be read, and no archive that has lost its end, whatever its length."""
-    try:
-        if not checkpoint.is_file():
-            return False
-        with checkpoint.open("rb") as file:
-            return file.read(2) != b"PK" or is_zipfile(file)
-    except OSError:  # reading it says what is wrong
-        return False
-
-
-def _import_torch() -> None:
-    import torch
-
-    torch.empty(1, device="meta").mul(2)  # the first operation on meta imports much
 
 
 def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, allowed: bool) -> None:

@@ -12,9 +12,10 @@ from repaconv.files import require_nameable
 from repaconv.onnxfile import is_graph
 from repaconv.orders.knobs import knobs
 from repaconv.orders.stages import FoldOrder
-from repaconv.pipeline.checkpoint_folding import fold_file, read_hashed
+from repaconv.pipeline.checkpoint_folding import fold_file
 from repaconv.progress import Progress, silent
 from repaconv.steps.addresses import here
+from repaconv.steps.pinning import read_hashed
 from repaconv.subjects.recognising import recognised
 
 if TYPE_CHECKING:

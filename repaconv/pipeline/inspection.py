@@ -12,7 +12,7 @@ from repaconv.backbones.sizes import require_size
 from repaconv.errors import Refused, SettingNeeded
 from repaconv.steps.addresses import weights_here
 from repaconv.steps.common import contradictions
-from repaconv.steps.pinning import require_pinned
+from repaconv.steps.pinning import read_hashed
 from repaconv.subjects.origin import choose_method, understood
 from repaconv.subjects.recognising import known_networks
 
@@ -35,10 +35,7 @@ def inspect(
     Raises:
         Refused: If the file is unsafe, broken, holds no weights, or has another hash than the one that is asked for.
     """
-    from repaconv.checkpoint import read_checkpoint
-
-    checkpoint = weights_here(checkpoint)
-    found = read_checkpoint(checkpoint, weights, require_pinned(Path(checkpoint), sha256))
+    found = read_hashed(Path(weights_here(checkpoint)), weights, sha256, built=False)
     seen = _seen(found, settings or {})
     found.require_unchanged()
     return seen

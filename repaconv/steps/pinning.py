@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import is_zipfile
 
+from repaconv.beside import workers
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import sha256_of
+from repaconv.still import stamp_of
+
+if TYPE_CHECKING:
+    from repaconv.checkpoint import Checkpoint
 
 
 def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> str | None:
@@ -40,3 +47,47 @@ def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> 
             code="file.sha256",
         )
     return found
+
+
+def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None, *, built: bool = True) -> Checkpoint:
+    """A checkpoint, hashed while torch is imported, which takes seconds, and held to the hash that it is to have.
+
+    Args:
+        checkpoint: The file.
+        weights: Which of its sets; by rule when None.
+        pinned: The hash that it is to have, if that is known.
+        built: Whether a network is built of it, on the meta device, whose first operation imports much.
+
+    Raises:
+        UsageProblem, Refused: As `require_pinned` and `repaconv.checkpoint.read_checkpoint` do.
+    """
+    sha256 = stamp = None
+    if _worth_hashing(checkpoint):
+        stamp = stamp_of(checkpoint)
+        with workers(1) as beside:
+            importing = beside.submit(_import_torch, meta=built)
+            sha256 = sha256_of(checkpoint)
+            importing.result()  # what is half imported is no module yet
+    from repaconv.checkpoint import read_checkpoint
+
+    found = read_checkpoint(checkpoint, weights, require_pinned(checkpoint, pinned, sha256))
+    found.require_unchanged(stamp)
+    return found
+
+
+def _worth_hashing(checkpoint: Path) -> bool:
+    """Whether it is a file that can be read, and no archive that has lost its end, whatever its length."""
+    try:
+        if not checkpoint.is_file():
+            return False
+        with checkpoint.open("rb") as file:
+            return file.read(2) != b"PK" or is_zipfile(file)
+    except OSError:  # reading it says what is wrong
+        return False
+
+
+def _import_torch(*, meta: bool) -> None:
+    import torch
+
+    if meta:
+        torch.empty(1, device="meta").mul(2)

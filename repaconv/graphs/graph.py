@@ -60,14 +60,22 @@ def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx
             model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
         changes += made
     if not changes:
+        _let_go(model)
         return proto, []
     tidy(model)
     written = write(model)
+    _let_go(model)
     ends = zip(written.graph.output, proto.graph.output, strict=True)
     for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
         if before.type.tensor_type.HasField("shape"):
             now.CopyFrom(before)  # names that only we gave to free sizes go
     return written, changes
+
+
+def _let_go(model: ir.Model) -> None:
+    """Forget the weights: what is left of a graph names itself, and would keep them until somebody collects."""
+    for value in model.graph.initializers.values():
+        value.const_value = None
 
 
 def tidy(model: ir.Model) -> None:

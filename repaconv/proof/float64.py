@@ -32,7 +32,7 @@ FLOATS = (1, 10, 16)
 
 
 class Float64:
-    """A graph in float64; of its weights it holds one copy.
+    """A graph in float64; of its weights it holds one copy at most.
 
     Attributes:
         told: What evaluates it.

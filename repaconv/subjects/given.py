@@ -140,7 +140,7 @@ def folded(
         return model, []
     try:
         smaller, changes = rewritten(model, without(taken_back))
-        give_back(collect=True)  # what was rewritten names itself, and would stay with its weights
+        give_back()
         check(smaller, full=True)
     except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
         raise Refused(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
+import time
 from functools import partial
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torture import checkpoints, containers, crafted, graphs, others, page, pickles, records
@@ -63,6 +66,23 @@ def test_the_page_is_of_its_result():
     found = json.loads(page.RESULT.read_text())
     assert page.PAGE.read_text() == page.written(found)
     assert not found["faults"]
+
+
+def test_a_child_leaves_alone_what_its_parent_dropped(tmp_path):
+    """Collected in a child, a session would wait for ever for the threads of its parent."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    dropped: list[object] = [onnxruntime.InferenceSession(graphs.tokens().SerializeToString(), options)]
+    dropped.append(dropped)
+    time.sleep(0.2)  # its thread sleeps by now, and is waited for
+    gc.disable()
+    try:
+        del dropped
+        collecting = Case("", "", lambda place: place, lambda _: ("sound", gc.collect())[0])
+        assert not faults([collecting], tmp_path)
+    finally:
+        gc.enable()
 
 
 # --- faults that were found --------------------------------------------------------------------------------

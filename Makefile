@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
-.PHONY: recipes bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -85,6 +85,10 @@ bench-tuner: .venv/installed-dev
 bench-gate: .venv/installed
 	$(BIN)/python benchmarks/gate_false_alarms.py -o benchmarks/results/gate_false_alarms.json
 	$(BIN)/python benchmarks/verify_cost.py -o benchmarks/results/verify_cost.json
+
+# A stream for every core beside one, and what the cores leave possible.
+bench-throughput: .venv/installed-dev
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/throughput.py -o benchmarks/results/throughput.json --page docs/measuring.md
 
 # What blocks of channels gain on this processor.
 bench-blocks: .venv/installed-dev

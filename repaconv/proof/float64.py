@@ -76,6 +76,7 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
         array = numpy_helper.to_array(weights[name])
         return array if name in kept or weights[name].data_type not in FLOATS else array.astype(np.float64)
 
+    @np.errstate(all="ignore")  # what is not finite is told by those who compare
     def run(feeds: Feeds) -> dict[str, Any]:
         held: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
         for node, done in steps:

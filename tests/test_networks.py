@@ -158,8 +158,9 @@ def test_what_is_decided_is_the_same_or_another():
 RESIZED = [
     {"mode": mode, "coordinate_transformation_mode": places}
     for mode in ("nearest", "linear", "cubic")
-    for places in ("half_pixel", "align_corners")
+    for places in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
 ]
+NEAREST = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 OPERATORS = [
     ("Conv", ((6, 4, 3, 3), (6,)), {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}),
     ("Conv", ((8, 1, 3, 3),), {"group": 4, "auto_pad": "SAME_UPPER"}),
@@ -168,6 +169,8 @@ OPERATORS = [
     ("AveragePool", (), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
     ("AveragePool", (), {"kernel_shape": [3, 2], "ceil_mode": 1, "strides": [2, 2]}),
     *[("Resize", (), {**how, "scales": [1.0, 1.0, 2.0, 3.0]}) for how in RESIZED],
+    *[("Resize", (), {**how, "scales": [1.0, 1.0, 0.6, 1.5]}) for how in RESIZED if "align" not in str(how)],
+    *[("Resize", (), {**RESIZED[2], "nearest_mode": by, "scales": [1.0, 1.0, 2.5, 0.3]}) for by in NEAREST],
 ]
 
 

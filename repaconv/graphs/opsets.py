@@ -16,6 +16,8 @@ CONSTANTS_APART = 4
 FORMAT = 7
 """The version of the file format that belongs to `OLDEST`."""
 
+PLACED = 11
+"""The first opset whose Resize says where pixels lie."""
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "PRelu", "LSTM", "GRU")
 """What nobody gives at a call: the further inputs of these."""
@@ -39,6 +41,8 @@ def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
     found = onnx.ModelProto()
     if opset_of(proto) < OLDEST:
         found.CopyFrom(version_converter.convert_version(proto, OLDEST))
+        if opset_of(proto) < PLACED:
+            _place_as_before(found.graph)
         del found.metadata_props[:]
         found.metadata_props.extend(proto.metadata_props)
     else:
@@ -48,6 +52,27 @@ def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
     found.graph.input.extend(inputs)
     found.ir_version = max(proto.ir_version, FORMAT)
     return onnx.shape_inference.infer_shapes(found)
+
+
+def _place_as_before(graph: onnx.GraphProto) -> None:
+    """Say of every Resize where pixels lay, which the converter leaves to defaults that are others now.
+
+    The nearest one was that before, or behind where an image becomes smaller: so ONNX Runtime has it.
+    """
+    from onnx import helper, numpy_helper
+
+    known = {weight.name: weight for weight in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            known[node.output[0]] = node.attribute[0].t
+        for entry in node.attribute:
+            if entry.HasField("g"):
+                _place_as_before(entry.g)
+        if node.op_type == "Resize":
+            scales = known.get(node.input[-1])
+            smaller = scales is not None and bool((numpy_helper.to_array(scales) < 1).any())
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if smaller else "floor"))
 
 
 def _constants(proto: onnx.ModelProto) -> set[str]:

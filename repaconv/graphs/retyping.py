@@ -43,7 +43,7 @@ TYPED = ("to", "dtype", "output_datatype")
 
 
 SINGLE = {"Resize": 2, "Upsample": 1}
-"""The input that is float32 whatever the others are: scales."""
+"""The input that is float32 whatever the others are: scales, which Resize of opset 10 has as the last of two."""
 
 
 def _retype_graph(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> None:
@@ -65,7 +65,7 @@ def _retype_values(graph: onnx.GraphProto, kinds: Mapping[int, int], kept: set[s
 def kept_single(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """Names of constants that stay in float32."""
     places = ((node, SINGLE[node.op_type]) for node in nodes if node.op_type in SINGLE)
-    return {node.input[place] for node, place in places if len(node.input) > place}
+    return {node.input[min(place, len(node.input) - 1)] for node, place in places if len(node.input) > 1}
 
 
 def _retype_nodes(nodes: Sequence[onnx.NodeProto], kinds: Mapping[int, int]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.engines.contract import Array, Feeds
+from repaconv.proof.resizing import before_places, resized
 from repaconv.proof.runners import load_onnx
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _wide(array: Array) -> Array:
 
 def _by_torch() -> list[Any]:
     """Operators that torch evaluates, each where it says what ONNX does; else onnx's own implementation."""
+    from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose, op_resize
     from torch.nn import functional
 
@@ -137,8 +139,14 @@ def _by_torch() -> list[Any]:
 
     class Resize(op_resize.Resize):  # type: ignore[misc]
         def _run(self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **how: Any) -> Any:
-            done = _resized(x, scales, sizes, how)
+            if len(self.onnx_node.input) == 2:  # of opset 10
+                return _upsampled(x, roi, how)
+            done = resized(x, scales, sizes, how)
             return super()._run(x, roi, scales, sizes, **how) if done is None else (done,)
+
+    class Upsample(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any, given: Any = None, scales: Any = None, **how: Any) -> Any:
+            return _upsampled(x, scales if given is None else given, how)
 
     class Col2Im(op_col2im.Col2Im):  # type: ignore[misc]
         def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
@@ -149,7 +157,7 @@ def _by_torch() -> list[Any]:
             done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
             return (done.numpy(),)
 
-    return [Conv, ConvTranspose, Resize, Col2Im, _pad(), _gather_nd(), *_pointwise(), *_pools()]
+    return [Conv, ConvTranspose, Resize, Upsample, Col2Im, _pad(), _gather_nd(), *_pointwise(), *_pools()]
 
 
 def _pad() -> Any:
@@ -240,6 +248,13 @@ def _pools() -> list[Any]:
     return [MaxPool, AveragePool]
 
 
+def _upsampled(x: NDArray[Any], scales: Any, how: Mapping[str, Any]) -> tuple[NDArray[Any]]:
+    done = before_places(x, scales, how.get("mode"))
+    if done is None:
+        raise NotImplementedError("an image that is resized to a part of a pixel")
+    return (done,)
+
+
 class _Way:
     """How a window goes over ``rank`` axes; ``odd`` where its padding is not written down."""
 
@@ -271,27 +286,3 @@ def _tensor(array: NDArray[Any]) -> Any:
     import torch
 
     return torch.from_numpy(np.array(array))
-
-
-def _resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
-    """Images repeated a whole number of times, or interpolated as torch does; None where ONNX means something else."""
-    import torch
-
-    plain = not any(how.get(name) for name in ("antialias", "axes", "exclude_outside"))
-    if x.ndim != 4 or not plain or how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
-        return None
-    given = scales is not None and len(scales)
-    ends = [size * float(scale) for size, scale in zip(x.shape, scales, strict=True)] if given else list(sizes)
-    wanted = [int(end) for end in ends]
-    if wanted != ends or wanted[:2] != list(x.shape[:2]) or min(wanted[2:]) < 2:
-        return None
-    mode, places = how.get("mode"), how.get("coordinate_transformation_mode") or "half_pixel"
-    times = [new / old for new, old in zip(wanted[2:], x.shape[2:], strict=True)]
-    floored = places == "asymmetric" and how.get("nearest_mode") == "floor"
-    if mode == "nearest" and (places == "half_pixel" or floored) and all(n.is_integer() for n in times):
-        return x.repeat(int(times[0]), 2).repeat(int(times[1]), 3)
-    if mode != "linear" or places not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
-        return None
-    corners = places == "align_corners"
-    done = torch.nn.functional.interpolate(_tensor(x), wanted[2:], mode="bilinear", align_corners=corners)
-    return np.asarray(done.numpy())

@@ -87,12 +87,11 @@ class GraphSubject:
         from repaconv.proof.float64 import widened
 
         double = bool(self.folded.float64)
-        given = widened(self.given) if double else self.given
+        known = to_oldest(Evaluated(self.given)).graph.model if self.folded.changes else self.given
+        given = widened(known) if double else known  # ONNX's converter writes float32 into a float64 graph
         if not self.folded.changes:
             return self._form(given, double=double)
-        return self._form(
-            folded(self.source, to_oldest(Evaluated(given)).graph.model, self.folded.taken_back)[0], double=double
-        )
+        return self._form(folded(self.source, given, self.folded.taken_back)[0], double=double)
 
     @cached_property
     def stored(self) -> GraphForm:

@@ -160,6 +160,7 @@ RESIZED = [
     for mode in ("nearest", "linear", "cubic")
     for places in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
 ]
+AUTO = ("SAME_UPPER", "SAME_LOWER", "VALID")
 NEAREST = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 OPERATORS = [
     ("Conv", ((6, 4, 3, 3), (6,)), {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}),
@@ -168,6 +169,13 @@ OPERATORS = [
     ("MaxPool", (), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
     ("AveragePool", (), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
     ("AveragePool", (), {"kernel_shape": [3, 2], "ceil_mode": 1, "strides": [2, 2]}),
+    *[("Conv", ((6, 4, 3, 2),), {"auto_pad": pad, "strides": [2, 3]}) for pad in ("SAME_LOWER", "VALID")],
+    *[
+        ("MaxPool", (), {"kernel_shape": [2, 3], "auto_pad": pad, "strides": [2, 2]})
+        for pad in AUTO
+        if "LOW" not in pad
+    ],
+    *[("AveragePool", (), {"kernel_shape": [2, 3], "auto_pad": pad, "strides": [2, 2]}) for pad in AUTO],
     *[("Resize", (), {**how, "scales": [1.0, 1.0, 2.0, 3.0]}) for how in RESIZED],
     *[("Resize", (), {**how, "scales": [1.0, 1.0, 0.6, 1.5]}) for how in RESIZED if "align" not in str(how)],
     *[("Resize", (), {**RESIZED[2], "nearest_mode": by, "scales": [1.0, 1.0, 2.5, 0.3]}) for by in NEAREST],
@@ -269,6 +277,39 @@ def test_erf_is_float64_though_onnx_rounds_it():
     exact = Float64(model)
     assert exact.told == REFERENCE
     np.testing.assert_allclose(exact.run({"x": x})["y"], [erf(float(value)) for value in x], rtol=1e-15)
+
+
+def _of_two(kind, second, how):
+    """A node of ``x`` and a second input, and what ours makes of it."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 70))
+    types = {"f": TensorProto.DOUBLE, "i": TensorProto.INT64}
+    given = {"x": x, "at": second}
+    ports = [helper.make_tensor_value_info(n, types[array.dtype.kind], array.shape) for n, array in given.items()]
+    node = helper.make_node(kind, ["x", "at"], ["y"], **how)
+    graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return model, given, _evaluated(model)(given)["y"]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_elements_are_gathered_along_long_axes(axis):
+    at = np.random.default_rng(1).integers(-2, 2, (2, 2, 4, 66))
+    _, given, found = _of_two("GatherElements", at, {"axis": axis})
+    size = given["x"].shape[axis]
+    right = torch.gather(torch.from_numpy(given["x"]), axis, torch.from_numpy(at % size))
+    np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("border", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_a_grid_is_sampled_in_float64(mode, border, corners):
+    at = np.random.default_rng(1).uniform(-1.3, 1.3, (2, 3, 4, 2))
+    how = {"mode": mode, "padding_mode": border, "align_corners": corners}
+    model, given, found = _of_two("GridSample", at, how)
+    right = ReferenceEvaluator(model).run(None, given)[0]
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-3)  # its weights are float32
+    assert found.dtype == np.float64
 
 
 def test_what_overflows_on_the_way_is_nothing_to_warn_of():

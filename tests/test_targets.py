@@ -17,6 +17,7 @@ from repaconv import registry
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.lower import lower
 from repaconv.exporters.rules import violations
+from repaconv.exporters.simplify import not_done, simplify
 from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
 from repaconv.measure import processors
 from repaconv.pipeline import exporting
@@ -268,3 +269,29 @@ def test_rules_name_what_they_find():
     found = violations(model, 13, ("Cast",), ("scatter-add", "topk-from-a-value", "float64", "dynamic-batch"))
     assert [each.split(" ")[0] for each in found] == ["opset", "operator", "m/Scatter:", "m/TopK:", "float64", "a"]
     assert violations(model, 18, (), ()) == []
+
+
+def test_rules_go_by_operators_not_by_what_a_file_declares():
+    model = graph([helper.make_node("Relu", ["x"], ["y"])], {}, opset=18)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    assert violations(model, 18, (), ()) == []
+    branch = helper.make_graph([helper.make_node("Gelu", ["x"], ["z"], domain="com.microsoft")], "b", [], [])
+    model.graph.node.append(helper.make_node("If", ["c"], ["w"], then_branch=branch, else_branch=branch))
+    assert violations(model, 18, (), ()) == ["operators of com.microsoft"]
+    assert violations(model, 18, (), (), load_target("x86-64").domains) == []
+
+
+def test_what_a_simplifier_leaves_empty_at_the_end_is_left_out():
+    """onnxsim drops a recurrent layer's zeros and leaves their place."""
+    hold = {"w": np.ones((1, 9, 4)), "r": np.ones((1, 9, 3)), "b": np.ones((1, 18)), "h": np.zeros((1, 2, 3))}
+    nodes = [helper.make_node("GRU", ["x", "w", "r", "b", "", "h"], ["y"], hidden_size=3)]
+    values = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", [5, 2, 4]), ("y", [5, 1, 2, 3]))
+    ]
+    weights = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in hold.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "gru", *values, weights), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
+    found = simplify(model, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",))
+    assert found.accepted
+    assert found.model.graph.node[0].input[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 FORBIDDEN = ("topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8")
 
 
-def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbids: Collection[str]) -> list[str]:
+def violations(
+    model: onnx.ModelProto,
+    opset: int,
+    lacks: Collection[str],
+    forbids: Collection[str],
+    domains: Collection[str] = (),
+) -> list[str]:
     """Sentences, one for each kind of thing that the target does not take; none if it takes the graph.
 
     Args:
@@ -19,15 +25,17 @@ def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbi
         opset: The newest that the parser reads.
         lacks: Operators that it does not know.
         forbids: Of `FORBIDDEN`.
+        domains: Of the operators that it knows beside ONNX's own.
     """
     import onnx
 
-    found = []
-    for entry in model.opset_import:
-        if entry.domain not in ("", "ai.onnx"):
-            found.append(f"operators of {entry.domain}")
-        elif entry.version > opset:
-            found.append(f"opset {entry.version}, it reads up to {opset}")
+    own = {"", "ai.onnx", *(function.domain for function in model.functions)}
+    bodies = (model.graph.node, *(function.node for function in model.functions))
+    asked = {domain for nodes in bodies for domain in _domains(nodes)}
+    found = [f"operators of {domain}" for domain in sorted(asked - own - set(domains))]
+    newest = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if newest > opset:
+        found.append(f"opset {newest}, it reads up to {opset}")
     used = {node.op_type for node in model.graph.node}
     found += [f"operator {name}" for name in sorted(used & set(lacks))]
     weights = {weight.name: weight for weight in model.graph.initializer}
@@ -53,3 +61,11 @@ def violations(model: onnx.ModelProto, opset: int, lacks: Collection[str], forbi
     if "dynamic-batch" in forbids and free:
         found.append(f"a free batch in {free[0]}")
     return found
+
+
+def _domains(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Of the operators, those within control flow too."""
+    for node in nodes:
+        yield node.domain
+        for entry in node.attribute:
+            yield from _domains(entry.g.node)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Link
 from repaconv.errors import first_line
+from repaconv.exporters.to_onnx import check
 from repaconv.onnxfile import restore_names
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def simplify(
         try:
             smaller, name = _run(tool, model)
             restore_names(smaller, model)
+            _without_empty_ends(smaller)
+            check(smaller)
             link = compare(smaller)
         except ImportError:
             problems.append(f"{tool} is not installed")
@@ -77,6 +80,13 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
     smaller, _ = onnxsim.simplify(model)
     return smaller, f"onnxsim {onnxsim.__version__}"
+
+
+def _without_empty_ends(model: onnx.ModelProto) -> None:
+    """Leave out the names of inputs that are not given, behind all that are: onnxsim writes them where it drops one."""
+    for node in model.graph.node:
+        while node.input and not node.input[-1]:
+            node.input.pop()
 
 
 def not_done(note: str) -> Link:

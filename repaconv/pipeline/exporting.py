@@ -261,8 +261,8 @@ def _artefact(
     from repaconv.exporters.to_onnx import operators_of
     from repaconv.proof.verdicts import verdict_of
 
-    precision, here = plan.order.precision, family(plan.device.architecture)
-    against = violations(model, plan.newest, plan.device.lacks, plan.device.forbids)
+    precision, device, here = plan.order.precision, plan.device, family(plan.device.architecture)
+    against = violations(model, plan.newest, device.lacks, device.forbids, device.domains)
     return ExportArtefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
         verdict="failed" if against else verdict_of([graph.links[0], *typed.links]),

@@ -11,7 +11,8 @@ import numpy as np
 
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import from_json
-from repaconv.subjects.builders import KNOWN, of_registry, own, package
+from repaconv.subjects.builders import KNOWN, loading, of_registry, own, package
+from repaconv.subjects.pixels import own_channels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +72,8 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
             hint="Weights in several files are not read; save the model in one (max_shard_size).",
             code="folder.weights",
         )
-    if isinstance(name := config.get("architecture"), str):
+    wrapped = config.get("model_type") == "timm_wrapper"  # timm's network within one of transformers
+    if isinstance(name := config.get("architecture"), str) and not wrapped:
         return Architecture(f"timm:{name}", config), weights
     names = config.get("architectures")
     if isinstance(names, list) and len(names) == 1:
@@ -101,11 +103,19 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
         for name in ROUNDED:
             if isinstance(value := getattr(part, name, None), float):
                 setattr(part, name, float(np.float32(value)))
-    channels = next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
+    channels = own_channels(arch.config) or _channels(module)
     versions = {arch.library: version(arch.library)} if arch.library else {}
     name = "pixel_values" if arch.library == "transformers" else "input"
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
     return Built(module, classes, name, channels, versions)
+
+
+def _channels(module: nn.Module) -> int:
+    """Of the images that a network takes: those of its first convolution."""
+    from torch import nn
+
+    first = next((part.in_channels for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    return first or next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
 
 
 def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
@@ -153,7 +163,8 @@ def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
 def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
     """Its own loading, of tensors that were read already: it knows the names of older versions."""
     library, name = package("transformers"), arch.name.partition(":")[2]
-    kind = getattr(library, name, None)
+    with loading("transformers"):
+        kind = getattr(library, name, None)
     if kind is None or not hasattr(kind, "config_class"):
         raise UsageProblem(
             f"transformers has no architecture {name!r}.",

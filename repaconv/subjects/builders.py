@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,32 @@ def package(name: str) -> Any:
     Raises:
         EnvironmentProblem: If it is not here, or does not load.
     """
-    try:
+    with loading(name):
         return importlib.import_module(name)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Where something of an optional package is imported; transformers does so when it is asked for a network.
+
+    Raises:
+        EnvironmentProblem: If it is not here, or does not load.
+    """
+    try:
+        yield
     except (ImportError, RuntimeError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        why = "is not installed" if missing else f"does not load: {str(error).splitlines()[0].rstrip('.')}"
+        said = str(_first(error)).splitlines() or [type(error).__name__]
+        why = "is not installed" if missing else f"does not load: {said[0].rstrip('.')}"
         builds = "torchvision's compiled operators are for one build of torch: install both from one index."
         raise EnvironmentProblem(
             f"{name} {why}.", hint=f"pip install 'repaconv[{name}]'" if missing else builds, code=f"{name}.missing"
         ) from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """What was raised before it was wrapped."""
+    return _first(error.__cause__) if error.__cause__ else error
 
 
 def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:

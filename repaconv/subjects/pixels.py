@@ -188,7 +188,22 @@ def _sides(size: Any) -> ImageSize | None:
     return sides if all(map(is_whole, sides)) else None  # type: ignore[return-value]
 
 
+TOWERS = ("vision_config", "backbone_config")
+"""Where a config.json keeps what its part for images is made of."""
+
+
 def own_size(config: Mapping[str, Any]) -> ImageSize | None:
-    """Of a transformer's config.json; an image tower's own where there are two towers."""
-    vision = config.get("vision_config")
-    return as_size(config.get("image_size") or (vision.get("image_size") if isinstance(vision, Mapping) else None))
+    """Of a transformer's config.json; that of its part for images, where it says it there."""
+    return as_size(_own(config, "image_size"))
+
+
+def own_channels(config: Mapping[str, Any]) -> int | None:
+    """Likewise."""
+    found = _own(config, "num_channels")
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _own(config: Mapping[str, Any], name: str) -> Any:
+    towers = (config.get(tower) for tower in TOWERS)
+    told = (part[name] for part in (config, *towers) if isinstance(part, Mapping) and part.get(name))
+    return next(told, None)

@@ -228,7 +228,6 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def _simplified(graph: Graph, tools: tuple[str, ...], judge: Judge) -> Graph:
     """What a simplifier makes of a graph, if it computes the same; else the graph."""
     from repaconv.exporters.simplify import simplify
-    from repaconv.exporters.to_onnx import check
     from repaconv.proof.traces import OnnxTrace
 
     ends = (FORM if graph.changes else EXPORTED, SIMPLIFIED)
@@ -238,7 +237,6 @@ def _simplified(graph: Graph, tools: tuple[str, ...], judge: Judge) -> Graph:
         return judge.located(judge.link("simplified", ends, judge.run(smaller)), right, smaller, by_module=False)
 
     result = simplify(graph.model, compare, tools)
-    check(result.model)
     links = (*graph.links, result.link)
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 

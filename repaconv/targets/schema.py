@@ -52,6 +52,7 @@ class Target(Record):
             family may have forms of its own, ``default@amx``, or a method: ``pyra@amx``.
         lacks: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
+        domains: Of operators that it knows beside ONNX's own.
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
         quantisers: Beside ONNX Runtime's, those whose int8 graphs are worth a try on this runtime (`tune`).
@@ -76,6 +77,7 @@ class Target(Record):
     forbids: tuple[
         Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
     ] = ()
+    domains: tuple[str, ...] = ()
     precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
     quantisers: tuple[Literal["nncf"], ...] = ()

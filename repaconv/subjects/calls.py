@@ -1,0 +1,76 @@
+"""What a network gives for images: run once, and what of it is compared and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.errors import Refused, said_by
+from repaconv.subjects.architectures import Built
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ELSE = "Fold the module in memory, repaconv.fold(module, example=...), or as ONNX: repaconv fold model.onnx."
+"""What folds without any of these."""
+
+
+def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
+    """What it gives for one image of zeros, [C, H, W].
+
+    Raises:
+        Refused: If it takes no such image, with what it says.
+    """
+    import torch
+
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    try:
+        with torch.inference_mode():
+            return module(torch.zeros(1, *shape, dtype=dtype))
+    except Exception as error:  # of any network
+        raise Refused(
+            f"this network does not take one image of {'x'.join(map(str, shape))}: {said_by(error)}.",
+            hint=f"Say how large its images are, with --set image_size=224x224. If it takes something else: {ELSE}",
+            code="network.call",
+        ) from error
+
+
+def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
+    """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart.
+
+    Raises:
+        Refused: If something of it is no tensor.
+    """
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
+        return tuple(map(str, found))
+    every = tree_leaves(found)
+    leaves = [leaf for leaf in every if isinstance(leaf, Tensor)]
+    numbers = [leaf for leaf in every if isinstance(leaf, (int, float))]  # which an exporter writes, too
+    if numbers or not leaves:
+        raise Refused(
+            f"this network gives {type((numbers or every or [None])[0]).__name__}, which is no tensor.",
+            hint=f"Let it return tensors, or a tuple or dict of them. {ELSE}",
+            code="network.outputs",
+        )
+    if len(leaves) == 1:
+        return ("logits",) if built.classes else ("features",)
+    return tuple(f"output_{number}" for number in range(len(leaves)))
+
+
+def head_of(built: Built, found: Any) -> int | None:
+    """How many classes it tells apart: logits are those of an architecture for classes, or called so."""
+    logits = found.get("logits") if isinstance(found, Mapping) else found
+    by_name = (built.versions and built.input_name == "input") or isinstance(found, Mapping)
+    if not by_name or getattr(logits, "ndim", 0) != 2 or built.classes == 0:
+        return built.classes
+    return int(logits.shape[1])  # type: ignore[union-attr]
+
+
+def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two calls with the same inputs gave something else."""
+    return any(not np.array_equal(one[name], other[name], equal_nan=True) for name in one)

@@ -14,7 +14,7 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.folds.tokens import READ_TOKENS
-from repaconv.graphs.graph import rewritten
+from repaconv.graphs.graph import read, rewritten
 from repaconv.graphs.retyping import in_double
 
 
@@ -182,3 +182,13 @@ def test_what_is_read_is_followed_through_a_gather_of_another_axis(axis, places)
     after, changes = rewritten(model, [READ_TOKENS])
     assert [change.rewrite for change in changes] == ["read-tokens"]
     assert difference(model, after, 6, 4, batches=(2,)) < 1e-13
+
+
+def test_where_nothing_is_read_in_part_the_graph_stays_as_it_is_written():
+    """Another rewrite's change would carry the normal form into the file: a Gemm as a product and a sum."""
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"]), helper.make_node("Relu", ["y"], ["z"])]
+    values = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", 3])] for n in "xz"]
+    held = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in (("w", (3, 3)), ("b", 3))]
+    model = read(helper.make_model(helper.make_graph(nodes, "rows", *values, held), ir_version=9))
+    assert not list(READ_TOKENS.apply(model))
+    assert [node.op_type for node in model.graph] == ["Gemm", "Relu"]

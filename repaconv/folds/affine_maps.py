@@ -17,7 +17,7 @@ from repaconv.folds.emit import emit
 from repaconv.graphs import activations
 from repaconv.graphs.channels import IMAGE, LAST
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import clean
+from repaconv.graphs.graph import clean, without_copies
 from repaconv.graphs.normal import normalise, one_view
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """See `repaconv.graphs.contract.Apply`."""
-    from onnx_ir.passes.common import CommonSubexpressionEliminationPass, DeduplicateInitializersPass
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
     normalise(model)
     activations.group(model)
@@ -35,7 +35,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     for _ in range(ROUNDS):
         made = list(_round(model))
         told |= {change.place: change for change in made}
-        DeduplicateInitializersPass()(model)
+        without_copies(model)
         if not CommonSubexpressionEliminationPass()(model).modified and not made:
             break
     moves.back_to_norms(model)

@@ -21,8 +21,8 @@ from repaconv.artefacts import Change
 from repaconv.folds.pieces import separate
 from repaconv.graphs.axes import axis_before
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, is_constant
-from repaconv.graphs.normal import normalise
+from repaconv.graphs.graph import Writer, attribute, constant, is_constant, let_go
+from repaconv.graphs.normal import NORMAL, normalise
 from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import rank_of, sizes
@@ -47,7 +47,20 @@ Demand = Reads | None
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graphs.contract.Apply`."""
+    """See `repaconv.graphs.contract.Apply`; a graph in which there is nothing to do stays as it is written."""
+    if NORMAL in model.meta or _narrows(model):
+        yield from _narrowed(model)
+
+
+def _narrows(model: ir.Model) -> bool:
+    """Whether there is something to do, found on a copy that is brought into the normal form."""
+    copied = model.clone()
+    found = any(_narrowed(copied))
+    let_go(copied)
+    return found
+
+
+def _narrowed(model: ir.Model) -> Iterator[Change]:
     normalise(model)
     demands = _demands(model)
     for _ in range(len(model.graph)):

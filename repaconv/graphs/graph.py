@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -60,11 +61,11 @@ def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx
             model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
         changes += made
     if not changes:
-        _let_go(model)
+        let_go(model)
         return proto, []
     tidy(model)
     written = write(model)
-    _let_go(model)
+    let_go(model)
     ends = zip(written.graph.output, proto.graph.output, strict=True)
     for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
         if before.type.tensor_type.HasField("shape"):
@@ -72,7 +73,7 @@ def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx
     return written, changes
 
 
-def _let_go(model: ir.Model) -> None:
+def let_go(model: ir.Model) -> None:
     """Forget the weights: what is left of a graph names itself, and would keep them until somebody collects."""
     for value in model.graph.initializers.values():
         value.const_value = None
@@ -92,6 +93,19 @@ def clean(model: ir.Model) -> None:
 
     RemoveUnusedNodesPass()(model)
     TopologicalSortPass()(model)
+
+
+def without_copies(model: ir.Model) -> None:
+    """Constants that are equal are one; those that are inputs as well stay, of which onnx_ir warns one by one."""
+    from onnx_ir.passes.common import DeduplicateInitializersPass
+
+    logger = logging.getLogger("onnx_ir.passes.common.initializer_deduplication")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        DeduplicateInitializersPass()(model)
+    finally:
+        logger.setLevel(level)
 
 
 def constant(value: ir.Value | None) -> Array | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import GraphFold, ImageSize, Link, Origin, Preprocessing
 from repaconv.errors import UsageProblem
+from repaconv.exporters.to_onnx import operators_of
 from repaconv.files import alone_in, payload_of, sha256_of
 from repaconv.forms.choice import DEFAULT, OFFICIAL
 from repaconv.onnxfile import opset_of
@@ -67,7 +68,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         if plan.copied:
             write_payload(plan.copied, partial(copyfile, target))
-        artefact = _artefact(plan, taken, raised, kept, links)
+        artefact = _artefact(plan, taken, given, raised, kept, links)
         put(plan.run.fold_json, artefact)
         runs.remember(plan.run)
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
@@ -154,10 +155,15 @@ def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress)
     return links
 
 
-def _artefact(plan: _Plan, taken: Taken, raised: Raised, kept: Kept, links: tuple[Link, ...]) -> GraphFold:
+def _artefact(
+    plan: _Plan, taken: Taken, given: Evaluated, raised: Raised, kept: Kept, links: tuple[Link, ...]
+) -> GraphFold:
     """What was done, with what it costs before and after."""
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
     left = (*raised.left, *kept.back.told, *left_alone(plan.model))
+    record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
+    record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # a converter's are no savings
+    record["operators"] = operators_of(kept.graph.model)
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
         beside=(*beside, *runs.clear_later_stages(plan.run)),
@@ -173,7 +179,7 @@ def _artefact(plan: _Plan, taken: Taken, raised: Raised, kept: Kept, links: tupl
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
         taken_back=kept.back.names,
-        **recorded(raised.graph, kept.graph, kept.changes, links, taken, left),
+        **record,
     )
 
 

@@ -100,7 +100,7 @@ def _require_no_images(subject: Subject, asked: Any) -> None:
     if asked:
         takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in subject.inputs)
         raise UsageProblem(
-            f"this network takes no images: {takes}.",
+            f"this network takes no images [N, C, H, W]: {takes}.",
             hint="Give its inputs by name with --inputs FILE.npz, or nothing: they are drawn.",
             code="inputs.none",
         )

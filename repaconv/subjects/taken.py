@@ -33,6 +33,10 @@ DOUBTED = 1e-2
 it is on those, too, it is float64 that computes something else, and it is not taken."""
 
 
+CHANNELS = (1, 3, 4)
+"""Of pictures; networks also take stacks of many more, but not one pixel high or wide."""
+
+
 class Taken(NamedTuple):
     """Fields of `repaconv.artefacts.GraphFold`."""
 
@@ -145,6 +149,7 @@ def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bo
         or not isinstance(first.shape[1], int)
         or not floats
         or len({*fixed}) > 1
+        or (first.shape[1] not in CHANNELS and first.shape[3] in CHANNELS)  # images as other makers lay them
     ):
         return None, False, batch, told
     height, width = (

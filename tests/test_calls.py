@@ -1,0 +1,79 @@
+"""A network that is called otherwise than with one image, or gives something else than tensors, is told so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import repaconv as rc
+from repaconv.errors import GateFailed, Refused
+from repaconv.subjects.architectures import Architecture, built
+from repaconv.subjects.pixels import own_channels, own_size
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(1, 8, 2, 2))  # of four axes, and no layer's
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+
+    def forward(self, x):
+        return self.stem(x) + self.place
+
+class Two(Net):
+    def forward(self, x, depth):
+        return self.stem(x) + depth
+
+class Number(Net):
+    def forward(self, x):
+        return {"of": self.stem(x), "wide": x.shape[-1]}
+
+class Drawing(Net):
+    def forward(self, x):
+        return self.stem(x) + torch.rand_like(x[:, :1, ::4, ::4])
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(CODE)
+    torch.save({"place": torch.ones(1, 8, 2, 2), **nn.Module.state_dict(_named(nn.Conv2d(3, 8, 4, 4)))}, "c.pth")
+    return {"settings": {"image_size": "8x8"}}
+
+
+def _named(stem):
+    net = nn.Module()
+    net.stem = stem
+    return net
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "code_of"),
+    [
+        ("Two", "does not take one image of 3x8x8: TypeError", "network.call"),
+        ("Number", "gives int, which is no tensor", "network.outputs"),
+        ("Drawing", "does not compute the same twice", "network.random"),
+    ],
+)
+def test_what_takes_or_gives_something_else_is_told_so(code, kind, told, code_of):
+    with pytest.raises((Refused, GateFailed), match=told) as caught:
+        rc.fold("c.pth", arch=f"./net.py:{kind}", **code)
+    assert caught.value.code == code_of
+
+
+def test_channels_are_those_of_the_first_convolution(code):
+    assert rc.fold("c.pth", arch="./net.py:Net", **code).verdict == "passed"
+    tensors = torch.load("c.pth")
+    assert built(Architecture("net.py:Net", {}), tensors, {name: name for name in tensors}).channels == 3
+
+
+def test_a_tower_says_how_large_its_images_are():
+    assert own_size({"backbone_config": {"image_size": [64, 48], "num_channels": 1}}) == (64, 48)
+    assert own_size({"image_size": 32, "vision_config": {"image_size": 64}}) == (32, 32)
+    assert own_channels({"vision_config": {"num_channels": 4}}) == 4
+    assert own_channels({}) is None

@@ -1,0 +1,61 @@
+"""Graphs as others' exporters write them: images with channels last, weights that are inputs, old opsets."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import repaconv as rc
+from repaconv.errors import UsageProblem
+
+
+def written(nodes, shapes, held, opset, inputs=(), ir_version=4):
+    """A file of x to y; ``inputs`` are weights that are listed as inputs as well."""
+    weights = [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in held.items()]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in "xy"]
+    more = [helper.make_tensor_value_info(name, TensorProto.FLOAT, np.shape(held[name])) for name in inputs]
+    graph = helper.make_graph(nodes, "given", [ports[0], *more], ports[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    onnx.save(model, "net.onnx")
+    return "net.onnx"
+
+
+def test_images_with_channels_last_are_inputs_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["t", "w"], ["c"]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["y"]),
+    ]
+    held = {"w": np.random.default_rng(0).standard_normal((5, 3, 3, 3))}
+    done = rc.fold(written(nodes, {"x": [1, 8, 9, 3], "y": [1, 5]}, held, 13, ir_version=8), out="run")
+    assert done.image_size is None
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UsageProblem, match="takes no images"):
+        rc.verify("run", images="images")
+    assert rc.verify("run").verdict == "passed"
+
+
+def test_an_old_graph_is_verified_and_its_nodes_are_those_of_the_file(tmp_path, monkeypatch, capfd):
+    """Of Clip and Upsample the converter makes more; statistics that are inputs are nothing to warn of."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0).standard_normal
+    held = {"w": draw((4, 3, 3, 3)), "s": 1 + 0.1 * draw(4), "b": draw(4), "m": draw(4), "v": 1 + draw(4) ** 2}
+    held |= {"u": [1, 1, 2, 2], "count": [0.0, 0.0]}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+        helper.make_node("Clip", ["n"], ["k"], min=0.0, max=6.0),
+        helper.make_node("Upsample", ["k", "u"], ["y"], mode="linear"),
+    ]
+    file = written(nodes, {"x": [1, 3, 8, 8], "y": [1, 4, 12, 12]}, held, 9, inputs=("w", "s", "b", "m", "v", "count"))
+    done = rc.fold(file, out="run", measure=False)
+    assert "Skipped" not in capfd.readouterr().err
+    assert done.changes
+    assert done.nodes[0] == 4
+    assert done.float64
+    assert rc.verify("run").verdict == "passed"
+    assert rc.export("run", onnx="out.onnx").verdict == "passed"

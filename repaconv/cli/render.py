@@ -175,7 +175,7 @@ def next_step(command: str, done: Record) -> None:
         return  # they say what to do
     named = {name: getattr(done, name, "") for name in ("target", "recipe", "address")}
     words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
-    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done)])
+    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done), *_lower(command, done)])
     err().print(f"[dim] next[/] {plain(words)}")
 
 
@@ -185,6 +185,12 @@ def _arch(done: Record) -> tuple[str, ...]:
         return ()
     exact = sum(one.exact for one in getattr(done, "networks", ()))
     return () if exact == 1 else ("--arch NAME" if exact else "--arch ./net.py:build",)
+
+
+def _lower(command: str, done: Record) -> tuple[str, ...]:
+    """Which of a run's exports follows; float32's has no name."""
+    precision = getattr(done, "precision", "fp32") if command == "export" else "fp32"
+    return () if precision == "fp32" else (f"--precision {precision}",)
 
 
 def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:

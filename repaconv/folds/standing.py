@@ -67,6 +67,8 @@ def standing(model: ir.Model) -> Iterator[str]:
         one = linear(node)
         if one is not None and not _is_bias(one):
             for before, path in _before(one.data):
+                if not before.shifts and before.weight is None and one.shifts and one.weight is None:
+                    continue  # a scale and its shift, as a norm's
                 told = f"{one.name} behind {before.name}"
                 found.setdefault(f"behind another, since {_why_behind(before, one, path)}", []).append(told)
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):

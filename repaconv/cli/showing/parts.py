@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from repaconv.artefacts import Accuracy, BenchArtefact, Cost, Link, ThroughputArtefact
 
 
+OUTPUT = ", output "
+"""Behind which an end of a link names the one of several that it is of."""
+
+
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
     """Every link: the verdict first, and what it was judged by; all of its numbers with -v."""
     if whole():
@@ -26,7 +30,8 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         told = link.tolerance.told if link.tolerance else ""
         notes = [link.note, "" if exact else told, f"first classes {top1}" if "flips" in top1 else ""]
         note = "; ".join(filter(None, notes))
-        candidate = plain(link.candidate) + (f"\n[dim]{plain(note)}[/]" if note else "")
+        of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
+        candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
         rows.add_row(coloured(link.verdict), link.name, candidate, error, told if exact else "lossy")
     for name, metrics in (for_scale or {}).items():
         rows.add_row("not judged", "for scale", plain(name), _numbers(metrics)[0], "", style="dim")

@@ -12,7 +12,6 @@ import numpy as np
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import from_json
 from repaconv.subjects.builders import KNOWN, loading, of_registry, own, package
-from repaconv.subjects.pixels import own_channels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,6 +95,7 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
         UsageProblem: If there is no such architecture.
         Refused: If the weights are others, by name.
     """
+    from repaconv.subjects.pixels import own_channels
 
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     module = _loaded(arch, weights, full).eval().requires_grad_(False)

@@ -31,7 +31,7 @@ from repaconv.measure.fingerprint import machine_key
 from repaconv.measure.statistics import ratio
 from repaconv.steps.common import load_target
 
-ROUNDS = 200
+ROUNDS = 60
 """Of streams."""
 TURNS, SECONDS = 15, 2.0
 """Of processes alone and together, and how long a turn counts."""

@@ -2,7 +2,15 @@
 
 import gc
 import os
+import sys
 
-# What the parent dropped is not the child's to collect: a runtime's session would wait for threads that a fork
-# leaves behind.
-os.register_at_fork(after_in_child=gc.freeze)
+
+def _by_itself() -> None:
+    """What waits for the parent's threads would wait for ever: a runtime's session that the parent dropped, and that
+    is collected here; torch, where it has called several."""
+    gc.freeze()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_by_itself)

@@ -9,8 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.graphs.opsets import raised
 from repaconv.proof.float64 import REFERENCE, Float64
+from repaconv.proof.resizing import resized
 
-LARGER = ([1, 1, 2, 2], [1, 1, 1.5, 2.5])
+LARGER = ([1, 1, 2, 7], [1, 1, 1.5, 2.5])
 
 
 def resizing(kind, opset, mode, scales):
@@ -45,3 +46,10 @@ def test_an_old_resize_stays_what_it_is(kind, opset, scales, mode):
         exact = Float64(model)
         assert exact.told == REFERENCE
         np.testing.assert_allclose(exact.run({"x": x})["y"], right, rtol=1e-5, atol=1e-5)
+
+
+def test_whole_places_are_whole():
+    """2 pixels as 98: 49 times a 49th is a little less than 1."""
+    x = np.arange(2.0)[None]
+    how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    np.testing.assert_array_equal(resized(x, [1.0, 49.0], None, how), x.repeat(49, 1))

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 Places: TypeAlias = NDArray[np.float64]
 
 PLACES: dict[str, Callable[[Places, float, float], Places]] = {
-    "asymmetric": lambda at, old, new: at * (old / new),
-    "half_pixel": lambda at, old, new: (at + 0.5) * (old / new) - 0.5,
-    "pytorch_half_pixel": lambda at, old, new: (at + 0.5) * (old / new) - 0.5,
-    "align_corners": lambda at, old, new: at * ((old - 1) / (new - 1)),
+    "asymmetric": lambda at, old, new: at * old / new,
+    "half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
+    "pytorch_half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
+    "align_corners": lambda at, old, new: at * (old - 1) / (new - 1),
 }
-"""Where a pixel of the new axis lies on the old one; of how many, a scale may say in parts of a pixel."""
+"""Where a pixel of the new axis lies on the old one; of how many, a scale may say in parts of a pixel.
+Multiplied first: whole places stay whole."""
 NEAREST: dict[str, Callable[[Places], Places]] = {
     "floor": np.floor,
     "ceil": np.ceil,

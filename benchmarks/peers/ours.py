@@ -16,6 +16,7 @@ from repaconv.errors import RepaconvError
 from repaconv.forms.search import MIDDLE, Arm
 from repaconv.orders.stages import TuneOrder
 from repaconv.progress import silent
+from repaconv.proof.budget import Budget
 from repaconv.proof.runners import Images
 from repaconv.steps.arms import Called, machine_of, starts
 from repaconv.steps.candidates import Candidates
@@ -85,7 +86,7 @@ def losses(ours: Ours, scratch: Path) -> dict[str, float]:
     """
     graphs = _graphs(ours, scratch, ALLOWED)
     arms = _arms(ours, graphs)
-    judge = Judge(graphs, arms[0].start, ALLOWED, True, silent)
+    judge = Judge(graphs, arms[0].start, Budget(ALLOWED), True, silent)
     judged = {}
     for each in _lossy(arms):
         with suppress(RepaconvError):

@@ -70,8 +70,9 @@ class TuneArtefact(Artefact):
 
     ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints of which it holds; a lossy one
     holds for these weights alone, of which ``model_sha256`` is the hash, else empty. ``baseline`` is the target's own
-    form and runtime with their defaults, against which every ratio is. ``allowed_disagreement`` is None where only
-    exact deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
+    form and runtime with their defaults, against which every ratio is. ``allowed_disagreement`` and
+    ``allowed_accuracy_drop`` are shares of the images, None where nothing was said of them; with neither only exact
+    deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
     and ``link`` are what it loses on those of the ``images`` that chose nothing. ``sensitivities`` are by target, the
     most sensitive layers first, where int8 of all layers lost too much. ``left_out`` are runtimes not tried, and why.
     ``complete`` says whether nothing was left because ``budget_s`` was spent.
@@ -90,6 +91,7 @@ class TuneArtefact(Artefact):
     deployment: Deployment
     ratio: Ratio | None
     allowed_disagreement: float | None = None
+    allowed_accuracy_drop: float | None = None
     candidates: tuple[Candidate, ...]
     images: str = ""
     disagreement: float | None = None

@@ -111,8 +111,8 @@ IDLE = (
     Idle(
         ("tune",),
         ("inputs", "images"),
-        lambda given: given["max_disagreement"] is None,
-        "they judge lower precision, which --max-disagreement asks for",
+        lambda given: given["max_disagreement"] is None and given["max_accuracy_drop"] is None,
+        "they judge lower precision, which --max-disagreement or --max-accuracy-drop asks for",
     ),
     Idle(
         ("tune",),

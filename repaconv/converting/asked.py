@@ -7,13 +7,13 @@ from typing import NamedTuple, cast
 
 from repaconv.backbones.vit import ViTConfig
 from repaconv.converting.fitting import FitBy, Head, How, Kind
-from repaconv.converting.judging import Budget
 from repaconv.converting.merging import read_schedule
 from repaconv.converting.parting import Parted
 from repaconv.converting.plain import Plain
 from repaconv.errors import Refused, UsageProblem
 from repaconv.methods.pyra.schedules import first_merging
 from repaconv.orders.converting import ConvertOrder
+from repaconv.proof.budget import Budget
 
 KINDS, FITS, CRITERIA = ("depthwise", "ensembled", "static"), ("squares", "gaussian", "mean"), ("error", "sigma")
 USUAL_BUDGET = 0.02

@@ -11,7 +11,7 @@ import torch
 
 from repaconv.artefacts import Tried
 from repaconv.converting.fitting import How, fitted
-from repaconv.converting.judging import Budget, Judge
+from repaconv.converting.judging import Judge
 from repaconv.converting.normal import MANY, RIDGES
 from repaconv.converting.parting import Parted
 from repaconv.converting.places import Place
@@ -19,6 +19,7 @@ from repaconv.converting.plain import Plain, mapped
 from repaconv.converting.sequence import Converted, convert
 from repaconv.converting.streams import Streams
 from repaconv.progress import Progress
+from repaconv.proof.budget import Budget
 
 
 class Rig(NamedTuple):

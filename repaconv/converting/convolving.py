@@ -14,13 +14,13 @@ from repaconv.converting import heads
 from repaconv.converting.asked import Blocks
 from repaconv.converting.choosing import Rig, as_many_as_allowed, converted, single_errors
 from repaconv.converting.fitting import Head, How
-from repaconv.converting.judging import Budget
 from repaconv.converting.parting import Parted
 from repaconv.converting.plain import Plain, Reading
 from repaconv.converting.scoring import Scores, score_streams
 from repaconv.errors import GateFailed
 from repaconv.methods.dwconv.mixers import FORMAT
 from repaconv.progress import Progress
+from repaconv.proof.budget import Budget
 
 
 class Found(NamedTuple):

@@ -217,10 +217,9 @@ class TuneOrder(Order):
     ] = 600
     max_disagreement: Annotated[
         float | None,
-        Knob(
-            "Also lower precision: lossy, another first class on at most that share of images, e.g. 0.5%.", text=SHARE
-        ),
+        Knob("Lower precision too: lossy, at most that share of other first classes, e.g. 0.5%.", text=SHARE),
     ] = None
+    max_accuracy_drop: Annotated[float | None, Knob("The same by labels: accuracy that may go.", text=SHARE)] = None
     inputs: Annotated[str | Path | None, Knob("Images (.npz): some calibrate lower precision, others judge it.")] = None
     images: Images = None
     seed: Seed = 0

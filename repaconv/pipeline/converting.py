@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from repaconv.checkpoint import Checkpoint
     from repaconv.converting.convolving import Found
     from repaconv.converting.fitting import How
-    from repaconv.converting.judging import Budget
     from repaconv.converting.parting import Parted
     from repaconv.converting.plain import Plain
+    from repaconv.proof.budget import Budget
     from repaconv.proof.data import Inputs
     from repaconv.targets import Target
     from repaconv.training.originals import Original

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from repaconv.checkpoint import Checkpoint
-    from repaconv.converting.judging import Budget, Judge
+    from repaconv.converting.judging import Judge
     from repaconv.converting.parting import Part, Parted
+    from repaconv.proof.budget import Budget
     from repaconv.proof.data import Inputs
     from repaconv.training.course import Course
     from repaconv.training.loop import Pace, Training
@@ -88,7 +89,7 @@ class _Plan(NamedTuple):
     @property
     def budget(self) -> Budget:
         """That of the conversion."""
-        from repaconv.converting.judging import Budget
+        from repaconv.proof.budget import Budget
 
         return Budget(self.done.max_disagreement, self.done.max_accuracy_drop)
 

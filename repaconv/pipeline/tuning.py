@@ -15,6 +15,7 @@ from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import OBJECTIVES, THROUGHPUT, TuneOrder
 from repaconv.pipeline.folding import fold
 from repaconv.progress import Progress, silent
+from repaconv.proof.budget import Budget
 from repaconv.replacing import put, require_ours
 from repaconv.scratch import scratch_folder
 from repaconv.steps.answers import brought_by, judged_by, place_of
@@ -89,6 +90,7 @@ class _Plan(NamedTuple):
     rounds: int
     names: list[str]
     given: Split | None
+    budget: Budget
     measurer: Measurer | None
     path: Path
     known: Path
@@ -116,7 +118,7 @@ def _plan(
     run = _run_of(source, order.settings, progress)
     subject = subject_of(run)
     folded = subject.folded
-    given = require_judges(order, subject)
+    given, budget = require_judges(order, subject), Budget(order.max_disagreement, order.max_accuracy_drop)
     overridden = runs.require_sound(run, folded, unverified=order.unverified)
     device = load_target(order.target)
     machine = machine_of(order, device, here=measurer is None)
@@ -137,7 +139,7 @@ def _plan(
     path = Path(order.out) if order.out else run.folder / TUNED / f"{device.name}.json"
     require_ours(path, "tune")
     measured = place_of(folded, machine, asked)
-    lossy = {**asked, **judged_by(order, subject), "loss": order.max_disagreement} if given else asked
+    lossy = {**asked, **judged_by(order, subject), "loss": budget} if given else asked
     return _Plan(
         order=order,
         run=run,
@@ -149,6 +151,7 @@ def _plan(
         rounds=rounds,
         names=names,
         given=given,
+        budget=budget,
         measurer=measurer,
         path=path,
         known=place_of(folded, machine, lossy),
@@ -163,7 +166,7 @@ def _require_known(order: TuneOrder) -> None:
         raise UsageProblem(
             f"there is no objective {order.objective!r}.", hint=f"Known: {', '.join(OBJECTIVES)}.", code="objective"
         )
-    if order.max_disagreement is not None and not (order.inputs or order.images):
+    if Budget(order.max_disagreement, order.max_accuracy_drop).asked and not (order.inputs or order.images):
         raise UsageProblem(
             "lower precision is judged on images that the network is meant for, and none were given.",
             hint="Give --inputs FILE.npz or --images DIR.",
@@ -219,7 +222,7 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     def milder(arm: Arm) -> list[Arm]:
         return graphs.mixed(arm) if journal.time_left() else []
 
-    judge = Judge(graphs, baseline, plan.order.max_disagreement or 0.0, here, progress)
+    judge = Judge(graphs, baseline, plan.budget, here, progress)
     if plan.order.exhaustive:
         rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
@@ -270,7 +273,8 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         baseline=journal.baseline,
         deployment=winner,
         ratio=rows[0].ratio,
-        allowed_disagreement=plan.order.max_disagreement,
+        allowed_disagreement=plan.budget.max_disagreement,
+        allowed_accuracy_drop=plan.budget.max_accuracy_drop,
         candidates=tuple(rows),
         images=plan.given.told if plan.given else "",
         disagreement=loss.disagreement if loss else None,

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Link, Tolerance, Verdict
-from repaconv.engines.contract import Feeds
 from repaconv.errors import Refused
+from repaconv.proof.data import Batch
 from repaconv.proof.decided import Decided
 from repaconv.proof.parity import Meter, not_verified
 from repaconv.proof.runners import Runner, named
@@ -114,7 +114,7 @@ class Comparison:
 def compared(
     reference: Runner,
     candidate: Runner,
-    batches: Iterable[Feeds],
+    batches: Iterable[Batch],
     called: str,
     allowed: Tolerance,
     *,
@@ -122,8 +122,8 @@ def compared(
 ) -> Comparison:
     """Both run on all batches, whose names are those of their inputs."""
     found = Comparison(called, allowed)
-    for feeds in batches:
-        found.add(candidate.run(feeds), reference.run(feeds), whole=whole)
+    for batch in batches:
+        found.add(candidate.run(batch.given), reference.run(batch.given), labels=batch.labels, whole=whole)
     return found
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from repaconv.engines.contract import Feeds
-    from repaconv.proof.data import Inputs
+    from repaconv.proof.data import Batch, Inputs
     from repaconv.subjects.subject import Subject
 
 CALIBRATION_IMAGES = 32
@@ -185,27 +185,34 @@ class Split(NamedTuple):
         others = f"{'the other ' if calibrate else ''}{len(self.judging)} judge"
         return f"{self.given.name}: {', '.join([*calibrate, *choose, others])}"
 
+    def labelled(self, places: Sequence[int]) -> int:
+        """How many of these images have a label."""
+        found = (self.given.piece(place, place + 1).labels for place in places)
+        return sum(int((labels >= 0).sum()) for labels in found if labels is not None)
+
     def calibrating(self) -> list[Feeds]:
         """Calls; of images where the batch is fixed, the last is filled up with images of its own."""
         batch = None if self.given.whole else self.batch
-        return [{name: filled(array, batch) for name, array in call.items()} for call in self._calls(self.fitting)]
+        calls = [call.given for call in self._calls(self.fitting)]
+        return [{name: filled(array, batch) for name, array in call.items()} for call in calls]
 
-    def judges(self) -> Iterator[Feeds]:
+    def judges(self) -> Iterator[Batch]:
         """Calls; the last may have fewer images."""
         return self._calls(self.judging)
 
-    def chooses(self) -> Iterator[Feeds]:
+    def chooses(self) -> Iterator[Batch]:
         """Calls; the last may have fewer images."""
         return self._calls(self.choosing)
 
-    def _calls(self, places: Sequence[int]) -> Iterator[Feeds]:
+    def _calls(self, places: Sequence[int]) -> Iterator[Batch]:
+        from repaconv.proof.data import Batch
+
         step = 1 if self.given.whole else self.batch or 8
         for start in range(0, len(places), step):
-            calls = [self.given.piece(place, place + 1).given for place in places[start : start + step]]
-            yield {
-                name: np.concatenate([call[name] for call in calls]) if step > 1 else calls[0][name]
-                for name in calls[0]
-            }
+            calls = [self.given.piece(place, place + 1) for place in places[start : start + step]]
+            given = {name: _together([call.given[name] for call in calls]) for name in calls[0].given}
+            labels = [call.labels for call in calls if call.labels is not None]
+            yield Batch(given, labels=np.concatenate(labels) if labels else None)
 
 
 def require_same_size(given: Inputs, size: ImageSize) -> None:
@@ -221,6 +228,11 @@ def require_same_size(given: Inputs, size: ImageSize) -> None:
             hint="Give images of that size, or --image-size.",
             code="inputs.shape",
         )
+
+
+def _together(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Of several calls one; of one it itself, which may be no batch."""
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def filled(images: NDArray[Any], batch: int | None) -> NDArray[Any]:

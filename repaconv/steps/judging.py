@@ -12,6 +12,7 @@ from repaconv.artefacts import Candidate, Deployment, Link
 from repaconv.errors import RepaconvError, UsageProblem, first_line
 from repaconv.orders.stages import TuneOrder
 from repaconv.progress import Progress
+from repaconv.proof.budget import Budget
 from repaconv.proof.policy import bounded
 from repaconv.proof.runners import FixedBatch, load_onnx
 from repaconv.steps.candidates import Candidates
@@ -22,6 +23,7 @@ from repaconv.steps.precisions import loader_for
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
+    from repaconv.proof.data import Batch
     from repaconv.subjects.subject import Subject
 
 SMALLEST = 0.001
@@ -46,7 +48,7 @@ class Judge:
     Attributes:
         graphs: The deployments', and the images.
         baseline: Whose float32 graph is right.
-        allowed: The share of images whose first class may be another than in float32.
+        allowed: What may be lost against float32.
         here: Whether deployments run here, by their own runtime; else ONNX Runtime stands for it.
         progress: See `Progress`.
         seen: What was judged.
@@ -54,7 +56,7 @@ class Judge:
 
     graphs: Candidates
     baseline: Deployment
-    allowed: float
+    allowed: Budget
     here: bool
     progress: Progress
     seen: dict[Deployment, Loss] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Judge:
         judges = list(self.graphs.given.judges())
         return self._judged(deployment, judges, self._right(judges))
 
-    def _right(self, calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def _right(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
         """What the baseline's form computes in float32."""
         right = load_onnx(self.graphs.path(self.baseline))
         return [right.run(_named(right, call)) for call in calls]
@@ -111,9 +113,7 @@ class Judge:
         sizes = self.graphs.sizes(deployment.batch)
         return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
 
-    def _judged(
-        self, deployment: Deployment, calls: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
-    ) -> Loss:
+    def _judged(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
         """By its outputs beside float32's; what does not pass as a link of its precision is out in any case."""
         from repaconv.proof.parity import Meter
         from repaconv.proof.policy import tolerance
@@ -124,11 +124,18 @@ class Judge:
         meter = Meter(tolerance(precision, decides=self.graphs.subject.decides), logits=True)
         for call, right_outputs in zip(calls, expected, strict=True):
             got = runner.run(_named(session, call))
-            meter.add(*(next(iter(each.values())) for each in (got, right_outputs)))
+            meter.add(*(next(iter(each.values())) for each in (got, right_outputs)), labels=call.labels)
         link, found = meter.link(precision, "ONNX, float32", f"{deployment.runtime}, {precision}"), meter.metrics()
         other = found.top1_flips / found.images
         told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
-        return Loss(other, link, "disagrees with float32 more than allowed" if other > self.allowed else told)
+        return Loss(other, link, self._too_much(other, link) or told)
+
+    def _too_much(self, other: float, link: Link) -> str:
+        """What is lost that is not allowed, in words; nothing if all is."""
+        if not self.allowed._replace(max_accuracy_drop=None).allows(other, None):
+            return "disagrees with float32 more than allowed"
+        lost = link.accuracy.difference if link.accuracy else None
+        return "" if self.allowed.allows(other, lost) else f"loses {-(lost or 0.0):.2%} of accuracy, more than allowed"
 
 
 def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple[list[Candidate], Loss | None]:
@@ -154,34 +161,50 @@ def _alike(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"threads": 1, "streams": 1})
 
 
-def _named(session: Session, call: Mapping[str, Any]) -> dict[str, Any]:
+def _named(session: Session, call: Batch) -> dict[str, Any]:
     from repaconv.proof.runners import named
 
-    return named([port.name for port in session.inputs], call)
+    return named([port.name for port in session.inputs], call.given)
 
 
 def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
     """The images for lower precision; None where none is allowed.
 
     Raises:
-        UsageProblem: If the network gives no classes, or the images that judge are so few that one of them is more than
-            what is allowed.
+        UsageProblem: If the network gives no classes, accuracy is asked for and images have no labels, or the images
+            that judge are so few that one of them is more than what is allowed.
     """
-    if order.max_disagreement is None:
+    budget = Budget(order.max_disagreement, order.max_accuracy_drop)
+    if not budget.asked:
         return None
     if subject.outputs != ("logits",):
         raise UsageProblem(
             f"lower precision is judged by first classes, and this network gives {', '.join(subject.outputs)}.",
-            hint="Leave --max-disagreement out; `repaconv export --precision` judges features by cosine.",
+            hint="Leave the loss out; `repaconv export --precision` judges features by cosine.",
             code="tune.features",
         )
     given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images)).halved()
-    allowed = bounded("max_disagreement", order.max_disagreement, 1)
-    wanted = ceil(1 / max(allowed, SMALLEST))
-    if len(given.judging) < wanted:
+    for name, share in budget._asdict().items():
+        if share is not None:
+            _require_enough(given, name, bounded(name, share, 1))
+    return given
+
+
+def _require_enough(given: Split, name: str, allowed: float) -> None:
+    """Refuse images that cannot tell whether no more is lost, by the name of what is."""
+    wanted, judging = ceil(1 / max(allowed, SMALLEST)), len(given.judging)
+    if name == "max_accuracy_drop":
+        judging = min(given.labelled(places) for places in (given.judging, given.choosing))
+    if not judging:
         raise UsageProblem(
-            f"{given.told}: they cannot tell whether no more than {allowed:.2%} get another first class.",
-            hint=f"Give {2 * wanted + len(given.fitting)} images or more, or allow more with --max-disagreement.",
+            f"{given.given.name} have no labels, and accuracy is of labelled images.",
+            hint="Give one folder a class, or 'labels' in the .npz; --max-disagreement needs none.",
+            code="tune.no-labels",
+        )
+    if judging < wanted:
+        what = "get another first class" if name == "max_disagreement" else "fewer are right"
+        raise UsageProblem(
+            f"{given.told}: they cannot tell whether no more than {allowed:.2%} {what}.",
+            hint=f"Give {2 * wanted + len(given.fitting)} images or more, or allow more.",
             code="tune.too-few",
         )
-    return given

@@ -57,7 +57,8 @@ class ParentLink:
 
     def link(self) -> Link:
         """Judged by the budget that the conversion was asked for."""
-        from repaconv.converting.judging import LINK, ORIGINAL, Budget
+        from repaconv.converting.judging import LINK, ORIGINAL
+        from repaconv.proof.budget import Budget
         from repaconv.proof.parity import not_verified
 
         none = f"none of {self.left_out} images judges: all are of those that fitted or chose, by their content"

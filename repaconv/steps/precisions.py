@@ -139,7 +139,7 @@ def typed_lower(
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
-    first = calibrating[0] if calibrating else next(given.judges())
+    first = calibrating[0] if calibrating else next(given.judges()).given
     first = {name: filled(array, batch) for name, array in first.items()}
     where = locate(right, wrong, first, allowed=None, decides=subject.decides)
     return Typed(typed, tuple(broken(link, where) for link in links), kept)

@@ -97,10 +97,10 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
         Refused: If the network gives a vector a patch.
         GateFailed: If none does.
     """
-    from repaconv.converting.judging import Budget
     from repaconv.converting.merging import merged, words
     from repaconv.converting.pacing import Tokens, paced
     from repaconv.methods.pyra import METHOD
+    from repaconv.proof.budget import Budget
 
     def entrant(schedule: Schedule) -> Entrant:
         return METHOD.read(checkpoint, {**settings, "schedule": words(schedule)}), METHOD.name

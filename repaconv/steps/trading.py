@@ -90,8 +90,8 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
     """Some and all of the blocks, by every kind."""
     from repaconv.converting.choosing import single_errors
     from repaconv.converting.fitting import Kind
-    from repaconv.converting.judging import Budget
     from repaconv.converting.sequence import convert
+    from repaconv.proof.budget import Budget
 
     rig = ground.rig
     if not order:
@@ -107,10 +107,10 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
 
 def _merged(ground: Ground) -> Iterator[Choice]:
     """Schedules of merging; none where the network gives a vector a patch."""
-    from repaconv.converting.judging import Budget
     from repaconv.converting.merging import merged, words
     from repaconv.converting.pacing import Tokens
     from repaconv.methods.pyra import METHOD
+    from repaconv.proof.budget import Budget
 
     for schedule in Tokens.of(ground.plain.config).probes():
         settings = {**ground.settings, "schedule": words(schedule)}

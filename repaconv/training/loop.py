@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.artefacts import Epoch
-from repaconv.converting.judging import Budget, Judge
+from repaconv.converting.judging import Judge
 from repaconv.progress import Progress
+from repaconv.proof.budget import Budget
 from repaconv.training.batchnorms import settle
 from repaconv.training.course import Course
 from repaconv.training.lessons import apart, moved, overheard, relations, relative

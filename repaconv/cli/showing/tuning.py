@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from repaconv.cli.render import out, plain, short, table, whole
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import Candidate, Deployment, TuneArtefact
+    from repaconv.artefacts import Candidate, Deployment, Link, TuneArtefact
 
 SHORT = 12
 FEW = 3
@@ -15,12 +15,15 @@ FEW = 3
 
 def show(done: TuneArtefact) -> None:
     """The fastest of what was measured, what was judged, and the winner."""
-    rows = table("runtime", "precision", "form", "times as fast", "MiB", "other classes", "")
+    labelled = any(row.link and row.link.accuracy for row in done.candidates)
+    last = ["accuracy", ""] if labelled else [""]
+    rows = table("runtime", "precision", "form", "times as fast", "MiB", "other classes", *last)
     for row in _shown(done):
         found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
-        rows.add_row(plain(how.runtime), how.precision, _how(how, done.baseline), found, memory, lost, plain(row.told))
+        last = [_more_right(row.link), plain(row.told)] if labelled else [plain(row.told)]
+        rows.add_row(plain(how.runtime), how.precision, _how(how, done.baseline), found, memory, lost, *last)
     out().print(rows)
     for told in done.left_out:
         out().print(f"[yellow]left out[/]: {plain(told)}")
@@ -34,13 +37,19 @@ def show(done: TuneArtefact) -> None:
     )
     if done.disagreement is not None:
         other = "" if best.precision != "fp32" else "what was chosen, and given up, "
-        out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing")
+        right = f", accuracy {found}" if (found := _more_right(done.link)) else ""
+        out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing{right}")
     if done.images:
         out().print(f"[dim]by {plain(done.images)}[/]")
     if done.wrote:
         file = plain(short(done.wrote[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
         out().print(f"take it: repaconv export --onnx{target} --form {file}; the same options of build and bench do")
+
+
+def _more_right(link: Link | None) -> str:
+    """By how much accuracy is another than in float32, where there are labels."""
+    return f"{link.accuracy.difference:+.2%}" if link and link.accuracy else ""
 
 
 def _shown(done: TuneArtefact) -> list[Candidate]:

@@ -51,7 +51,7 @@ class Normal:
         assert self.gram is not None
         assert self.cross is not None
         squares = self.gram.diagonal(dim1=-2, dim2=-1)
-        lam = ridge * squares[..., :-1].mean(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        lam = (ridge * squares[..., :-1].mean(-1, keepdim=True)).clamp_min(torch.finfo(torch.float64).tiny)
         penalty = torch.cat([lam.expand_as(squares[..., :-1]), torch.zeros_like(squares[..., :1])], -1)
         system = self.gram + torch.diag_embed(penalty)
         right = self.cross if prior is None else self.cross + penalty.unsqueeze(-1) * prior.double()

@@ -37,7 +37,7 @@ DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """What OpenVINO calls them; int8 is in the graph."""
 HINT = "INFERENCE_PRECISION_HINT"
-DENORMALS, REST = ("CPU_DENORMALS_OPTIMIZATION=YES",), (f"{HINT}=bf16",)
+REST = (f"{HINT}=bf16",)
 TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
 DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
 DTYPES |= {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
@@ -125,9 +125,12 @@ class OpenVino:
         return require_module("openvino", "OpenVINO", "pip install 'repaconv[openvino]'")
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """See `repaconv.engines.settings.Tunable`: denormals, and bfloat16 for what an int8 graph leaves in float."""
+        """See `repaconv.engines.settings.Tunable`: bfloat16 for what an int8 graph leaves in float.
+
+        CPU_DENORMALS_OPTIMIZATION is not among them: which of its threads, and whose, then flush is left to chance.
+        """
         multiplies = "BF16" in self._package().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
-        return (DENORMALS, *([REST] if precision == "int8" and multiplies else []))
+        return (REST,) if precision == "int8" and multiplies else ()
 
     def _compiled(self, model: Deployable, spec: SessionSpec) -> tuple[Any, dict[str, str]]:
         """A model compiled, or loaded if it is a compiled one; and the options that were set."""

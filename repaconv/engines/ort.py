@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,6 +24,7 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
+from repaconv.engines.denormals import flushing, unchanged
 from repaconv.engines.settings import own_settings, require_one_stream
 from repaconv.errors import Refused, RepaconvError, first_line, require_module
 from repaconv.onnxfile import require_inside
@@ -37,7 +39,8 @@ OFF = "optimization.disable_specified_optimizers"
 APART = f"{OFF}=SkipLayerNormFusion"
 # Where the batch is known it makes a Gemm of product and sum before int8 is looked for, and computes that in float32.
 NOT_IN_INT8 = "MatMulAddFusion"
-TRIES = (("session.set_denormal_as_zero=1",), (f"{LEVEL}=extended",), (APART,))
+DENORMALS = "session.set_denormal_as_zero=1"
+TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (APART,))
 # ONNX Runtime's types are C++'s.
 DTYPES = {"float": "float32", "double": "float64"}
 
@@ -68,6 +71,7 @@ class OrtSession:
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
+        self._mode: Callable[[], AbstractContextManager[None]] = flushing if DENORMALS in spec.settings else nullcontext
         self._how = onnxruntime.RunOptions()
         if spec.lean:
             self._how.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -84,7 +88,8 @@ class OrtSession:
         """See `repaconv.engines.contract.Session`."""
         session = self._free.get()
         try:
-            return dict(zip(self._names, session.run(self._names, feeds, self._how), strict=True))
+            with self._mode():
+                return dict(zip(self._names, session.run(self._names, feeds, self._how), strict=True))
         finally:
             self._free.put(session)
 
@@ -203,7 +208,9 @@ def session_of(source: bytes | str, settings: Any, providers: Sequence[Any]) -> 
     """Where there is one provider there is nothing to fall back to, which it would try, and print to stdout."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(source, settings, providers=list(providers), enable_fallback=len(providers) > 1)
+    several = len(providers) > 1
+    with unchanged():
+        return onnxruntime.InferenceSession(source, settings, providers=list(providers), enable_fallback=several)
 
 
 def settings_for(spec: SessionSpec) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 from repaconv.engines.card import require_card, within_memory
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
-from repaconv.engines.ort import PROVIDER, OnnxRuntime, OrtSession, settings_for
+from repaconv.engines.ort import PROVIDER, OnnxRuntime, OrtSession, session_of, settings_for
 from repaconv.errors import EnvironmentProblem, require_module
 from repaconv.onnxfile import said_by
 from repaconv.scratch import scratch_folder
@@ -84,13 +84,11 @@ class OrtCudaSession(OrtSession):
 
     def _events(self, feeds: Feeds) -> list[dict[str, Any]]:
         """What ONNX Runtime's profiler writes of one run."""
-        import onnxruntime
-
         with scratch_folder() as folder:
             settings = settings_for(self._spec)
             settings.enable_profiling, settings.profile_file_prefix = True, str(folder / "profile")
             source = self._model if isinstance(self._model, bytes) else str(self._model)
-            session = onnxruntime.InferenceSession(source, settings, providers=self._providers)
+            session = session_of(source, settings, self._providers)
             session.run(None, dict(feeds))
             events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
         return events

@@ -13,10 +13,13 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
+from repaconv import models
 from repaconv.artefacts import Link, MethodFold
 from repaconv.cli.render import envelope
 from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.files import read_artefact, write_artefact, write_text
+from repaconv.forms.choice import chosen
+from repaconv.graphs.graph import rewritten
 from repaconv.methods.dwconv import METHOD as DWCONV
 from repaconv.methods.riformer import METHOD
 from repaconv.proof.parity import judge
@@ -253,13 +256,13 @@ def test_a_simplifier_that_breaks_the_graph_is_not_trusted(tiny, monkeypatch):
 
     right = onnxsim.simplify
 
-    def wrong(model):
+    def wrong(model, **_):
         smaller, ok = right(model)
         bias = next(t for t in smaller.graph.initializer if t.name == "head.bias")
         bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 0.1, bias.name))
         return smaller, ok
 
-    def crash(model):
+    def crash(model, **_):
         raise RuntimeError("segmentation of thought")
 
     rc.fold(tiny)
@@ -286,7 +289,7 @@ def test_where_the_first_simplifier_fails_the_second_is_tried(tiny, monkeypatch)
     assert any(name.startswith("network.2.1.mlp.fc1/Conv") for name in names)
     assert len(set(names)) == len(names)
 
-    def crash(model):
+    def crash(model, **_):
         raise RuntimeError("segmentation of thought")
 
     monkeypatch.setattr(onnxsim, "simplify", crash)
@@ -378,3 +381,13 @@ def test_inputs_that_do_not_fit_are_refused(tiny, tmp_path):
         with pytest.raises(Refused):
             rc.verify(inputs=tmp_path / name)
     assert not (RUN / "verify.json").exists()
+
+
+def test_no_simplifier_undoes_what_the_form_has_written(tmp_path):
+    """onnxsim makes one layer of those that read one input: queries, keys and values are each their own here."""
+    rc.fold(models.checkpoint("pyra"), out=tmp_path / "run")
+    done = rc.export(tmp_path / "run")
+    assert {change.rewrite for change in done.changes} >= {"attention-op", "linear-each"}
+    names = {change.rewrite for change in done.changes}
+    known = [rewrite for rewrite in chosen(names, 23).rewrites if rewrite.name in names]
+    assert not rewritten(onnx.load(tmp_path / "run" / "model.onnx"), known)[1]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TOOLS = ("onnxsim", "onnxslim")
 """In the order in which they are tried; the second where the first is not there or fails."""
+FORMS_OWN = ["fuse_qkv"]
+"""Of onnxsim's passes those that undo what a form has written: whether layers of one input are one is for it to say."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
         return smaller, f"onnxslim {onnxslim.__version__}"
     import onnxsim
 
-    smaller, _ = onnxsim.simplify(model)
+    smaller, _ = onnxsim.simplify(model, skipped_optimizers=FORMS_OWN)
     return smaller, f"onnxsim {onnxsim.__version__}"
 
 

@@ -32,6 +32,10 @@ class Number(Net):
     def forward(self, x):
         return {"of": self.stem(x), "wide": x.shape[-1]}
 
+class Single(Net):
+    def forward(self, x):
+        return nn.functional.linear(self.stem(x), torch.ones(3, 2))
+
 class Drawing(Net):
     def forward(self, x):
         return self.stem(x) + torch.rand_like(x[:, :1, ::4, ::4])
@@ -57,6 +61,7 @@ def _named(stem):
     [
         ("Two", "does not take one image of 3x8x8: TypeError", "network.call"),
         ("Number", "gives int, which is no tensor", "network.outputs"),
+        ("Single", "computes in float32 alone.*same dtype", "network.float64"),
         ("Drawing", "does not compute the same twice", "network.random"),
     ],
 )

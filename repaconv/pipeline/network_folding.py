@@ -22,7 +22,7 @@ from repaconv.steps.paying import worthwhile
 from repaconv.steps.pinning import require_pinned
 from repaconv.steps.taken_back import Kept
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
-from repaconv.subjects.calls import called, differs, head_of, outputs_of
+from repaconv.subjects.calls import called, differs, doubled, head_of, outputs_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone
@@ -65,8 +65,8 @@ def fold_network_by(
         progress: See `Progress`.
 
     Raises:
-        Refused: If the weights are not those of that architecture, more than a graph in float64 holds, or torch does
-            not write it as ONNX.
+        Refused: If the weights are not those of that architecture, more than a graph in float64 holds, it computes in
+            float32 alone, or torch does not write it as ONNX.
         EnvironmentProblem: If the architecture's package is not here.
         GateFailed: If its graph, or the fold of that, computes something else; nothing is written then.
     """
@@ -74,7 +74,7 @@ def fold_network_by(
     plan = _plan(order, Path(path), found)
     progress("to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.size)
-    module = plan.built.module.double()
+    module = doubled(plan.built.module, shape)
     exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
     link = _as_exported(module, exported, plan.built.input_name, shape, names)
     progress("fold", 0, 0)

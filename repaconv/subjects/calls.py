@@ -37,6 +37,27 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
         ) from error
 
 
+def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
+    """It in float64, in which everything is proved, of images [C, H, W].
+
+    Raises:
+        Refused: If it makes numbers of its own in float32, and does not compute otherwise.
+    """
+    import torch
+
+    module = module.double()
+    try:
+        with torch.inference_mode():
+            module(torch.zeros(1, *shape, dtype=torch.float64))
+    except Exception as error:  # of any network that took an image before
+        raise Refused(
+            f"this network computes in float32 alone, and what it gives cannot be proved in float64: {said_by(error)}.",
+            hint="Export it yourself, and fold the graph, in which float64 is no matter: repaconv fold model.onnx.",
+            code="network.float64",
+        ) from error
+    return module
+
+
 def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
     """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -31,6 +32,11 @@ class Two(Net):
 class Number(Net):
     def forward(self, x):
         return {"of": self.stem(x), "wide": x.shape[-1]}
+
+class Several(Net):
+    def forward(self, x):
+        x = self.stem(x)
+        return {"wide": x, "states": [x + self.place, x * 2]}
 
 class Single(Net):
     def forward(self, x):
@@ -82,3 +88,10 @@ def test_a_tower_says_how_large_its_images_are():
     assert own_size({"image_size": 32, "vision_config": {"image_size": 64}}) == (32, 32)
     assert own_channels({"vision_config": {"num_channels": 4}}) == 4
     assert own_channels({}) is None
+
+
+def test_several_tensors_under_one_name_are_numbered(code):
+    done = rc.fold("c.pth", arch="./net.py:Several", **code)
+    graph = onnx.load(rc.export().wrote[0]).graph
+    assert [value.name for value in graph.output] == ["wide", "states_0", "states_1"]
+    assert done.verdict == "passed"

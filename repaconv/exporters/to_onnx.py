@@ -144,16 +144,27 @@ def _module_of(node: onnx.NodeProto) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of packages that it would like to have; nothing of that is the user's."""
+    """The exporter warns of packages that it would like to have; nothing of that is the user's.
+
+    Nor are graphs that it could not finish, which torch prints before another way is tried.
+    """
+    import torch.export._trace
+    import torch.fx.graph_module
+
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    printing = [vars(module) for module in (torch.export._trace, torch.fx.graph_module)]
+    for names in printing:
+        names["print"] = lambda *_, **__: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
+        for names in printing:
+            names.pop("print", None)
 
 
 def operators_of(model: onnx.ModelProto) -> dict[str, int]:

@@ -13,6 +13,7 @@ from repaconv.folds.cheapest import CHOOSE
 from repaconv.folds.convolutions import CONVOLUTION
 from repaconv.folds.finish import FINISH
 from repaconv.folds.joins import JOIN
+from repaconv.folds.pads import POOL_PADDING
 from repaconv.folds.tokens import READ_TOKENS
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import tidy
@@ -47,5 +48,6 @@ FOLDS: tuple[Rewrite, ...] = (
     _then(JOIN, AFFINE),
     _then(CHOOSE, AFFINE),
     READ_TOKENS,
+    POOL_PADDING,
     FINISH,
 )

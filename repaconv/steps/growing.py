@@ -3,7 +3,7 @@
 A fold never multiplies more. Its matrices are larger only where they save a greater share of the multiplications; a
 matrix that several layers share counts for each of them, so that a BatchNormalization may go into every reader of one.
 Nodes are more only where that saves a greater share of multiplications and numbers. And where none of the three is
-fewer, nothing was gained: the graph stays as it was given.
+fewer, nothing was gained: the graph stays as it was given, unless it comes out wrong as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from repaconv.folds.pads import POOL_PADDING
 from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
 from repaconv.subjects.evaluated import Evaluated
 
@@ -41,18 +42,19 @@ def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -
 
     def judge(one: Kept) -> Judged:
         size = size_of(one.graph)
-        return Judged(size, larger(size_of(before), size))
+        cured = any(change.rewrite == POOL_PADDING.name for change in one.changes)
+        return Judged(size, larger(size_of(before), size, cured=cured))
 
     return without_harm(fold, given, refold, judge) if fold.changes else fold
 
 
-def larger(before: Size, after: Size) -> str:
-    """Why a fold is not worth it, in words; empty where it is."""
+def larger(before: Size, after: Size, *, cured: bool = False) -> str:
+    """Why a fold is not worth it, in words; empty where it is. One that cures something need not save anything."""
     if after.macs > before.macs:
         return f"with it the graph multiplies {after.macs:,} times, not {before.macs:,}"
     if after.matrices * after.macs > before.matrices * before.macs:
         return f"with it the graph's matrices hold {after.matrices:,} numbers, not {before.matrices:,}"
-    if not (after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
+    if not (cured or after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
         return "it saves neither multiplications nor numbers nor nodes"
     if after.nodes > before.nodes and prod(after.shared) > prod(before.shared):
         return f"with it the graph has {after.nodes:,} nodes, not {before.nodes:,}"

@@ -32,7 +32,7 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     except Exception as error:  # of any network
         raise Refused(
             f"this network does not take one image of {'x'.join(map(str, shape))}: {said_by(error)}.",
-            hint=f"Say how large its images are, with --set image_size=224x224. If it takes something else: {ELSE}",
+            hint=f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
             code="network.call",
         ) from error
 
@@ -67,8 +67,9 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
-    if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
-        return tuple(map(str, found))
+    named = _named(found)
+    if named and all(isinstance(value, Tensor) for value in named.values()):
+        return tuple(named)
     every = tree_leaves(found)
     leaves = [leaf for leaf in every if isinstance(leaf, Tensor)]
     numbers = [leaf for leaf in every if isinstance(leaf, (int, float))]  # which an exporter writes, too
@@ -81,6 +82,18 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
     if len(leaves) == 1:
         return ("logits",) if built.classes else ("features",)
     return tuple(f"output_{number}" for number in range(len(leaves)))
+
+
+def _named(found: Any) -> dict[str, Any]:
+    """What has a name, several under one name with their numbers; nothing where nothing has."""
+    from torch.utils._pytree import tree_leaves
+
+    several = {str(name): tree_leaves(value) for name, value in found.items()} if isinstance(found, Mapping) else {}
+    return {
+        f"{name}_{number}" if len(leaves) > 1 else name: leaf
+        for name, leaves in several.items()
+        for number, leaf in enumerate(leaves)
+    }
 
 
 def head_of(built: Built, found: Any) -> int | None:

@@ -1,0 +1,70 @@
+"""Zeros around what a maximum is taken of, which ONNX Runtime takes for the pool's own padding: minus infinity."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import repaconv as rc
+from repaconv.proof.float64 import Float64
+
+
+def padded(opset, widths=(0, 0, 1, 1, 0, 0, 1, 1), value=0.0, pool="MaxPool"):
+    """A convolution whose numbers are negative, zeros around them, a pool."""
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)), "b": np.full(4, -9.0), "v": np.array(value)}
+    held = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    held += [numpy_helper.from_array(np.array(widths), "p")]
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("Pad", ["c", "p", "v"], ["d"])]
+    nodes += [helper.make_node(pool, ["d"], ["y"], "pool", kernel_shape=[3, 3], strides=[2, 2])]
+    values = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", ["n", 3, 16, 16]), ("y", None))
+    ]
+    graph = helper.make_graph(nodes, "one", *values, held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def error(model, of):
+    """Of what ONNX Runtime makes of a graph, against another in float64."""
+    x = np.random.default_rng(1).standard_normal((2, 3, 16, 16)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return float(np.abs(session.run(None, {"x": x})[0] - Float64(of).run({"x": x})["y"]).max())
+
+
+@pytest.mark.parametrize("opset", [18, 20, 23])
+def test_zeros_before_a_maximum_stay_zeros(opset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = padded(opset)
+    onnx.save(given, "given.onnx")
+    done = rc.fold("given.onnx")
+    assert [change.rewrite for change in done.changes] == ["pool-padding"]
+    assert (done.verdict, bool(done.float64)) == ("passed", True)
+    assert done.tolerances["onnx"] <= 1e-4
+    assert error(onnx.load(done.wrote[0]), given) < 1e-5
+    exported = rc.export()
+    assert exported.verdict == rc.verify().verdict == "passed"
+    assert error(onnx.load(exported.wrote[0]), given) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"value": 1.0}, {"pool": "AveragePool"}, {"widths": [0] * 8}, {"widths": [0, 0, 1, 1, 0, 1, 1, 1]}],
+)
+def test_other_padding_is_right_as_it_is_or_made_so(other, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = padded(20, **other)
+    onnx.save(given, "given.onnx")
+    assert error(onnx.load(rc.fold("given.onnx").wrote[0]), given) < 1e-5
+
+
+def test_what_a_runtime_makes_otherwise_is_no_rounding(tmp_path, monkeypatch):
+    """Before opset 18 a Pad names no axes: the graph stays, and what the runtime makes of it passes no proof."""
+    monkeypatch.chdir(tmp_path)
+    given = padded(17)
+    onnx.save(given, "given.onnx")
+    assert error(given, given) > 1
+    done = rc.fold("given.onnx")
+    assert done.tolerances["onnx"] <= 1e-4
+    assert rc.verify().links[-1].verdict == "not verified"

@@ -219,6 +219,17 @@ def test_nodes_are_more_only_where_that_saves_more():
     assert not larger(before, before._replace(numbers=99, nodes=10))
 
 
+def test_a_transpose_that_a_product_takes_is_no_node():
+    """A fold puts keys' heads and their transposition apart, since runtimes leave the second to the product."""
+    shapes = {"q": (1, 2, 5, 3), "k": (1, 5, 2, 3)}
+    once = graph([("Transpose", "k", "1", {"perm": [0, 2, 3, 1]}), ("MatMul", "q 1", "y")], {}, shapes)
+    heads = [("Transpose", "k", "1", {"perm": [0, 2, 1, 3]}), ("Transpose", "1", "2", {"perm": [0, 1, 3, 2]})]
+    twice = graph([*heads, ("MatMul", "q 2", "y")], {}, shapes)
+    assert size_of(Evaluated(once)).nodes == size_of(Evaluated(twice)).nodes == 2
+    shown = graph([*heads, ("MatMul", "q 2", "y")], {}, shapes, outputs=("y", "2"))
+    assert size_of(Evaluated(shown)).nodes == 3
+
+
 def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
     model = graph([("MatMul", "x w", "1"), ("Relu", "1", "y")], {"w": normal(4, 4)}, {"x": (1, 3, 4)})
     monkeypatch.setattr(fold, "FOLDS", (*fold.FOLDS, Rewrite("widen", "never", _widened)))

@@ -9,15 +9,24 @@ fewer, nothing was gained: the graph stays as it was given, unless it comes out 
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.folds.pads import POOL_PADDING
+from repaconv.graphs.graph import nodes_of
+from repaconv.graphs.selections import perm_of
+from repaconv.graphs.shapes import rank_of
 from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
 from repaconv.subjects.evaluated import Evaluated
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 
 class Size(NamedTuple):
-    """Of a graph: multiply-accumulates of one image, numbers in matrices, reader by reader, all numbers, and nodes."""
+    """Of a graph: multiply-accumulates of one image, numbers in matrices, reader by reader, all numbers, and nodes.
+
+    A Transpose of the last two axes that only products read is none: they take their matrix so.
+    """
 
     macs: int
     matrices: int
@@ -66,4 +75,12 @@ def size_of(graph: Evaluated) -> Size:
     from repaconv.graphs.costs import macs_in, matrices, parameters
 
     model = graph.settled
-    return Size(macs_in(model), matrices(model), parameters(model), len(graph.model.graph.node))
+    nodes = len(graph.model.graph.node) - sum(map(_in_products, nodes_of(model, "Transpose")))
+    return Size(macs_in(model), matrices(model), parameters(model), nodes)
+
+
+def _in_products(node: ir.Node) -> bool:
+    """Whether a Transpose is of the last two axes, and only products read it."""
+    out, rank = node.outputs[0], rank_of(node.outputs[0])
+    swapped = rank > 1 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]
+    return swapped and not out.is_graph_output() and {user.op_type for user in out.consumers()} == {"MatMul"}

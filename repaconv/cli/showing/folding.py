@@ -37,6 +37,14 @@ def _checkpoint(done: MethodFold) -> None:
     out().print(f"{coloured(done.verdict)}: {told}")
 
 
+def _first(sentence: str) -> str:
+    """The first of the places that it names, one behind the other; all with -v."""
+    places = sentence.split("; ")
+    if whole() or len(places) <= ROWS:
+        return sentence
+    return f"{'; '.join(places[:ROWS])}; and {len(places) - ROWS} more, with -v"
+
+
 def _graph(done: GraphFold) -> None:
     """What it was taken for, every change of the graph, what it costs before and after, and the links."""
     from repaconv.artefacts import NetworkFold
@@ -60,7 +68,7 @@ def _graph(done: GraphFold) -> None:
         saved.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
     out().print(saved)
     for sentence in done.left:
-        out().print(f"[yellow]left alone:[/] {plain(sentence)}")
+        out().print(f"[yellow]left alone:[/] {plain(_first(sentence))}")
     if done.links:
         out().print(links(done.links))
     nothing = "nothing is folded" if done.left else "nothing to fold: the graph as given is the deploy form"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,6 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.proof.float64 import Float64
+from repaconv.steps.taken_back import Judged, Kept, without_harm
+from repaconv.subjects.evaluated import Evaluated
+from repaconv.subjects.given import folded
 
 
 def padded(opset, widths=(0, 0, 1, 1, 0, 0, 1, 1), value=0.0, pool="MaxPool"):
@@ -68,3 +74,14 @@ def test_what_a_runtime_makes_otherwise_is_no_rounding(tmp_path, monkeypatch):
     done = rc.fold("given.onnx")
     assert done.tolerances["onnx"] <= 1e-4
     assert rc.verify().links[-1].verdict == "not verified"
+
+
+def test_what_cures_is_taken_back_for_no_harm():
+    model = padded(20)
+    refold = partial(folded, Path("given.onnx"), model)
+    smaller, changes = refold(())
+    kept = without_harm(
+        Kept(Evaluated(smaller), changes), Evaluated(model), refold, lambda _: Judged(0, "it is slower")
+    )
+    assert [change.rewrite for change in kept.changes] == ["pool-padding"]
+    assert kept.graph.model is smaller

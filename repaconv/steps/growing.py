@@ -11,7 +11,6 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.folds.pads import POOL_PADDING
 from repaconv.graphs.graph import nodes_of
 from repaconv.graphs.selections import perm_of
 from repaconv.graphs.shapes import rank_of
@@ -51,19 +50,18 @@ def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -
 
     def judge(one: Kept) -> Judged:
         size = size_of(one.graph)
-        cured = any(change.rewrite == POOL_PADDING.name for change in one.changes)
-        return Judged(size, larger(size_of(before), size, cured=cured))
+        return Judged(size, larger(size_of(before), size))
 
     return without_harm(fold, given, refold, judge) if fold.changes else fold
 
 
-def larger(before: Size, after: Size, *, cured: bool = False) -> str:
-    """Why a fold is not worth it, in words; empty where it is. One that cures something need not save anything."""
+def larger(before: Size, after: Size) -> str:
+    """Why a fold is not worth it, in words; empty where it is."""
     if after.macs > before.macs:
         return f"with it the graph multiplies {after.macs:,} times, not {before.macs:,}"
     if after.matrices * after.macs > before.matrices * before.macs:
         return f"with it the graph's matrices hold {after.matrices:,} numbers, not {before.matrices:,}"
-    if not (cured or after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
+    if not (after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
         return "it saves neither multiplications nor numbers nor nodes"
     if after.nodes > before.nodes and prod(after.shared) > prod(before.shared):
         return f"with it the graph has {after.nodes:,} nodes, not {before.nodes:,}"

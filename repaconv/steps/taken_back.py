@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import Change
+from repaconv.folds.pads import POOL_PADDING
 from repaconv.subjects.evaluated import Evaluated
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 Refold = Callable[[tuple[str, ...]], tuple["onnx.ModelProto", Sequence[Change]]]
 """The fold without the rewrites of these names, as it is run."""
+
+
+CURES = frozenset({POOL_PADDING.name})
+"""Rewrites without which a graph comes out wrong: they stay, whatever they cost."""
 
 
 class TakenBack(NamedTuple):
@@ -47,11 +52,15 @@ def without_harm(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[
         judge: Says whether one may stay.
     """
     judged = judge(fold)
-    while fold.changes and judged.why:
-        names = dict.fromkeys(change.rewrite for change in fold.changes)
+    while judged.why and (names := _harmful(fold)):
         tries = [_without(fold, name, refold, judged.why) for name in names]
         fold, judged = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
     return fold if fold.changes else fold._replace(graph=given)
+
+
+def _harmful(fold: Kept) -> list[str]:
+    """Names of what may be taken back."""
+    return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in CURES))
 
 
 def _without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:

@@ -71,7 +71,11 @@ def _graph(done: GraphFold) -> None:
         out().print(f"[yellow]left alone:[/] {plain(_first(sentence))}")
     if done.links:
         out().print(links(done.links))
-    nothing = "nothing is folded" if done.left else "nothing to fold: the graph as given is the deploy form"
+    nothing = (
+        "all of the fold was taken back"
+        if done.taken_back
+        else "nothing to fold: the graph as given is the deploy form"
+    )
     told = f"{len(done.changes)} changes, opset {done.opset}" if done.changes else nothing
     told += f"; in float64 by {done.float64}" if done.float64 else "; nothing here evaluates it in float64"
     out().print(f"{coloured(done.verdict)}: {told}")

@@ -222,11 +222,15 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     def milder(arm: Arm) -> list[Arm]:
         return graphs.mixed(arm) if journal.time_left() else []
 
+    def work(way: Deployment) -> int:
+        """Of a large network counting alone takes a while: what will not be measured is not counted."""
+        return graphs.macs(way) if journal.time_left() else 1
+
     judge = Judge(graphs, baseline, plan.budget, here, progress)
     if plan.order.exhaustive:
         rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
-        rows = search(arms, graphs.macs, journal.measure, judge.allows, plan.rounds, milder)
+        rows = search(arms, work, journal.measure, judge.allows, plan.rounds, milder)
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
     told, loss = reported([judge.said(row, journal.left) for row in rows], judge, baseline)
     return _artefact(plan, told, loss, journal, left)

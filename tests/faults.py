@@ -143,7 +143,7 @@ def wrong_simplifier(at: str):
     right = onnxsim.simplify
 
     def simplify(model, **asked):
-        smaller, sound = right(model)
+        smaller, sound = right(model, **asked)
         restore_names(smaller, model)
         return wrong_initializer(at, smaller), sound
 

@@ -29,7 +29,7 @@ from repaconv.converting.plain import Plain, attended, projected, read_plain
 from repaconv.converting.scoring import Moments, score, score_streams
 from repaconv.converting.sequence import convert
 from repaconv.converting.streams import Streams
-from repaconv.engines.denormals import flushes
+from repaconv.engines.denormals import flushing
 from repaconv.errors import GateFailed, Refused, UsageProblem
 from repaconv.methods.pyra import METHOD
 
@@ -607,9 +607,5 @@ def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_
     dead.add(torch.zeros(60, 7), targets[0])
     assert dead.solve().weights.isfinite().all()
     assert dead.solve().condition == sys.float_info.max
-    was = flushes()
-    torch.set_flush_denormal(True)  # what is less than a normal number is none then
-    try:
+    with flushing():  # what is less than a normal number is none then
         assert dead.solve().weights.isfinite().all()
-    finally:
-        torch.set_flush_denormal(was)

@@ -16,7 +16,7 @@ from repaconv import registry
 from repaconv.engines import ort, trt_session
 from repaconv.engines.card import within_memory
 from repaconv.engines.contract import Port, SessionSpec
-from repaconv.engines.denormals import flushes
+from repaconv.engines.denormals import flushes, unchanged
 from repaconv.engines.ort_cuda import fallen_of, lowered, placed, require_float32
 from repaconv.engines.pytorch import TorchSession
 from repaconv.engines.trt_session import DTYPES
@@ -339,12 +339,9 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
     graph = helper.make_graph([helper.make_node("Mul", ["x", "half"], ["y"])], "g", port[:1], port[1:], [half])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
     feeds = {"x": np.full(2, 1e-38, np.float32)}
-    was = flushes()
-    try:
+    with unchanged():
         torch.set_flush_denormal(before)
         flushing, usual = (ort.ENGINE.open(model, SessionSpec(settings=each)) for each in ((ort.DENORMALS,), ()))
         found = [bool(session.run(feeds)["y"].any()) for session in (flushing, usual, flushing, usual)]
         assert found == [False, not before, False, not before]
         assert flushes() == before
-    finally:
-        torch.set_flush_denormal(was)

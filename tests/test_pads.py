@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+from test_fold_onnx import graph
 
 import repaconv as rc
 from repaconv.proof.float64 import Float64
@@ -20,16 +21,11 @@ from repaconv.subjects.given import folded
 
 def padded(opset, widths=(0, 0, 1, 1, 0, 0, 1, 1), value=0.0, pool="MaxPool"):
     """A convolution whose numbers are negative, zeros around them, a pool."""
-    weights = {"w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)), "b": np.full(4, -9.0), "v": np.array(value)}
-    held = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
-    held += [numpy_helper.from_array(np.array(widths), "p")]
-    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("Pad", ["c", "p", "v"], ["d"])]
-    nodes += [helper.make_node(pool, ["d"], ["y"], "pool", kernel_shape=[3, 3], strides=[2, 2])]
-    values = [
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", ["n", 3, 16, 16]), ("y", None))
-    ]
-    graph = helper.make_graph(nodes, "one", *values, held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)), "b": np.full(4, -9.0), "v": value}
+    held = {name: np.float32(numbers) for name, numbers in weights.items()} | {"p": np.array(widths)}
+    rows = [("Conv", "x w b", "c"), ("Pad", "c p v", "d")]
+    rows += [(pool, "d", "y", {"kernel_shape": [3, 3], "strides": [2, 2]})]
+    return graph(rows, held, {"x": ("n", 3, 16, 16)}, opset=opset, kind=TensorProto.FLOAT)
 
 
 def error(model, of):

@@ -168,7 +168,7 @@ def read_budget(order: ConvertOrder, parted: Parted, *, classes: int, choosing: 
     Raises:
         UsageProblem: If there is nothing to measure it by.
     """
-    budget = Budget(order.max_disagreement, order.max_accuracy_drop)
+    budget = Budget.of(order)
     if choosing and not budget.asked:
         budget = Budget(USUAL_BUDGET)
     if budget.asked and not classes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -67,11 +66,11 @@ class OrtSession:
         sessions = [session_of(source, settings, providers) for _ in range(count)]
         self._session, self._free = sessions[0], SimpleQueue[Any]()
         for stream in range(spec.streams):
-            self._free.put(sessions[stream % count])
+            run = sessions[stream % count].run
+            self._free.put(flushing()(run) if DENORMALS in spec.settings else run)
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
-        self._mode: Callable[[], AbstractContextManager[None]] = flushing if DENORMALS in spec.settings else nullcontext
         self._how = onnxruntime.RunOptions()
         if spec.lean:
             self._how.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -86,12 +85,11 @@ class OrtSession:
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """See `repaconv.engines.contract.Session`."""
-        session = self._free.get()
+        run = self._free.get()
         try:
-            with self._mode():
-                return dict(zip(self._names, session.run(self._names, feeds, self._how), strict=True))
+            return dict(zip(self._names, run(self._names, feeds, self._how), strict=True))
         finally:
-            self._free.put(session)
+            self._free.put(run)
 
     def synchronise(self) -> None:
         """A processor has nothing left to do when `run` returns."""

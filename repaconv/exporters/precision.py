@@ -6,14 +6,13 @@ the converter does not write, is in `repaconv.exporters.bfloat16`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from repaconv.engines.contract import Feeds
+from repaconv.progress import only_errors
 from repaconv.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
 
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
-    with quiet_logging():
+    with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
         _join_islands(typed.model.graph)
         typed.topological_sort(is_deterministic=True)  # the converter puts its casts at the end
@@ -166,7 +165,7 @@ def _by_onnxruntime(
         def get_next(self) -> dict[str, Any] | None:
             return next(calls, None)
 
-    with scratch_folder() as folder, quiet_logging():
+    with scratch_folder() as folder, only_errors():
         single, path = folder / "fp32.onnx", folder / "int8.onnx"
         onnx.save(model, single)  # given a model, the quantizer writes into it
         quantize_static(
@@ -208,18 +207,6 @@ def _without_a_matrix(model: onnx.ModelProto) -> list[str]:
         if (node.op_type in QUANTIZED and axes.keys().isdisjoint(node.input))
         or (node.op_type == "MatMul" and axes.get(node.input[1], 0) > 2)
     ]
-
-
-@contextmanager
-def quiet_logging() -> Iterator[None]:
-    """Both tools recommend themselves on the root logger; nothing of that is the user's."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
 
 
 def in_float(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:

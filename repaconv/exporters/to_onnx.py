@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from repaconv.errors import Refused
 from repaconv.exporters.lower import lower
 from repaconv.onnxfile import opset_of
+from repaconv.progress import only_errors
 
 if TYPE_CHECKING:
     import onnx
@@ -151,18 +151,14 @@ def _quiet() -> Iterator[None]:
     import torch.export._trace
     import torch.fx.graph_module
 
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     printing = [vars(module) for module in (torch.export._trace, torch.fx.graph_module)]
     for names in printing:
         names["print"] = lambda *_, **__: None
     try:
-        with warnings.catch_warnings():
+        with only_errors("torch.onnx"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
         for names in printing:
             names.pop("print", None)
 

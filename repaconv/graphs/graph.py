@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Change
+from repaconv.progress import only_errors
 
 if TYPE_CHECKING:
     import onnx
@@ -99,13 +99,8 @@ def without_copies(model: ir.Model) -> None:
     """Constants that are equal are one; those that are inputs as well stay, of which onnx_ir warns one by one."""
     from onnx_ir.passes.common import DeduplicateInitializersPass
 
-    logger = logging.getLogger("onnx_ir.passes.common.initializer_deduplication")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
+    with only_errors("onnx_ir.passes.common.initializer_deduplication"):
         DeduplicateInitializersPass()(model)
-    finally:
-        logger.setLevel(level)
 
 
 def constant(value: ir.Value | None) -> Array | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from repaconv.graphs.chains import view_of
 from repaconv.graphs.graph import Writer, attribute, clean, constant, is_constant, nodes_of
 from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
-from repaconv.graphs.selections import perm_of
+from repaconv.graphs.selections import swaps_last
 from repaconv.graphs.settling import settle
 from repaconv.graphs.shapes import rank_of, set_shape, sizes, target_of
 from repaconv.graphs.views import View
@@ -42,8 +42,7 @@ def normalise(model: ir.Model) -> None:
 
 
 def _is_last(node: ir.Node) -> bool:
-    rank = rank_of(node.outputs[0])
-    return rank > 2 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]
+    return rank_of(node.outputs[0]) > 2 and swaps_last(node)
 
 
 def _nodes(model: ir.Model) -> list[tuple[str | None, ...]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from repaconv.graphs.graph import attribute, constant, made_by
 from repaconv.graphs.operators import SELECTIONS
-from repaconv.graphs.shapes import Size, Sizes, sizes
+from repaconv.graphs.shapes import Size, Sizes, rank_of, sizes
 from repaconv.onnxfile import split_evenly
 
 if TYPE_CHECKING:
@@ -160,3 +160,9 @@ def axes_of(node: ir.Node, rank: int) -> list[int] | None:
 def perm_of(node: ir.Node, rank: int) -> list[int]:
     """The order into which a Transpose brings the axes: reversed unless it says another."""
     return [int(axis) for axis in attribute(node, "perm", None) or range(rank)[::-1]]
+
+
+def swaps_last(node: ir.Node) -> bool:
+    """Whether a Transpose is of the last two axes alone."""
+    rank = rank_of(node.outputs[0])
+    return rank > 1 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]

@@ -91,7 +91,7 @@ class _Plan(NamedTuple):
         """That of the conversion."""
         from repaconv.proof.budget import Budget
 
-        return Budget(self.done.max_disagreement, self.done.max_accuracy_drop)
+        return Budget.of(self.done)
 
     def judge(self, part: Part) -> Judge:
         """By the original, on these images."""

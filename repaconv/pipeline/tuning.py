@@ -90,7 +90,6 @@ class _Plan(NamedTuple):
     rounds: int
     names: list[str]
     given: Split | None
-    budget: Budget
     measurer: Measurer | None
     path: Path
     known: Path
@@ -118,7 +117,7 @@ def _plan(
     run = _run_of(source, order.settings, progress)
     subject = subject_of(run)
     folded = subject.folded
-    given, budget = require_judges(order, subject), Budget(order.max_disagreement, order.max_accuracy_drop)
+    given = require_judges(order, subject)
     overridden = runs.require_sound(run, folded, unverified=order.unverified)
     device = load_target(order.target)
     machine = machine_of(order, device, here=measurer is None)
@@ -139,7 +138,7 @@ def _plan(
     path = Path(order.out) if order.out else run.folder / TUNED / f"{device.name}.json"
     require_ours(path, "tune")
     measured = place_of(folded, machine, asked)
-    lossy = {**asked, **judged_by(order, subject), "loss": budget} if given else asked
+    lossy = {**asked, **judged_by(order, subject), "loss": Budget.of(order)} if given else asked
     return _Plan(
         order=order,
         run=run,
@@ -151,7 +150,6 @@ def _plan(
         rounds=rounds,
         names=names,
         given=given,
-        budget=budget,
         measurer=measurer,
         path=path,
         known=place_of(folded, machine, lossy),
@@ -166,7 +164,7 @@ def _require_known(order: TuneOrder) -> None:
         raise UsageProblem(
             f"there is no objective {order.objective!r}.", hint=f"Known: {', '.join(OBJECTIVES)}.", code="objective"
         )
-    if Budget(order.max_disagreement, order.max_accuracy_drop).asked and not (order.inputs or order.images):
+    if Budget.of(order).asked and not (order.inputs or order.images):
         raise UsageProblem(
             "lower precision is judged on images that the network is meant for, and none were given.",
             hint="Give --inputs FILE.npz or --images DIR.",
@@ -226,7 +224,7 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         """Of a large network counting alone takes a while: what will not be measured is not counted."""
         return graphs.macs(way) if journal.time_left() else 1
 
-    judge = Judge(graphs, baseline, plan.budget, here, progress)
+    judge = Judge(graphs, baseline, Budget.of(plan.order), here, progress)
     if plan.order.exhaustive:
         rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
@@ -277,8 +275,8 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         baseline=journal.baseline,
         deployment=winner,
         ratio=rows[0].ratio,
-        allowed_disagreement=plan.budget.max_disagreement,
-        allowed_accuracy_drop=plan.budget.max_accuracy_drop,
+        allowed_disagreement=plan.order.max_disagreement,
+        allowed_accuracy_drop=plan.order.max_accuracy_drop,
         candidates=tuple(rows),
         images=plan.given.told if plan.given else "",
         disagreement=loss.disagreement if loss else None,

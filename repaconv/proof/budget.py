@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from repaconv.artefacts import Link, Verdict
 from repaconv.proof.verdicts import by_chance
@@ -16,6 +16,11 @@ class Budget(NamedTuple):
 
     max_disagreement: float | None = None
     max_accuracy_drop: float | None = None
+
+    @classmethod
+    def of(cls, asked: Any) -> Budget:
+        """What an order, or a result, has of it under these names."""
+        return cls(asked.max_disagreement, asked.max_accuracy_drop)
 
     @property
     def asked(self) -> bool:

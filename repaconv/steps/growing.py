@@ -12,8 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graphs.graph import nodes_of
-from repaconv.graphs.selections import perm_of
-from repaconv.graphs.shapes import rank_of
+from repaconv.graphs.selections import swaps_last
 from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
 from repaconv.subjects.evaluated import Evaluated
 
@@ -79,6 +78,5 @@ def size_of(graph: Evaluated) -> Size:
 
 def _in_products(node: ir.Node) -> bool:
     """Whether a Transpose is of the last two axes, and only products read it."""
-    out, rank = node.outputs[0], rank_of(node.outputs[0])
-    swapped = rank > 1 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]
-    return swapped and not out.is_graph_output() and {user.op_type for user in out.consumers()} == {"MatMul"}
+    out = node.outputs[0]
+    return swaps_last(node) and not out.is_graph_output() and {user.op_type for user in out.consumers()} == {"MatMul"}

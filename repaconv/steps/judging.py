@@ -132,10 +132,12 @@ class Judge:
 
     def _too_much(self, other: float, link: Link) -> str:
         """What is lost that is not allowed, in words; nothing if all is."""
-        if not self.allowed._replace(max_accuracy_drop=None).allows(other, None):
+        more = link.accuracy.difference if link.accuracy else 0.0
+        if self.allowed.allows(other, more):
+            return ""
+        if self.allowed.max_disagreement is not None and other > self.allowed.max_disagreement:
             return "disagrees with float32 more than allowed"
-        lost = link.accuracy.difference if link.accuracy else None
-        return "" if self.allowed.allows(other, lost) else f"loses {-(lost or 0.0):.2%} of accuracy, more than allowed"
+        return f"loses {-more:.2%} of accuracy, more than allowed"
 
 
 def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple[list[Candidate], Loss | None]:
@@ -174,7 +176,7 @@ def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
         UsageProblem: If the network gives no classes, accuracy is asked for and images have no labels, or the images
             that judge are so few that one of them is more than what is allowed.
     """
-    budget = Budget(order.max_disagreement, order.max_accuracy_drop)
+    budget = Budget.of(order)
     if not budget.asked:
         return None
     if subject.outputs != ("logits",):

@@ -64,7 +64,7 @@ class ParentLink:
         none = f"none of {self.left_out} images judges: all are of those that fitted or chose, by their content"
         if self.why_not or not self.judging:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
-        budget = Budget(self.done.max_disagreement, self.done.max_accuracy_drop)
+        budget = Budget.of(self.done)
         left_out = f"{self.left_out} images that fit or choose are left out"
         return budget.judged(self.meter.link(LINK, ORIGINAL, _FOLDED), left_out)
 

@@ -11,6 +11,7 @@ from repaconv.errors import Refused, said_by
 from repaconv.subjects.architectures import Built
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 ELSE = "Fold the module in memory, repaconv.fold(module, example=...), or as ONNX: repaconv fold model.onnx."
@@ -25,10 +26,8 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     """
     import torch
 
-    dtype = next((p.dtype for p in module.parameters()), torch.float32)
     try:
-        with torch.inference_mode():
-            return module(torch.zeros(1, *shape, dtype=dtype))
+        return _answer(module, shape, next((p.dtype for p in module.parameters()), torch.float32))
     except Exception as error:  # of any network
         raise Refused(
             f"this network does not take one image of {'x'.join(map(str, shape))}: {said_by(error)}.",
@@ -47,8 +46,7 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
 
     module = module.double()
     try:
-        with torch.inference_mode():
-            module(torch.zeros(1, *shape, dtype=torch.float64))
+        _answer(module, shape, torch.float64)
     except Exception as error:  # of any network that took an image before
         raise Refused(
             f"this network computes in float32 alone, and what it gives cannot be proved in float64: {said_by(error)}.",
@@ -56,6 +54,14 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
             code="network.float64",
         ) from error
     return module
+
+
+def _answer(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+    """What a module gives for one image of zeros of that type."""
+    import torch
+
+    with torch.inference_mode():
+        return module(torch.zeros(1, *shape, dtype=dtype))
 
 
 def outputs_of(built: Built, found: Any) -> tuple[str, ...]:

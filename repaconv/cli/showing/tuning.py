@@ -16,14 +16,15 @@ FEW = 3
 def show(done: TuneArtefact) -> None:
     """The fastest of what was measured, what was judged, and the winner."""
     labelled = any(row.link and row.link.accuracy for row in done.candidates)
-    last = ["accuracy", ""] if labelled else [""]
-    rows = table("runtime", "precision", "form", "times as fast", "MiB", "other classes", *last)
+    accuracy = ["accuracy"] if labelled else []
+    rows = table("runtime", "precision", "form", "times as fast", "MiB", "other classes", *accuracy, "")
     for row in _shown(done):
         found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
-        last = [_more_right(row.link), plain(row.told)] if labelled else [plain(row.told)]
-        rows.add_row(plain(how.runtime), how.precision, _how(how, done.baseline), found, memory, lost, *last)
+        right = [_more_right(row.link)] if labelled else []
+        form, told = _how(how, done.baseline), plain(row.told)
+        rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
     out().print(rows)
     for told in done.left_out:
         out().print(f"[yellow]left out[/]: {plain(told)}")
@@ -37,8 +38,8 @@ def show(done: TuneArtefact) -> None:
     )
     if done.disagreement is not None:
         other = "" if best.precision != "fp32" else "what was chosen, and given up, "
-        right = f", accuracy {found}" if (found := _more_right(done.link)) else ""
-        out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing{right}")
+        accurate = f", accuracy {found}" if (found := _more_right(done.link)) else ""
+        out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing{accurate}")
     if done.images:
         out().print(f"[dim]by {plain(done.images)}[/]")
     if done.wrote:

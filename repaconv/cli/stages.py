@@ -98,7 +98,7 @@ def verify(
 @app.command(epilog="Example: repaconv export")
 def export(
     run: RunArgument = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; model.onnx of the run.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file, in place of the run's own.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which is the only choice.")] = True,
     order: ExportOrder = ExportOrder(),
     format: FormatOption = Format.text,

@@ -1,15 +1,18 @@
-"""What filling channels up to whole blocks gains: six layers of so many channels, the form `whole-blocks` or not.
+"""What whole blocks of channels gain: six layers of so many, or of groups of so many, the form for it or not.
 
     python benchmarks/odd_channels.py [--rounds 60] [-o benchmarks/results/odd_channels.json]
 
-ONNX Runtime, float32, one thread, batch 1, interleaved; layers of all channels, and those with a convolution between
-that takes each channel by itself.
+ONNX Runtime, float32, one thread, batch 1, interleaved; layers of all channels, those with a convolution between that
+takes each channel by itself, and those with one between that takes them in groups. A file keeps what it has of
+processors of other families.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,15 @@ from torch import nn
 
 import repaconv
 from repaconv.files import canonical_json
-from repaconv.forms.padding import WHOLE_BLOCKS
+from repaconv.forms.padding import WHOLE_BLOCKS, WHOLE_BLOCKS_16, WHOLE_GROUPS, WHOLE_GROUPS_16
+from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import rewritten
 from repaconv.measure.fingerprint import fingerprint
 from repaconv.measure.processors import family
 
-WIDTHS = (9, 11, 13, 18, 22, 26, 30, 42, 58, 90)
+FORMS = {"avx2": (WHOLE_BLOCKS, WHOLE_GROUPS)}
+"""What fills blocks up, and what joins groups, by family; with AVX-512 else, whose blocks are of 16 channels."""
+WIDTHS, GROUPED = (9, 11, 13, 18, 22, 26, 30, 42, 58, 90), (2, 4, 8)
 PLACES = (28, 112)
 LAYERS = 6
 
@@ -37,20 +43,30 @@ def dense(width: int) -> nn.Module:
 
 def depthwise(width: int) -> nn.Module:
     """3 x 3 convolutions of each channel between two of all."""
+    return between(8, width, width)
+
+
+def grouped(width: int) -> nn.Module:
+    """3 x 3 convolutions of 128 channels, so many at once, between two of all."""
+    return between(32, 128, 128 // width)
+
+
+def between(few: int, many: int, groups: int) -> nn.Module:
+    """3 x 3 convolutions in groups, of many channels that are made of few."""
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
-        each = nn.Conv2d(width, width, 3, 1, 1, groups=width)
-        layers += [nn.Conv2d(8, width, 1), nn.ReLU(), each, nn.ReLU(), nn.Conv2d(width, 8, 1)]
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), *layers)
+        inner = nn.Conv2d(many, many, 3, 1, 1, groups=groups)
+        layers += [nn.Conv2d(few, many, 1), nn.ReLU(), inner, nn.ReLU(), nn.Conv2d(many, few, 1)]
+    return nn.Sequential(nn.Conv2d(3, few, 3, 2, 1), nn.ReLU(), *layers)
 
 
-def measured(module: nn.Module, places: int, rounds: int) -> dict[str, Any] | None:
+def measured(module: nn.Module, form: Rewrite, places: int, rounds: int) -> dict[str, Any] | None:
     """How many times as fast it is; None where the form leaves it alone."""
     with tempfile.TemporaryDirectory() as folder:
         plain, filled = (Path(folder, f"{name}.onnx") for name in ("plain", "filled"))
         image = torch.zeros(1, 3, 2 * places, 2 * places)
         torch.onnx.export(module.eval(), (image,), plain, dynamo=True, external_data=False, verbose=False)
-        graph, changes = rewritten(onnx.load(plain), [WHOLE_BLOCKS])
+        graph, changes = rewritten(onnx.load(plain), [form])
         if not changes:
             return None
         onnx.save(graph, filled)
@@ -66,16 +82,17 @@ def main() -> None:
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     torch.manual_seed(0)
+    here = family("x86_64")
+    blocks, groups = FORMS.get(here, (WHOLE_BLOCKS_16, WHOLE_GROUPS_16))
     rows = []
-    for kind in (dense, depthwise):
-        for width in WIDTHS:
-            for places in PLACES:
-                found = measured(kind(width), places, given.rounds)
-                rows.append({"layers": kind.__name__, "width": width, "places": places, **(found or {"ratio": None})})
-                print(rows[-1], flush=True)
+    for kind, form, widths in ((dense, blocks, WIDTHS), (depthwise, blocks, WIDTHS), (grouped, groups, GROUPED)):
+        for width, places in product(widths, PLACES):
+            found = measured(kind(width), form, places, given.rounds)
+            rows.append({"layers": kind.__name__, "width": width, "places": places, **(found or {"ratio": None})})
+            print(rows[-1], flush=True)
     if given.out:
-        result = {"family": family("x86_64"), "machine": fingerprint(()), "rows": rows}
-        given.out.write_text(canonical_json(result))
+        known = json.loads(given.out.read_text()) if given.out.is_file() else {}
+        given.out.write_text(canonical_json({**known, here: {"machine": fingerprint(()), "rows": rows}}))
 
 
 if __name__ == "__main__":

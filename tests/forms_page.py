@@ -20,6 +20,9 @@ its own through the entry-point group `repaconv.rewrites`.
 | rewrite | exact where it finds | opset |
 |---|---|---|
 """
+NOTE = """
+\\* in the default form of x86-64; \\*\\* in that of a family of its processors, which has blocks of that size.
+"""
 TAIL = """
 ## What pays on x86-64 with ONNX Runtime
 
@@ -33,11 +36,11 @@ float32, one thread, batch 1, times as fast as the exported graph without it, pr
 - `no-key-bias` and `value-bias-forward`: up to 1.02; `rms-norm`: up to 1.02; `bias-forward` with `accumulate`: 1.01.
 - `mean-as-pool`: 1.00 to 1.04 on convolutional networks, the more squeeze-and-excitation they have.
 - `whole-blocks`, `whole-groups`, `gate-as-image` and `conv-each` keep an image's channels in the blocks in which ONNX
-  Runtime computes convolutions. Where there is AVX2 alone, and a block is 8: 1.04 to 3.2 on layers whose channels no
-  block divides, as those that pruning leaves (`benchmarks/results/odd_channels.json`), 1.33 on RexNet ([the
-  zoo](zoo.md)), up to 1.10 with squeeze-and-excitation, 1.02 where a CSP network splits. With AVX-512 it is 16, and
-  `whole-blocks-16` is what fills it: `tune` tries them all there, but the default form has none, as that was not
-  measured.
+  Runtime computes convolutions: of 8 with AVX2 alone, of 16 with AVX-512, for which `whole-blocks-16` and
+  `whole-groups-16` fill them. On layers whose channels no 4 divides, as those that pruning leaves, 1.04 to 3.2 with
+  AVX2 and 1.03 to 2.9 with AVX-512, where groups of 2 to 8 channels are 1.1 to 1.4 times as fast
+  (`benchmarks/results/odd_channels.json`); 1.3 on RexNet ([the zoo](zoo.md)), up to 1.10 with squeeze-and-excitation,
+  1.02 where a CSP network splits.
 - What does not pay here: `scores-as-matrix` and `values-as-matrix` with 12 heads (0.55; the paper's own form),
   `pointwise-as-matmul` (0.85 on RIFormer), `group-norm-flat` (0.97), `concat-linear`, `patch-gemm`, `one-linear` and
   `gather-as-matmul` (all 1.00 within 0.02).
@@ -53,16 +56,14 @@ def page() -> str:
         registry.load(registry.REWRITES, name) for name in registry.registered(registry.REWRITES)
     ]
     target = load_target("x86-64")
-    used, narrow = set(target.form("")), set(target.form("", "avx2"))
+    everywhere = dict.fromkeys(target.form(""), " *")
+    somewhere = {name: " **" for form, names in target.forms.items() if form.startswith("default@") for name in names}
+    marks = {**somewhere, **everywhere}
     rows = [
-        f"| `{each.name}`{_mark(each.name, used, narrow)} | {each.valid} | {each.opset or ''} |\n"
+        f"| `{each.name}`{marks.get(each.name, '')} | {each.valid} | {each.opset or ''} |\n"
         for each in sorted(rewrites, key=lambda each: (each.order, each.name))
     ]
-    return HEAD + "".join(rows) + "\n\\* in the default form of x86-64; \\*\\* where there is AVX2 alone.\n" + TAIL
-
-
-def _mark(name: str, used: set[str], narrow: set[str]) -> str:
-    return " *" if name in used else " **" if name in narrow else ""
+    return HEAD + "".join(rows) + NOTE + TAIL
 
 
 if __name__ == "__main__":

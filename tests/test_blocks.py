@@ -42,12 +42,13 @@ def depthwise(width, act="Relu", between=None, shown=False):
 
 
 def test_channels_that_are_taken_each_are_whole_blocks():
-    model = depthwise(12)
+    model = depthwise(14)
     assert changed(model, "whole-blocks") == ["whole-blocks"]
     assert widths(model, "whole-blocks") == [(16, 3, 1), (16, 1, 16), (5, 16, 1)]
     assert changed(depthwise(16), "whole-blocks") == []
     assert changed(depthwise(4), "whole-blocks") == []  # would be twice as many
-    assert widths(depthwise(24), "whole-blocks-16") == [(32, 3, 1), (32, 1, 32), (5, 32, 1)]
+    assert changed(depthwise(20), "whole-blocks") == []  # read in blocks as it is
+    assert widths(depthwise(26), "whole-blocks-16") == [(32, 3, 1), (32, 1, 32), (5, 32, 1)]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,11 @@ def test_channels_that_are_taken_each_are_whole_blocks():
         lambda graph, y: graph("AveragePool", y, kernel_shape=[2, 2]),
         lambda graph, y: graph("ReduceMean", y, np.array([-1, 2])),
         lambda graph, y: graph("Resize", y, "", np.array([1, 1, 2, 2], np.float32), mode="nearest"),
-        lambda graph, y: graph("Add", y, conv(graph, "x", 12, 3, seed=1)),
+        lambda graph, y: graph("Add", y, conv(graph, "x", 14, 3, seed=1)),
     ],
 )
 def test_what_acts_on_every_channel_by_itself_may_lie_between(between):
-    assert changed(depthwise(12, between=between), "whole-blocks") == ["whole-blocks"]
+    assert changed(depthwise(14, between=between), "whole-blocks") == ["whole-blocks"]
 
 
 @pytest.mark.parametrize(
@@ -71,22 +72,22 @@ def test_what_acts_on_every_channel_by_itself_may_lie_between(between):
     [
         lambda graph, y: graph("Log", graph("Add", graph("Abs", y), np.array(1.0))),
         lambda graph, y: graph("Softmax", y, axis=1),
-        lambda graph, y: graph("Mul", y, np.ones((12, 1, 1))),
+        lambda graph, y: graph("Mul", y, np.ones((14, 1, 1))),
         lambda graph, y: graph("ReduceMean", y, np.array([1])) and y,
         lambda graph, y: graph("Transpose", graph("Transpose", y, perm=[0, 2, 3, 1]), perm=[0, 3, 1, 2]),
-        lambda graph, y: graph("Concat", y, conv(graph, "x", 12, 3, seed=1), axis=0),
+        lambda graph, y: graph("Concat", y, conv(graph, "x", 14, 3, seed=1), axis=0),
         lambda graph, y: graph("Add", y, conv(graph, "x", 1, 3, seed=1)),
         lambda graph, y: graph("Div", y, y),
     ],
 )
 def test_else_channels_stay(between):
-    assert changed(depthwise(12, between=between), "whole-blocks") == []
+    assert changed(depthwise(14, between=between), "whole-blocks") == []
 
 
 def test_channels_that_are_shown_or_given_stay():
-    assert changed(depthwise(12, shown=True), "whole-blocks") == []
-    graph = Graph(x=[12, 4, 4])
-    assert changed(graph.model(conv(graph, conv(graph, "x", 12, 12, 3, groups=12), 3, 12)), "whole-blocks") == []
+    assert changed(depthwise(14, shown=True), "whole-blocks") == []
+    graph = Graph(x=[14, 4, 4])
+    assert changed(graph.model(conv(graph, conv(graph, "x", 14, 14, 3, groups=14), 3, 14)), "whole-blocks") == []
 
 
 def test_a_sum_on_the_way_round_is_widened_with_all_that_it_adds():
@@ -116,8 +117,8 @@ def test_what_is_squeezed_to_one_place_is_whole_blocks_of_every_processor():
 
 def test_channels_that_a_branch_reads_stay():
     graph = Graph(x=[3, 6, 5])
-    y = conv(graph, conv(graph, "x", 12, 3), 12, 12, 3, groups=12)
-    model = graph.model(conv(graph, y, 5, 12))
+    y = conv(graph, conv(graph, "x", 14, 3), 14, 14, 3, groups=14)
+    model = graph.model(conv(graph, y, 5, 14))
     inside = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", [y], ["taken"])],
         "branch",
@@ -127,7 +128,7 @@ def test_channels_that_a_branch_reads_stay():
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "always"))
     chosen = onnx.helper.make_node("If", ["always"], ["shown"], then_branch=inside, else_branch=inside)
     model.graph.node.append(chosen)
-    model.graph.output.append(onnx.helper.make_tensor_value_info("shown", 11, ["batch", 12, 6, 5]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("shown", 11, ["batch", 14, 6, 5]))
     _, changes = rewritten(model, [REWRITES["whole-blocks"]])
     assert changes == []
 
@@ -136,14 +137,16 @@ def test_channels_that_a_branch_reads_stay():
 
 
 @pytest.mark.parametrize(
-    ("width", "groups", "joined"), [(4, 6, 2), (2, 8, 4), (1, 8, 0), (3, 8, 0), (4, 3, 0), (8, 2, 0)]
+    ("width", "groups", "joined", "wide"),
+    [(4, 6, 2, 0), (2, 8, 4, 8), (1, 8, 0, 0), (3, 8, 0, 0), (4, 4, 2, 4), (4, 3, 0, 0), (8, 2, 0, 2), (16, 2, 0, 0)],
 )
-def test_narrow_groups_are_joined_to_whole_ones(width, groups, joined):
+def test_narrow_groups_are_joined_to_whole_ones(width, groups, joined, wide):
     graph = Graph(x=[width * groups, 5, 4])
     model = graph.model(conv(graph, "x", width * groups, width * groups, 3, groups=groups))
-    assert changed(model, "whole-groups") == (["whole-groups"] if joined else [])
-    if joined:
-        assert widths(model, "whole-groups") == [(width * groups, 8, groups // joined)]
+    for name, block, together in (("whole-groups", 8, joined), ("whole-groups-16", 16, wide)):
+        assert changed(model, name) == ([name] if together else [])
+        if together:
+            assert widths(model, name) == [(width * groups, block, groups // together)]
 
 
 # --- gate-as-image -------------------------------------------------------------------------------------------------
@@ -180,8 +183,14 @@ def test_a_convolution_that_is_split_is_one_for_each_part(act):
     assert changed(model(axis=2), "conv-each") == changed(model(shown=True), "conv-each") == []
 
 
-def test_avx2_has_them_in_its_default_form():
+@pytest.mark.parametrize(
+    ("family", "forms"),
+    [
+        ("avx2", {"conv-each", "whole-groups", "whole-blocks", "gate-as-image"}),
+        ("avx512-bf16", {"conv-each", "whole-groups-16", "whole-blocks-16", "gate-as-image"}),
+    ],
+)
+def test_a_family_has_those_of_its_blocks_in_its_default_form(family, forms):
     target = load(TARGETS, "x86-64")
-    own = target.form("network", "avx2")
-    assert set(own) - set(target.form("network")) == {"conv-each", "whole-groups", "whole-blocks", "gate-as-image"}
-    assert target.form("pyra", "avx2") == target.form("pyra")
+    assert set(target.form("network", family)) - set(target.form("network")) == forms
+    assert target.form("pyra", family) == target.form("pyra")

@@ -72,7 +72,8 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
     cpuinfo.write_text("Features\t: fp asimd asimddp\n")
     assert processors.family("aarch64", cpuinfo) == "dot-product"
     target = load_target("x86-64")
-    own = target.model_copy(update={"forms": {**target.forms, "default@amx": ("rms-norm",)}})
+    forms = {"default": target.forms["default"], "safest": target.forms["safest"], "default@amx": ("rms-norm",)}
+    own = target.model_copy(update={"forms": forms})
     assert own.form("riformer", "amx") == ("rms-norm",)
     assert own.form("riformer", "avx512-bf16") == own.form("riformer") == target.forms["default"]
     assert own.form("pyra", "avx-vnni") == ("read-tokens",)

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 BLOCK, WIDE, READ = 8, 16, 4
-"""By how many channels convolutions go that take each by itself, with AVX2 and with AVX-512, and those that read all.
+"""Channels of a block with AVX2 and with AVX-512, and by how many convolutions read them there without filling up.
 
-Of images of one place, where channels cost nothing, they are filled up to the wide blocks, which both divide.
+Of images of one place, where channels cost nothing, they are filled up to the wide blocks, which all divide.
 """
 MORE, MORE_EACH = 1.34, 1.8
 """Times as many channels, at most; where some convolutions take each by itself.
 
-Measured on six layers of 9 to 90 channels, with AVX2: up to that blocks are 1.04 to 3.2 times as fast, above it they
-need not be (`benchmarks/odd_channels.py`).
+Measured on six layers of 9 to 90 channels: up to that blocks are 1.04 to 3.2 times as fast, above it they need not be
+(`benchmarks/odd_channels.py`).
 """
 BY_ITSELF = frozenset(
     ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Mish", "Swish", "Softplus", "Clip")
@@ -83,12 +83,12 @@ def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
 
 
 def _whole(channels: Channels, block: int) -> int:
-    """As many channels as are whole blocks, where that pays; all are read at once in quarters of a block as well."""
+    """As many channels as are whole blocks, where they lie in none as they are, and where that pays."""
     if channels.places == 1:
         return -(-channels.width // WIDE) * WIDE
     width = -(-channels.width // block) * block
-    read = not channels.keepers and (channels.width < block or channels.width % READ == 0)
-    return channels.width if read or width > _most(channels) else width
+    lies = channels.width % READ == 0 or (not channels.keepers and channels.width < block)
+    return channels.width if lies or width > _most(channels) else width
 
 
 def _most(channels: Channels) -> float:
@@ -177,35 +177,35 @@ def _takes_each(node: ir.Node) -> bool:
     return node.op_type in POOLS or (over_places and bool(attribute(node, "keepdims", 1)))
 
 
-def _whole_groups(model: ir.Model) -> Iterator[Change]:
+def _whole_groups(model: ir.Model, name: str, block: int) -> Iterator[Change]:
     for conv in nodes_of(model, "Conv"):
         groups, weight = _groups_of(conv), constant(conv.inputs[1])
         if weight is None or groups < 2 or weight.shape[0] != groups * weight.shape[1]:
             continue
         width = weight.shape[1]
-        joined = BLOCK // width
-        if width in (1, BLOCK) or BLOCK % width or groups % joined:
+        joined = block // width
+        if width in (1, block) or block % width or groups % joined:
             continue
         blocks = np.zeros((groups // joined, joined, width, joined, *weight.shape[1:]))
         parts = weight.reshape(groups // joined, joined, width, *weight.shape[1:])
         for place in range(joined):
             blocks[:, place, :, place] = parts[:, place]
-        wide = blocks.reshape(weight.shape[0], BLOCK, *weight.shape[2:])
+        wide = blocks.reshape(weight.shape[0], block, *weight.shape[2:])
         conv.replace_input_with(1, Writer(model, conv).constant(wide))
         _in_groups(conv, groups // joined)
-        told = f"{groups} groups of {width} channels as {groups // joined} of {BLOCK}"
-        yield Change(rewrite="whole-groups", place=conv.name or "", told=told)
+        told = f"{groups} groups of {width} channels as {groups // joined} of {block}"
+        yield Change(rewrite=name, place=conv.name or "", told=told)
 
 
-VALID = "channels that convolutions make and read, each by itself between them; at most 1.8 times as many"
+VALID = (
+    "channels, in no blocks of {}, that convolutions make and read, each by itself between; at most 1.8 times as many"
+)
+ALIKE = "a convolution in groups of channels, as many out as in, of which several make a block of {}"
 WHOLE_BLOCKS, WHOLE_BLOCKS_16 = (
-    Rewrite(name, VALID, partial(_whole_blocks, name=name, block=block), order=95)
+    Rewrite(name, VALID.format(block), partial(_whole_blocks, name=name, block=block), order=95)
     for name, block in (("whole-blocks", BLOCK), ("whole-blocks-16", WIDE))
 )
-WHOLE_GROUPS = Rewrite(
-    "whole-groups",
-    "a convolution in groups of two or four channels, as many out as in",
-    _whole_groups,
-    order=94,
-    keeps=True,
+WHOLE_GROUPS, WHOLE_GROUPS_16 = (
+    Rewrite(name, ALIKE.format(block), partial(_whole_groups, name=name, block=block), order=94, keeps=True)
+    for name, block in (("whole-groups", BLOCK), ("whole-groups-16", WIDE))
 )

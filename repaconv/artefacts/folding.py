@@ -180,7 +180,8 @@ class GraphFold(FoldArtefact):
     after; None where shapes are not known. ``left`` says what was left alone and why, and which linear operators still
     stand behind or beside another. ``opset`` is that of the graph as given. ``verdict`` is passed where a link passed
     and none failed; outputs that could not be compared are links that are *not verified*, by name. ``structure`` is a
-    hash of the graph without its weights, ``float64`` says what evaluates it in float64; empty where nothing does.
+    hash of the graph without its weights, ``float64`` says what evaluates it in float64; empty where nothing does, or
+    where float32 is so far from it that it tells nothing.
     ``sizes`` are of its inputs. ``taken_back`` are rewrites that enlarged the graph, or that a measurement on
     some machine, which ``left`` names, found slower; without that (``--no-measure``) the same graph gives the same
     bytes everywhere.

@@ -10,6 +10,8 @@ from repaconv.cli.showing.parts import costs, links, longest
 if TYPE_CHECKING:
     from repaconv.artefacts import GraphFold, MethodFold
 
+WITHOUT = "not in float64: nothing here evaluates it so, or its numbers in float32 are mostly rounding"
+
 
 def show(done: MethodFold | GraphFold) -> None:
     """See `_checkpoint` and `_graph`."""
@@ -77,5 +79,5 @@ def _graph(done: GraphFold) -> None:
         else "nothing to fold: the graph as given is the deploy form"
     )
     told = f"{len(done.changes)} changes, opset {done.opset}" if done.changes else nothing
-    told += f"; in float64 by {done.float64}" if done.float64 else "; nothing here evaluates it in float64"
+    told += f"; in float64 by {done.float64}" if done.float64 else f"; {WITHOUT}"
     out().print(f"{coloured(done.verdict)}: {told}")

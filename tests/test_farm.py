@@ -58,8 +58,18 @@ class Farm:
         ]
         command += ["--no-dashboard", "--scheduler-file", str(self.file), *options]
         self.processes = {"scheduler": start(command)}
-        wait_for(self.file.is_file)
-        self.address = json.loads(self.file.read_text())["address"]
+        try:
+            self.address = wait_for(self._address)
+        except BaseException:
+            self.kill("scheduler")
+            raise
+
+    def _address(self) -> str | None:
+        """The scheduler's; its file is there before what it says is."""
+        try:
+            return json.loads(self.file.read_text())["address"]
+        except (OSError, ValueError):
+            return None
 
     def worker(self, name: str, *options: str, target: str = "x86-64") -> None:
         command = [sys.executable, "-m", "repaconv", "worker", "--target", target, "--scheduler", self.address]
@@ -85,11 +95,12 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, start_new_session=True, env={**os.environ, **cache}, **silent)
 
 
-def wait_for(what) -> None:
+def wait_for(what):
     deadline = time.monotonic() + PATIENCE_S
-    while not what():
+    while not (found := what()):
         assert time.monotonic() < deadline, "nothing came"
         time.sleep(0.05)
+    return found
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from repaconv.graphs.axes import FULL, axis_before, axis_behind
 from repaconv.graphs.graph import read
 from repaconv.graphs.operators import ARITHMETIC, POINTWISE, UNARY
-from repaconv.graphs.shapes import Free, groups, product, size_of
+from repaconv.graphs.shapes import Free, groups, parted, product, shifted, size_of
 
 OPSET = 20
 X = (2, 3, 4, 6)
@@ -86,3 +86,22 @@ def test_sizes_are_products_of_names_and_a_number():
     assert size_of("2*6") == 12
     assert groups((batch, n, 6), (product([batch, n]), 2, 3)) == [([0, 1], [0]), ([2], [1, 2])]
     assert groups((batch, n, 6), (product([batch, batch]), 6)) is None
+
+
+def test_windows_of_windows_are_windows_however_they_are_counted():
+    width = size_of("width")
+    quarter = parted(shifted(width, 1), 4)
+    assert shifted(parted(shifted(width, -3), 4), 1) == quarter  # (w - 3) // 4 + 1
+    assert shifted(parted(quarter, 2), -1) == parted(shifted(width, -7), 8)
+    assert shifted(product([64, parted(shifted(width, -3), 4)]), 64) == product([64, quarter])
+    assert shifted(shifted(product([width, size_of("height")]), 5), -5) == product([width, size_of("height")])
+    assert (parted(9, 4), shifted(9, 4), parted(width, 1), shifted(width, 0)) == (2, 13, width, width)
+    assert parted(shifted(width, 1), 4) != parted(width, 4)
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        width, exact = size_of("width"), (sizes := random.integers(60, 300, 9))
+        for step in random.integers(-5, 5, random.integers(1, 6)):
+            width, exact = (
+                (parted(width, -step), exact // -step) if step < 0 else (shifted(width, step - 2), exact + step - 2)
+            )
+        assert [eval(str(width), {"width": size}) for size in sizes] == list(exact)

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 
 from repaconv.graphs.graph import attribute
 from repaconv.graphs.integers import INTS, Integers
-from repaconv.graphs.shapes import Free, Size, as_numbers, factors, is_free, product, set_shape, size_of, sizes
+from repaconv.graphs.shapes import (
+    Free,
+    Size,
+    as_numbers,
+    factors,
+    is_free,
+    parted,
+    product,
+    set_shape,
+    shifted,
+    size_of,
+    sizes,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -268,11 +280,7 @@ def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
 
 def _places(size: Size, end: int, stride: int) -> Size:
     """How many windows fit where the last may start ``end`` behind the last place; what is equal is called so."""
-    if isinstance(size, int):
-        return (size - 1 + end) // stride + 1
-    if stride == 1:
-        return Free((f"({size}{end:+})",)) if end else size
-    return Free((f"(({size}{end - 1:+})//{stride}+1)",))
+    return parted(shifted(size, end - 1 + stride), stride)
 
 
 _SHAPES: dict[str, Callable[[Integers, ir.Node], list[Size] | None]] = {

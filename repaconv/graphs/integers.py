@@ -9,7 +9,7 @@ import numpy as np
 
 from repaconv.graphs.graph import attribute, constant
 from repaconv.graphs.selections import slices, stepped
-from repaconv.graphs.shapes import Free, Size, product, sizes
+from repaconv.graphs.shapes import Free, Size, parted, product, shifted, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -106,12 +106,27 @@ def _entrywise(operation: Callable[[Any, Any], Size | None]) -> IntRule:
     return rule
 
 
+def _added(a: Size, b: Size) -> Size:
+    if isinstance(a, int):
+        return shifted(b, a)
+    return shifted(a, b) if isinstance(b, int) else Free((f"({a}+{b})",))
+
+
+def _subtracted(a: Size, b: Size) -> Size:
+    return shifted(a, -b) if isinstance(b, int) else Free((f"({a}-{b})",))
+
+
+def _divided(a: Size, b: Size) -> Size | None:
+    """Of sizes, which are never negative: rounded towards zero is rounded down."""
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a / b) if b else None
+    return parted(a, b) if isinstance(b, int) and b > 0 else Free((f"({a}/{b})",))
+
+
 def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule:
     def operation(a: Size, b: Size) -> Size | None:
         if isinstance(a, int) and isinstance(b, int):
             return exact(a, b)
-        if b == 1 and symbol == "/":
-            return a
         if symbol == "*":
             return product((a, b))
         return Free((f"({a}{symbol}{b})",))
@@ -160,9 +175,9 @@ INTS: dict[str, IntRule] = {
     "Cast": _same,
     "Identity": _same,
     "Mul": _calculated("*", lambda a, b: a * b),
-    "Add": _calculated("+", lambda a, b: a + b),
-    "Sub": _calculated("-", lambda a, b: a - b),
-    "Div": _calculated("/", lambda a, b: int(a / b) if b else None),
+    "Add": _entrywise(_added),
+    "Sub": _entrywise(_subtracted),
+    "Div": _entrywise(_divided),
     "Mod": _calculated("%", lambda a, b: a % b if b else None),
     "Equal": _entrywise(_equal),
     "Where": _chosen,

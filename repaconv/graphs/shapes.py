@@ -7,6 +7,7 @@ nobody else's has (`repaconv.graphs.inference`). So two sizes that are equal her
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -43,6 +44,52 @@ def factors(parts: Iterable[Size]) -> tuple[list[str], int]:
     every = list(parts)
     names = [name for part in every if isinstance(part, Free) for name in part.names]
     return names, math.prod(part.number if isinstance(part, Free) else part for part in every)
+
+
+def shifted(size: Size, by: int) -> Size:
+    """A size and a number more."""
+    if isinstance(size, int):
+        return size + by
+    if by == 0 or len(size.names) != 1 or by % size.number:
+        return size if by == 0 else Free((f"({size}{by:+})",))
+    inner, more, part = _windows(size.names[0])
+    return product((size.number, _name(inner, more + by // size.number * part, part)))
+
+
+def parted(size: Size, by: int) -> Size:
+    """How often a number of 1 or more goes into a size, whole times: floor(size / by)."""
+    if by == 1:
+        return size
+    if isinstance(size, int):
+        return size // by
+    if len(size.names) != 1 or size.number != 1:
+        return Free((f"(({size}+0)//{by})",))
+    inner, more, part = _windows(size.names[0])
+    return _name(inner, more, part * by)
+
+
+_WINDOWS = re.compile(r"\((?:\((?P<of>.+)(?P<then>[+-]\d+)\)//(?P<by>\d+)|(?P<plain>.+)(?P<more>[+-]\d+))\)")
+
+
+def _windows(name: str) -> tuple[str, int, int]:
+    """A name as floor((inner + more) / part): windows of windows are windows, and what is equal is called so.
+
+    floor((floor((x + a) / p) + b) / q) = floor((x + a + b p) / (p q))
+    """
+    found = _WINDOWS.fullmatch(name)
+    if found is None:
+        return name, 0, 1
+    if found["of"] is not None:
+        inner, more, part = _windows(found["of"])
+        return inner, more + int(found["then"]) * part, part * int(found["by"])
+    inner, more, part = _windows(found["plain"])
+    return inner, more + int(found["more"]) * part, part
+
+
+def _name(inner: str, more: int, part: int) -> Size:
+    if part > 1:
+        return Free((f"(({inner}{more:+})//{part})",))
+    return Free((f"({inner}{more:+})",)) if more else size_of(inner)
 
 
 def is_free(size: Size) -> bool:

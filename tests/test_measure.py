@@ -20,7 +20,7 @@ import pytest
 import repaconv as rc
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.measure.card import Moment
-from repaconv.measure.fingerprint import caches, jetson, limits, power_mode, tegrastats
+from repaconv.measure.fingerprint import caches, cpu_number, jetson, limits, machine_key, power_mode, tegrastats
 from repaconv.measure.memory import Taken
 from repaconv.measure.profile import Event, bars_svg, parent_of, profile_of
 from repaconv.measure.protocol import (
@@ -389,6 +389,23 @@ def test_a_jetson_tells_of_itself():
     told = {"nvpmodel": "NV Power Mode: 15W\n1", "timeout": orin, "jetson_clocks": "SOC family:tegra234"}
     board = jetson(lambda command: told[command[0]])
     assert (board["power_mode"], board["tegrastats"]["gpu_percent"]) == ("15W", 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "number"),
+    [
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "26.2"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n", "0x41.0xd0c"),
+        ("processor\t: 0\nmodel name\t: something else\n", None),
+    ],
+)
+def test_a_processor_is_known_by_what_its_maker_counts(tmp_path, told, number):
+    (tmp_path / "cpuinfo").write_text(told)
+    assert cpu_number(tmp_path / "cpuinfo") == number
+    assert cpu_number(tmp_path / "gone") is None
+    machine = {"cpu": "AMD EPYC", "family": "avx512-bf16", "cores": 2, "system": "Linux 6 x86_64"}
+    old, new = machine_key(machine), machine_key({**machine, "cpu_number": number})
+    assert (old == new) == (number is None)
 
 
 def test_caches_and_what_a_container_may_take(tmp_path):

@@ -24,6 +24,7 @@ def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]
     """
     return {
         "cpu": cpu_model(),
+        "cpu_number": cpu_number(),
         "family": family(platform.machine()),
         "cores": os.cpu_count(),
         "cores_used": list(cores),
@@ -111,12 +112,14 @@ def _ask(command: list[str]) -> str:
 def machine_key(machine: Mapping[str, Any]) -> str:
     """What must be the same for two latencies to be compared: card, processor, cores, kind of system.
 
-    Processors of one name may be of several families, where a cloud calls them all alike.
+    Processors of one name may be of several families, and of several generations of one, where a cloud calls them all
+    alike: twice as fast, and with other forms the fastest.
     """
     system = str(machine.get("system")).split(" ")
     card = f"{machine['card'].get('name')}, " if machine.get("card") else ""
     of_family = f" ({machine['family']})" if machine.get("family") else ""
-    return f"{card}{machine.get('cpu')}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
+    number = f" {machine['cpu_number']}" if machine.get("cpu_number") else ""
+    return f"{card}{machine.get('cpu')}{number}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
 
 
 def cpu_model() -> str | None:
@@ -124,6 +127,16 @@ def cpu_model() -> str | None:
     lines = (_read("/proc/cpuinfo") or "").splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(named, None) or platform.processor() or None
+
+
+def cpu_number(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Which generation it is, as its maker counts: ``26.2``, family and model on x86; ``0x41.0xd0c``, maker and part on
+    ARM."""
+    told = dict(
+        re.findall(r"^(cpu family|model|CPU implementer|CPU part)\s*:\s*(\w+)\s*$", _read(str(cpuinfo)) or "", re.M)
+    )
+    pairs = (("cpu family", "model"), ("CPU implementer", "CPU part"))
+    return next((".".join(told[name] for name in pair) for pair in pairs if told.keys() >= set(pair)), None)
 
 
 def _memory_gib() -> float | None:

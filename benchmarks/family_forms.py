@@ -3,14 +3,16 @@
     PYTHONPATH=benchmarks python benchmarks/family_forms.py [--int8] [--nets NAME ...] [--seconds 30] [-o result.json]
 
 Of every network, in float32 on one thread, batch 1, opened anew by turns in one run a network: the graph made by hand
-on ONNX Runtime, and on each runtime of x86-64 the safest form and the default form. With ``--int8`` both forms in that
-precision as well, on ONNX Runtime, its ranges of seeded images: a form's speed does not hang on them.
+on ONNX Runtime, and on each runtime of x86-64 the safest form, the one of no family and the default form here. With
+``--int8`` in that precision as well, its ranges of seeded images: a form's speed does not hang on them. What other
+processors gave stays in the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,17 +31,19 @@ from repaconv.artefacts import Deployment
 from repaconv.engines.contract import SessionSpec
 from repaconv.exporters.precision import to_int8
 from repaconv.files import canonical_json
+from repaconv.forms.choice import chosen
 from repaconv.measure.fingerprint import fingerprint, machine_key
 from repaconv.measure.protocol import anew, measure_anew, pinned
 from repaconv.measure.statistics import ratio
 from repaconv.progress import silent
 from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import load_target
+from repaconv.steps.common import load_target, usual_form
 from repaconv.steps.precisions import int8_for
 from repaconv.subjects.subject import subject_of
 
-TARGETS = ("x86-64", "x86-64-openvino")
-HAND, INT8 = "by hand, onnxruntime", "onnxruntime int8"
+TARGETS = {"x86-64": "", "x86-64-openvino": "onnxruntime-symmetric"}
+"""And who writes int8 for it."""
+HAND = "by hand, onnxruntime"
 
 
 def opened(path: Path, runtime: str, sizes: dict[str, int], images: Any, precision: str = "fp32") -> Callable[[], Any]:
@@ -56,18 +60,27 @@ def forms_of(
     subject = subject_of(runs.Run(run))
     graphs = Candidates(subject, sorted(registry.registered(registry.REWRITES)), None, scratch, silent)
     for device in map(load_target, TARGETS):
-        written = {"safest": device.forms["safest"], "default": device.form(subject.folded.called)}
+        called = subject.folded.called
+        written = {
+            "safest": device.forms["safest"],
+            "usual": device.form(called),
+            "default": usual_form(device, called),
+        }
         start = Deployment(target=device.name, runtime=device.runtime, rewrites=())
         paths = {name: graphs.exact(start.model_copy(update={"rewrites": form})) for name, form in written.items()}
         for path, name in {path: name for name, path in reversed(paths.items())}.items():
             yield f"{name}, {device.runtime}", partial(opened, path, device.runtime, graphs.sizes(1), images)
-        if int8 and device.name == TARGETS[0]:
-            for name, form in written.items():
-                path = graphs.exact(start.model_copy(update={"rewrites": device.kept(form, "int8")}))
-                model, how = onnx.load(path), int8_for(device)
-                low = scratch / f"{name}.int8.onnx"
-                low.write_bytes(to_int8(model, [{model.graph.input[0].name: images}], (), how).SerializeToString())
-                yield f"{name}, {INT8}", partial(opened, low, device.runtime, graphs.sizes(1), images, "int8")
+        how = int8_for(device, TARGETS[device.name])
+        newest = how.opset(device.newest)
+        for name, form in written.items() if int8 else ():
+            fit = [each.name for each in chosen(device.kept(form, "int8"), newest).rewrites]
+            model = onnx.load(graphs.exact(start.model_copy(update={"rewrites": tuple(fit)})))
+            low = scratch / f"{name}.{device.name}.int8.onnx"
+            low.write_bytes(to_int8(model, [{model.graph.input[0].name: images}], (), how).SerializeToString())
+            yield (
+                f"{name}, {device.runtime} int8",
+                partial(opened, low, device.runtime, graphs.sizes(1), images, "int8"),
+            )
 
 
 def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
@@ -92,15 +105,23 @@ def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
 
 
 def told(rows: list[dict[str, Any]]) -> str:
-    """What each form gains in the geometric mean, over those networks that it changes."""
+    """What the default form gains in the geometric mean, over those networks that it changes."""
     lines = [machine_key(rows[-1]["machine"])]
-    for runtime in (*sorted({load_target(name).runtime for name in TARGETS}), INT8):
-        both = [row["times_hand"] for row in rows if f"default, {runtime}" in row["times_hand"]]
-        gains = [of[f"default, {runtime}"][0] / of[f"safest, {runtime}"][0] for of in both]
+    every = [row["times_hand"] for row in rows]
+    for way in dict.fromkeys(way for of in every for way in of):
+        name, _, runtime = way.partition(", ")
+        ours = f"default, {runtime}"
+        gains = [of[ours][0] / of[way][0] for of in every if name in ("safest", "usual") and ours in of and way in of]
         if gains:
             mean, span = exp(sum(map(log, gains)) / len(gains)), f"{min(gains):.2f} to {max(gains):.2f}"
-            lines.append(f"{runtime}: the default form {mean:.3f} times the safest ({span})")
+            lines.append(f"{runtime}: the default form {mean:.3f} times the {name} ({span})")
     return "\n".join(lines)
+
+
+def of_others(path: Path | None, here: str) -> list[dict[str, Any]]:
+    """What another processor measured."""
+    rows = json.loads(path.read_text())["rows"] if path is not None and path.is_file() else []
+    return [row for row in rows if machine_key(row["machine"]) != here]
 
 
 def main() -> None:
@@ -112,12 +133,12 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=30, help="of all openings of a network")
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
-    rows = []
+    rows, others = [], of_others(given.out, machine_key(fingerprint(())))
     for name in given.nets:
         rows.append(measured(name, given.seconds, int8=given.int8))
         print(name, {way: of[0] for way, of in rows[-1]["times_hand"].items()}, flush=True)
         if given.out:
-            given.out.write_text(canonical_json({"rows": rows}))
+            given.out.write_text(canonical_json({"rows": [*others, *rows]}))
     print(told(rows))
 
 

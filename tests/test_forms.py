@@ -291,6 +291,53 @@ def test_a_group_norm_in_four_ways(shape):
     assert tuple(changed(model, *names)) == names
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 2, 3), (4, 3, 2)], ids=str)
+def test_a_norm_over_all_of_a_sample_leaves_the_image_as_it_lies(shape):
+    assert changed(grouped(shape), "norm-in-place") == ["norm-in-place"]
+    assert changed(grouped(shape, groups=2) if shape[0] > 1 else grouped_by_height(shape), "norm-in-place") == []
+
+
+def grouped_by_height(shape):
+    """Read back with height and width swapped, which is another image."""
+    channels, height, width = shape
+    graph = Graph(x=shape)
+    flat = graph("Reshape", "x", np.array([0, 1, -1]))
+    n = graph("InstanceNormalization", flat, np.ones(1), np.zeros(1))
+    return graph.model(graph("Reshape", n, np.array([-1, channels, width, height])))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_group_normalization_of_one_group_is_written_out(groups):
+    graph, random = Graph(x=[4, 3, 2]), np.random.default_rng(0)
+    n = graph("GroupNormalization", "x", *random.standard_normal((2, 4)), num_groups=groups, stash_type=11)
+    model = graph.model(n)
+    model.opset_import[0].version = 21
+    assert changed(model, "norm-in-place") == (["norm-in-place"] if groups == 1 else [])
+
+
+def test_a_norm_between_strided_convolutions_of_any_size_leaves_the_image_as_it_lies():
+    model, _ = exported("riformer", 0)
+    _, changes = rewritten(model, [REWRITES["norm-in-place"]])
+    assert len(changes) == sum(node.op_type == "InstanceNormalization" for node in model.graph.node) > 2
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_keys_are_turned_by_the_product_that_reads_them(shape):
+    model = attending(shape)
+    assert changed(model, "turn-in-product") == ["turn-in-product"]
+    assert changed(model, "turn-in-product", "turn-in-product") == ["turn-in-product"]
+
+
+@pytest.mark.parametrize("perm", [[0, 2, 1, 3], [0, 1, 3, 2], [2, 0, 1, 3]], ids=str)
+def test_what_one_transpose_does_for_a_product_stays(perm):
+    graph = Graph(x=[2, 3, 4], y=[2, 3, 3])
+    factor = graph("Transpose", "x", perm=[0, *[1 + i for i in np.argsort(perm[1:])]])
+    assert changed(graph.model(graph("Add", factor, factor)), "turn-in-product") == []
+    graph = Graph(x=[4, 4, 4], y=[4, 4, 4])
+    if perm[0] == 0:
+        assert changed(graph.model(graph("MatMul", "y", graph("Transpose", "x", perm=perm))), "turn-in-product") == []
+
+
 def test_a_norm_of_two_groups_and_a_scale_by_row_stay():
     assert changed(grouped((4, 3, 2), groups=2), "group-norm-flat") == []
     graph = Graph(x=[4, 3, 2])
@@ -384,6 +431,47 @@ def picked(tokens, rows, width, *, by="rank", batch=None):
 def test_rows_in_three_ways(size):
     assert changed(picked(*size), "gather-as-matmul") == ["gather-as-matmul"]
     assert changed(picked(*size), "rows-by-gathernd") == ["rows-by-gathernd"]
+
+
+def scored(rows, columns, width, *, read=("ArgMax", "ReduceMax"), keepdims=0, turned=True, axis=-1):
+    graph = Graph(a=[rows, width], b=[columns, width] if turned else [width, columns])
+    b = graph("Transpose", "b", perm=[0, 2, 1]) if turned else "b"
+    scores = graph("MatMul", "a", b)
+    found = []
+    for operator in read:
+        if operator.startswith("Arg"):
+            best = graph(operator, scores, axis=axis, keepdims=keepdims)
+            found.append(graph("Cast", best, to=11))
+        else:
+            found.append(graph(operator, scores, np.array([axis]), keepdims=keepdims))
+    return graph.model(*found)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (4, 1, 3), (1, 3, 1), (6, 5, 4)], ids=str)
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_best_of_rows_is_looked_for_down_columns(size, turned):
+    for read in (("ArgMax",), ("ArgMax", "ReduceMax"), ("ArgMin", "ReduceMin")):
+        assert changed(scored(*size, read=read, turned=turned), "best-down-columns") == ["best-down-columns"]
+
+
+def test_scores_that_are_read_otherwise_stay_rows():
+    for other in ({"read": ("ArgMax", "Relu")}, {"keepdims": 1}, {"axis": 1}):
+        if "read" in other:
+            graph = Graph(a=[3, 2], b=[2, 4])
+            scores = graph("MatMul", "a", "b")
+            model = graph.model(graph("Relu", scores), graph("ReduceMax", scores, np.array([-1]), keepdims=0))
+        else:
+            model = scored(3, 4, 2, **other)
+        assert changed(model, "best-down-columns") == []
+
+
+@pytest.mark.parametrize("bias", [None, 0.0, 1.5])
+@pytest.mark.parametrize("size", [(1, 1), (4, 3)], ids=str)
+def test_a_layer_of_one_output_is_a_sum(size, bias):
+    graph, random = Graph(x=size), np.random.default_rng(0)
+    y = linear(graph, "x", random.standard_normal((size[1], 1)), None if bias is None else np.array([bias]))
+    z = linear(graph, "x", random.standard_normal((size[1], 2)))
+    assert changed(graph.model(y, z), "column-as-sum") == ["column-as-sum"]
 
 
 def test_rows_by_an_index_that_may_be_negative_or_differs_by_channel():
@@ -617,12 +705,22 @@ def test_random_compositions_compute_the_same(name, seed):
         ("nondeep", "rms-norm"),
         ("riformer", "batchnorm-as-affine"),
         ("riformer", "group-norm-flat"),
+        ("riformer", "norm-in-place"),
+        ("repavit", "turn-in-product"),
         ("riformer", "pointwise-as-matmul"),
         ("riformer", "no-moves"),
         pytest.param("dwconv", "matmul-as-pointwise", marks=pytest.mark.slow),
         *(
             pytest.param("pyra", rewrite, marks=pytest.mark.slow)  # its graph takes as long as all others together
-            for rewrite in ("gather-as-matmul", "rows-by-gathernd", "reduce-in-place", "constant-tokens", "patch-gemm")
+            for rewrite in (
+                "gather-as-matmul",
+                "rows-by-gathernd",
+                "reduce-in-place",
+                "constant-tokens",
+                "patch-gemm",
+                "best-down-columns",
+                "column-as-sum",
+            )
         ),
     ],
 )

@@ -350,11 +350,35 @@ def test_nncf_writes_int8_that_passes_as_ours_does_and_tells_nobody(tiny, capsys
     assert list(home.rglob("*telemetry*")) == list(home.rglob("*cid*")) == []
 
 
+@pytest.mark.parametrize("by", ["onnxruntime-symmetric", "nncf-symmetric"])
+def test_int8_about_zero_has_no_zero_points_and_passes(tiny, by):
+    if by.startswith("nncf"):
+        pytest.importorskip("nncf")
+    model, images = graph("repavit-tiny")[0], net("repavit-tiny")[2]
+    zeros = {}
+    for each in (by, by.removesuffix("-symmetric")):
+        low = to_int8(model, [{"input": images}], (), Int8(by=each))
+        check(low)
+        held = {weight.name: onnx.numpy_helper.to_array(weight) for weight in low.graph.initializer}
+        rounding = [node for node in low.graph.node if node.op_type == "QuantizeLinear"]
+        zeros[each] = [np.any(held[node.input[2]]) for node in rounding if len(node.input) > 2 and node.input[2]]
+    assert not any(zeros[by])
+    assert any(zeros[by.removesuffix("-symmetric")])
+    rc.fold(tiny)
+    done = rc.export(target="x86-64-openvino", precision="int8", quantiser=by)
+    assert (done.quantiser, done.verdict) == (by, "passed")
+
+
 def test_a_quantiser_that_there_is_not_or_that_is_for_others_is_refused_before_anything(tiny, repaconv, monkeypatch):
     rc.fold(tiny)
     for words, code, told in (
         (("--precision", "int8", "--quantiser", "ncf"), 2, "Did you mean nncf?"),
         (("--precision", "int8", "--quantiser", "nncf", "--target", "orin-nano"), 2, "takes no zero points"),
+        (
+            ("--precision", "int8", "--quantiser", "onnxruntime-symmetric", "--target", "orin-nano"),
+            2,
+            "takes no zero points, and onnxruntime-symmetric writes int8 for processors",
+        ),
         (("--quantiser", "nncf"), 2, "nothing is quantised"),
     ):
         found, _, err = repaconv("export", "--onnx", *words)

@@ -715,7 +715,7 @@ def test_int8_of_another_quantiser_is_tried_where_it_is_worth_it_and_exported_as
     pytest.importorskip("nncf")
 
     def by_nncf(_self, ways, _rounds):
-        return {way: ratio_of(2.0 if way.quantiser else 1.0) for way in ways}
+        return {way: ratio_of(2.0 if way.quantiser == "nncf" else 1.0) for way in ways}
 
     monkeypatch.setattr(tuning.Here, "__call__", by_nncf)
     folded = package.fold(tiny)
@@ -732,8 +732,9 @@ def test_int8_of_another_quantiser_is_tried_where_it_is_worth_it_and_exported_as
     assert low.quantiser == "onnxruntime"  # the form alone is taken
     monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
     without = package.tune(**asked, again=True)
-    assert not any(row.deployment.quantiser for row in without.candidates)
-    assert without.left_out == ("nncf: NNCF is not installed. pip install 'repaconv[quantise]'",)
+    assert {row.deployment.quantiser for row in without.candidates} == {"", "onnxruntime-symmetric"}
+    told = "NNCF is not installed. pip install 'repaconv[quantise]'"
+    assert without.left_out == (f"nncf: {told}", f"nncf-symmetric: {told}")
 
 
 def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_call_on_all_of_them():

@@ -21,7 +21,9 @@ TELEMETRY = "openvino_telemetry"
 INSTALLED_BY = "pip install 'repaconv[quantise]'"
 
 
-def quantised(model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str], *, narrow: bool) -> onnx.ModelProto:
+def quantised(
+    model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str], *, narrow: bool, symmetric: bool = False
+) -> onnx.ModelProto:
     """All that OpenVINO computes in int8, products of two activations too where NNCF finds them harmless.
 
     Args:
@@ -29,6 +31,7 @@ def quantised(model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str
         calls: Its inputs, by its names.
         keep: Names of nodes that stay in float32.
         narrow: Weights in 7 bits.
+        symmetric: All activations about zero; else those that are not are rounded from their least to their largest.
 
     Raises:
         EnvironmentProblem: If NNCF is not installed.
@@ -48,7 +51,7 @@ def quantised(model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str
                 copied,
                 nncf.Dataset([dict(call) for call in calls]),
                 subset_size=len(calls),
-                preset=nncf.QuantizationPreset.MIXED,
+                preset=nncf.QuantizationPreset.PERFORMANCE if symmetric else nncf.QuantizationPreset.MIXED,
                 model_type=nncf.ModelType.TRANSFORMER if _is_transformer(model) else None,
                 ignored_scope=nncf.IgnoredScope(names=list(keep), validate=False) if keep else None,
                 advanced_parameters=how,

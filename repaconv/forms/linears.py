@@ -103,6 +103,23 @@ def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
         )
 
 
+def _one_column_as_sum(model: ir.Model) -> Iterator[Change]:
+    for linear in linears(model):
+        if linear.weight.shape[1] != 1:
+            continue
+        write = Writer(model, linear.node)
+        weighed = write("Mul", linear.x, write.constant(linear.weight[:, 0]))
+        out = write("ReduceSum", weighed, write.constant([-1]), keepdims=1)
+        if linear.bias is not None and linear.bias.any():
+            out = write("Add", out, write.constant(linear.bias))
+        write.replace(linear.out, out)
+        yield Change(
+            rewrite="column-as-sum",
+            place=linear.node.name or "",
+            told=f"{linear.weight.shape[0]} x 1 as a sum over channels",
+        )
+
+
 LINEAR_EACH = Rewrite(
     "linear-each",
     "a linear layer whose output is only split along channels",
@@ -122,5 +139,13 @@ READ_COLUMNS = Rewrite(
     "a linear layer that is only split along channels, with parts that nothing reads",
     _columns_that_are_read,
     order=26,
+    keeps=True,
+)
+COLUMN_AS_SUM = Rewrite(
+    "column-as-sum",
+    "a linear layer of one output",
+    _one_column_as_sum,
+    opset=13,
+    order=93,
     keeps=True,
 )

@@ -1,6 +1,8 @@
 """Rows of tokens picked by a computed index, in three ways: GatherElements, GatherND, a product with ones and zeros.
+And the best of each row of scores, looked for down columns.
 
 x[b, i_br, :] = sum_n [n = i_br] x[b, n, :]
+argmax_m (A B)_nm = argmax_m (B^T A^T)_mn      many columns at once, where a row is one number after the other
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of
-from repaconv.graphs.shapes import sizes
+from repaconv.graphs.graph import Writer, attribute, constant, is_constant, made_by, nodes_of
+from repaconv.graphs.selections import axes_of, swaps_last
+from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,10 +51,12 @@ def counts_up(value: ir.Value | None) -> bool:
     numbers = constant(value)
     if numbers is not None:
         return bool((numbers >= 0).all())
-    node = made_by(value, "TopK", "ArgMax", "ArgMin", "GatherElements", "Unsqueeze", "Reshape", "Expand", "Add")
-    if node is None or node.op_type in ("TopK", "ArgMax", "ArgMin"):
-        return node is not None and (node.op_type != "TopK" or value is node.outputs[1])
-    return all(counts_up(entry) for entry in (node.inputs if node.op_type == "Add" else node.inputs[:1]))
+    if (node := made_by(value, "TopK", "ArgMax", "ArgMin")) is not None:
+        return node.op_type != "TopK" or value is node.outputs[1]
+    if (node := made_by(value, "Add", "Mul", "Concat")) is not None:
+        return all(map(counts_up, node.inputs))
+    node = made_by(value, "GatherElements", "Unsqueeze", "Reshape", "Expand")
+    return node is not None and counts_up(node.inputs[0])
 
 
 def _as_product(model: ir.Model) -> Iterator[Change]:
@@ -76,6 +81,46 @@ def _by_gather_nd(model: ir.Model) -> Iterator[Change]:
         yield _told("rows-by-gathernd", node, "an index a row")
 
 
+BEST = ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin")
+
+
+def _best_down_columns(model: ir.Model) -> Iterator[Change]:
+    for product in nodes_of(model, "MatMul"):
+        scores, rank = product.outputs[0], rank_of(product.outputs[0])
+        readers = scores.consumers()
+        alike = all(rank_of(factor) == rank and not is_constant(factor) for factor in product.inputs)
+        if rank < 3 or not alike or not readers or scores.is_graph_output() or not all(map(_best_of_rows, readers)):
+            continue
+        before = Writer(model, product)
+        a, b = (_turned(before, factor, rank) for factor in product.inputs)
+        turned = before("MatMul", b, a)
+        for node in readers:
+            write, axis = Writer(model, node), rank - 2
+            if node.op_type.startswith("Arg"):
+                last = attribute(node, "select_last_index", 0)
+                found = write(node.op_type, turned, axis=axis, keepdims=0, select_last_index=last)
+            else:
+                found = write(node.op_type, turned, write.constant([axis]), keepdims=0)
+            write.replace(node.outputs[0], found)
+        yield _told("best-down-columns", product, f"{', '.join(node.op_type for node in readers)} of scores turned")
+
+
+def _best_of_rows(node: ir.Node) -> bool:
+    if node.op_type not in BEST or node.domain or attribute(node, "keepdims", 1):
+        return False
+    rank = rank_of(node.inputs[0])
+    axes = [attribute(node, "axis", 0) % rank] if node.op_type.startswith("Arg") else axes_of(node, rank)
+    return axes == [rank - 1]
+
+
+def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | None:
+    """A factor with its last two axes swapped; what it was turned from, where it was."""
+    turn = made_by(factor, "Transpose")
+    if turn is not None and swaps_last(turn):
+        return turn.inputs[0]
+    return write("Transpose", factor, perm=(*range(rank - 2), rank - 1, rank - 2))
+
+
 def _told(name: str, node: ir.Node, told: str) -> Change:
     return Change(rewrite=name, place=node.name or "", told=told)
 
@@ -93,5 +138,13 @@ ROWS_BY_GATHERND = Rewrite(
     _by_gather_nd,
     opset=12,
     order=46,
+    keeps=True,
+)
+BEST_DOWN_COLUMNS = Rewrite(
+    "best-down-columns",
+    "a product of two activations of which only the best of each row is read, or where it is",
+    _best_down_columns,
+    opset=18,
+    order=47,
     keeps=True,
 )

@@ -1,6 +1,7 @@
-"""Numbers that are moved for nothing: moves that undo each other, a transpose before a mean.
+"""Numbers that are moved for nothing: moves that undo each other, a transpose before a mean or before a product.
 
 mean_h(transpose(x)) = mean over the axis where h lies in x
+q transpose(k, 0 2 3 1) = q transpose(transpose(k, 0 2 1 3), 0 1 3 2)      the product turns its second factor itself
 """
 
 from __future__ import annotations
@@ -69,6 +70,22 @@ def _reduced_in_place(model: ir.Model) -> Iterator[Change]:
         )
 
 
+def _turned_twice(model: ir.Model) -> Iterator[Change]:
+    """Rows of channels stay rows when heads come apart; a product reads them turned at no cost."""
+    for node in nodes_of(model, "Transpose"):
+        rank, out = rank_of(node.inputs[0]), node.outputs[0]
+        perm = perm_of(node, rank) if rank > 2 else ()
+        rows = (*perm[:-2], perm[-1], perm[-2]) if perm else ()
+        products = all(user.op_type == "MatMul" and place == 1 and not user.domain for user, place in out.uses())
+        if not rows or rows[-1] != rank - 1 or rows == tuple(range(rank)) or not products or out.is_graph_output():
+            continue
+        write = Writer(model, node)
+        heads = write("Transpose", node.inputs[0], perm=rows)
+        turned = write("Transpose", heads, perm=(*range(rank - 2), rank - 1, rank - 2))
+        write.replace(out, turned)
+        yield Change(rewrite="turn-in-product", place=node.name or "", told="heads apart first, then turned")
+
+
 NO_MOVES = Rewrite(
     "no-moves",
     "reshapes, transposes, slices and the like that leave all numbers in order",
@@ -82,5 +99,12 @@ REDUCE_IN_PLACE = Rewrite(
     _reduced_in_place,
     opset=18,
     order=55,
+    keeps=True,
+)
+TURN_IN_PRODUCT = Rewrite(
+    "turn-in-product",
+    "the second factor of a product, moved and turned by one Transpose: by two, of which the product does the last",
+    _turned_twice,
+    order=100,
     keeps=True,
 )

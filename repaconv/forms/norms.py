@@ -1,6 +1,8 @@
-"""Norms written otherwise: their affine in the layers behind, one group as one long row, an affine as a BatchNorm.
+"""Norms written otherwise: their affine in the layers behind, one group as one long row or where the image lies, an
+affine as a BatchNorm.
 
 (n g + b) W + c = n (diag(g) W) + (b W + c)                                norm-affine
+n = (x - m) / sqrt(mean((x - m)^2) + eps),  m = mean(x) over a sample      norm-in-place
 x g_c + b_c = BN(x) of mean 0, variance 1 - eps, scale g, shift b          affine-as-batchnorm
 BN(x) = x g' + b',  g' = g / sqrt(var + eps),  b' = b - mean g'            batchnorm-as-affine
 """
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.artefacts import Change
+from repaconv.graphs.chains import view_of
 from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Array, Writer, attribute, constant, nodes_of, only_reader
@@ -67,6 +70,58 @@ def _group_as_row(model: ir.Model) -> Iterator[Change]:
         settings = {"axis": -1, "epsilon": attribute(norm, "epsilon", 1e-5)}
         write.replace(norm.outputs[0], write("LayerNormalization", *inputs, **settings))
         yield _told("group-norm-flat", norm, f"one row of {shape[1]}")
+
+
+def _norm_in_place(model: ir.Model) -> Iterator[Change]:
+    """All of a sample is one group, whichever way its numbers are put in a row; an image stays as it lies."""
+    for norm in nodes_of(model, "InstanceNormalization", "GroupNormalization"):
+        ends = _around(norm)
+        scale, shift = constant(norm.inputs[1]), constant(norm.inputs[2])
+        if ends is None or scale is None or shift is None:
+            continue
+        (x, out), write = ends, Writer(model, norm)
+        rank = rank_of(x)
+        axes = write.constant(list(range(1, rank)))
+        apart = write("Sub", x, write("ReduceMean", x, axes, keepdims=1))
+        spread = write("ReduceMean", write("Mul", apart, apart), axes, keepdims=1)
+        epsilon = write.constant(attribute(norm, "epsilon", 1e-5))
+        new = write("Div", apart, write("Sqrt", write("Add", spread, epsilon)))
+        column = (-1, *(1,) * (rank - 2))
+        if (scale != 1).any():
+            new = write("Mul", new, write.constant(scale.reshape(column)))
+        if shift.any():
+            new = write("Add", new, write.constant(shift.reshape(column)))
+        new.shape = x.shape
+        write.replace(out, new)
+        yield _told(
+            "norm-in-place", norm, f"a norm over all of {'x'.join(map(str, (sizes(x) or ())[1:]))}, not in a row"
+        )
+
+
+def _around(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """What a norm over all of a sample normalises, and as what of the same shape it is read; None if it is another.
+
+    An InstanceNormalization of one channel has that as a row, a GroupNormalization of one group as it lies.
+    """
+    out, given = norm.outputs[0], sizes(norm.inputs[0])
+    if given is None or len(given) < 3:
+        return None
+    if norm.op_type == "GroupNormalization":
+        per_channel = norm.inputs[1] is not None and sizes(norm.inputs[1]) == given[1:2]
+        one = attribute(norm, "num_groups", 0) == 1 and per_channel
+        return (norm.inputs[0], out) if one and norm.inputs[0] is not None else None
+    view = view_of(norm.inputs[0]) if given[1] == 1 and norm.inputs[0] is not None else None
+    if view is None or not view.in_order:
+        return None
+    image = sizes(view.source)
+    if image is None or len(image) < 3 or image[0] != given[0]:
+        return None
+    while sizes(out) != image:
+        after = only_reader(out, "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+        if after is None:
+            return None
+        out = after.outputs[0]
+    return view.source, out
 
 
 def _affine_of(node: ir.Node) -> tuple[ir.Value, Array, Array, ir.Value] | None:
@@ -127,6 +182,14 @@ GROUP_NORM_FLAT = Rewrite(
     _group_as_row,
     opset=17,
     order=37,
+)
+NORM_IN_PLACE = Rewrite(
+    "norm-in-place",
+    "a norm over all of a sample, which stays an image: the norm's formula, that the runtime knows again",
+    _norm_in_place,
+    opset=18,
+    order=37,
+    keeps=True,
 )
 AFFINE_AS_BATCHNORM = Rewrite(
     "affine-as-batchnorm",

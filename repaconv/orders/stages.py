@@ -127,7 +127,9 @@ class ExportOrder(Order):
         str | None, Knob("How it is written: default, official, fastest-known or tune's file; as fold was asked.")
     ] = None
     with_preprocessing: Annotated[bool, Knob("Take pixels (uint8, NHWC, RGB); normalise in the graph.")] = False
-    quantiser: Annotated[str | None, Knob("Who writes int8; nncf for OpenVINO.", usual="onnxruntime")] = None
+    quantiser: Annotated[
+        str | None, Knob("Who writes int8; nncf for OpenVINO; -symmetric: about zero.", usual="onnxruntime")
+    ] = None
     inputs: Annotated[str | Path | None, Knob(".npz to measure a lower precision on.")] = None
     images: Images = None
     unverified: Unverified = False

@@ -73,11 +73,11 @@ def int8_for(device: Target, quantiser: str = "") -> Int8:
         )
     if by != QUANTISERS[0] and symmetric:
         raise UsageProblem(
-            f"{device.name} takes no zero points, and NNCF writes int8 for processors.",
+            f"{device.name} takes no zero points, and {by} writes int8 for processors.",
             hint="Leave --quantiser out.",
             code="quantiser",
         )
-    if by == "nncf":
+    if by.startswith("nncf"):
         require_nncf()
     return Int8(symmetric, clips_int8(device.architecture), by)
 

@@ -80,7 +80,7 @@ class Target(Record):
     domains: tuple[str, ...] = ()
     precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
-    quantisers: tuple[Literal["nncf"], ...] = ()
+    quantisers: tuple[Literal["onnxruntime-symmetric", "nncf", "nncf-symmetric"], ...] = ()
     source: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     bench: BenchDefaults

@@ -23,7 +23,10 @@ of everybody says which of ours and which of theirs is the fastest, and another 
 are of published sizes with seeded weights, which tell nothing of quality: there a way of ours counts only if it lost no
 more than 0.5% on the trained network of its method, and is in its default form where `tune` did not search in it. Rows
 that are not *trusted* are marked with the measurement's own verdict (`make bench-deploy`,
-`benchmarks/results/deploy_peers.jsonl`)."""
+`benchmarks/results/deploy_peers.jsonl`).
+
+A number behind a processor's name is its maker's, family and model: 26.2 is a Zen 5. Rows of AVX512-BF16 without one
+are older, from a processor that took 2.3 times as long for the same graphs."""
 
 
 def key(row: Row) -> tuple[str, str, int, int]:
@@ -129,8 +132,9 @@ def _way(row: Row, name: str) -> str:
     """Runtime, precision and what is not the default of a deployment of ours."""
     way = row["ways"][name]
     precision = "" if way["precision"] == "fp32" else f" {way['precision']}"
+    by = f" by {way['quantiser']}" if way.get("quantiser") else ""  # older rows had none
     rest = " with bf16" if any(each.endswith("=bf16") for each in way["settings"]) else ""
-    return f"{way['runtime']}{precision}{rest}"
+    return f"{way['runtime']}{precision}{by}{rest}"
 
 
 def _times(row: Row, name: str) -> str:

@@ -63,8 +63,8 @@ def forms_of(
         called = subject.folded.called
         written = {
             "safest": device.forms["safest"],
+            "default": usual_form(device, called),  # before the other: where both are one graph, it is this
             "usual": device.form(called),
-            "default": usual_form(device, called),
         }
         start = Deployment(target=device.name, runtime=device.runtime, rewrites=())
         paths = {name: graphs.exact(start.model_copy(update={"rewrites": form})) for name, form in written.items()}

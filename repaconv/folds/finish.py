@@ -19,8 +19,9 @@ from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, clean, is_constant, made_by, nodes_of, only_reader
 from repaconv.graphs.linears import linear_of
 from repaconv.graphs.normal import LAST
-from repaconv.graphs.selections import one_run, perm_of, selection_of
+from repaconv.graphs.selections import one_run, selection_of
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
+from repaconv.graphs.turns import turned_last
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -69,17 +70,7 @@ def _transposed_last(model: ir.Model, value: ir.Value | None) -> None:
     node = made_by(value, "Transpose")
     if node is None or value is None or only_reader(value, "MatMul") is None or value.dtype is None:
         return
-    rank = rank_of(value)
-    perm = perm_of(node, rank)
-    if rank < 3 or perm[-2] != rank - 1 or perm[:-2] == list(range(rank - 2)):
-        return
-    write, shape = Writer(model, node), sizes(value)
-    assert shape is not None
-    first = write("Transpose", node.inputs[0], perm=[*perm[:-2], perm[-1], perm[-2]])
-    set_shape(first, (*shape[:-2], shape[-1], shape[-2]), value)
-    second = write("Transpose", first, perm=[*range(rank - 2), rank - 1, rank - 2])
-    set_shape(second, shape, value)
-    write.replace(value, second)
+    turned_last(model, node)
 
 
 def _gemm(model: ir.Model, node: ir.Node) -> None:

@@ -17,6 +17,7 @@ from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import Writer, attribute, constant, is_constant, made_by, nodes_of
 from repaconv.graphs.selections import axes_of, swaps_last
 from repaconv.graphs.shapes import rank_of, sizes
+from repaconv.graphs.turns import swapped
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -118,7 +119,7 @@ def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | Non
     turn = made_by(factor, "Transpose")
     if turn is not None and swaps_last(turn):
         return turn.inputs[0]
-    return write("Transpose", factor, perm=(*range(rank - 2), rank - 1, rank - 2))
+    return swapped(write, factor, rank)
 
 
 def _told(name: str, node: ir.Node, told: str) -> Change:

@@ -16,6 +16,7 @@ from repaconv.graphs.graph import Writer, attribute, is_constant, made_by, nodes
 from repaconv.graphs.operators import MOVES, REDUCTIONS
 from repaconv.graphs.selections import axes_of, perm_of
 from repaconv.graphs.shapes import Sizes, is_free, rank_of, sizes
+from repaconv.graphs.turns import turned_last
 from repaconv.graphs.views import reshaped
 
 if TYPE_CHECKING:
@@ -73,17 +74,10 @@ def _reduced_in_place(model: ir.Model) -> Iterator[Change]:
 def _turned_twice(model: ir.Model) -> Iterator[Change]:
     """Rows of channels stay rows when heads come apart; a product reads them turned at no cost."""
     for node in nodes_of(model, "Transpose"):
-        rank, out = rank_of(node.inputs[0]), node.outputs[0]
-        perm = perm_of(node, rank) if rank > 2 else ()
-        rows = (*perm[:-2], perm[-1], perm[-2]) if perm else ()
+        out = node.outputs[0]
         products = all(user.op_type == "MatMul" and place == 1 and not user.domain for user, place in out.uses())
-        if not rows or rows[-1] != rank - 1 or rows == tuple(range(rank)) or not products or out.is_graph_output():
-            continue
-        write = Writer(model, node)
-        heads = write("Transpose", node.inputs[0], perm=rows)
-        turned = write("Transpose", heads, perm=(*range(rank - 2), rank - 1, rank - 2))
-        write.replace(out, turned)
-        yield Change(rewrite="turn-in-product", place=node.name or "", told="heads apart first, then turned")
+        if products and not out.is_graph_output() and turned_last(model, node):
+            yield Change(rewrite="turn-in-product", place=node.name or "", told="heads apart first, then turned")
 
 
 NO_MOVES = Rewrite(

@@ -50,9 +50,19 @@ def _command(name: str, command: Any) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     usage = " ".join(["repaconv", name, *map(_argument, arguments), "[OPTIONS]"])
-    rows = [f"| `{_names(each)}` | {_cell(each.help)} | {_default(each)} |\n" for each in (*arguments, *options)]
-    table = "| option | what it means | default |\n|---|---|---|\n" + "".join(rows)
-    return f"\n## {name}\n\n{command.help}\n\n    {usage}\n\n{table}\n{command.epilog or ''}\n"
+    groups = {"": arguments}
+    for each in options:
+        groups.setdefault(str(each.rich_help_panel or "General"), []).append(each)
+    general = groups.pop("General", [])
+    tables = [_options(title, rows) for title, rows in (*groups.items(), ("General", general)) if rows]
+    return f"\n## {name}\n\n{command.help}\n\n    {usage}\n{''.join(tables)}\n{command.epilog or ''}\n"
+
+
+def _options(title: str, parameters: list[Any]) -> str:
+    """The table of a group of options, under its title."""
+    rows = [f"| `{_names(each)}` | {_cell(each.help)} | {_default(each)} |\n" for each in parameters]
+    head = f"\n**{title}**\n" if title else ""
+    return f"{head}\n| {'Option' if title else 'Argument'} | Description | Default |\n|---|---|---|\n" + "".join(rows)
 
 
 def _argument(parameter: Any) -> str:
@@ -68,6 +78,8 @@ def _names(parameter: Any) -> str:
 
 def _default(parameter: Any) -> str:
     value = parameter.default
+    if isinstance(described := getattr(parameter, "show_default", None), str):
+        return described
     if value is None or value is False or value == () or callable(value) or str(value).endswith("UNSET"):
         return ""
     return f"`{getattr(value, 'value', value)}`"

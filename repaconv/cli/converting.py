@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 from repaconv.cli.options import FoldArgument, Format, FormatOption, Quiet, RunArgument, app, finish
+from repaconv.cli.panels import SEARCH
 from repaconv.orders.converting import ConvertOrder, FinetuneOrder, ScoreOrder
 
 
-@app.command(epilog="Example: repaconv score vit.pth --images calibration/")
+@app.command(rich_help_panel=SEARCH, epilog="Example: repaconv score vit.pth --images calibration/")
 def score(
     checkpoint: FoldArgument,
     order: ScoreOrder = ScoreOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Say how near each attention head of a plain vision transformer is to a convolution, over images."""
+    """Score how close each attention head of a plain vision transformer is to a convolution, on your images."""
     from repaconv.pipeline.scoring import score_by
 
     finish("score", format, quiet, lambda progress: score_by(order, checkpoint, progress=progress))
 
 
-@app.command(epilog="Example: repaconv convert vit.pth --images calibration/ --blocks 6")
+@app.command(rich_help_panel=SEARCH, epilog="Example: repaconv convert vit.pth --images calibration/ --blocks 6")
 def convert(
     checkpoint: FoldArgument,
     order: ConvertOrder = ConvertOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a plain vision transformer without training, attention to convolution or by merging tokens: lossy.
+    """Convert a plain vision transformer without training: attention to convolution, or token merging. Lossy.
 
-    What it costs is measured on images that neither fitted nor chose. Exit 1 if that is more than the budget.
+    The loss is measured on a test split that was used for nothing else. Exit code 1 if it exceeds the budget.
     """
     from repaconv.pipeline.converting import convert_by
 
     finish("convert", format, quiet, lambda progress: convert_by(order, checkpoint, progress=progress))
 
 
-@app.command(epilog="Example: repaconv finetune repaconv-out/vit-dwconv --images calibration/ --epochs 3")
+@app.command(
+    rich_help_panel=SEARCH, epilog="Example: repaconv finetune repaconv-out/vit-dwconv --images calibration/ --epochs 3"
+)
 def finetune(
     run: RunArgument = None,
     order: FinetuneOrder = FinetuneOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Train a conversion, or an untrained training form, on images without labels, by the network before conversion.
+    """Fine-tune a converted network on unlabeled images, with the network before conversion as the teacher.
 
-    The best epoch is kept, the start included, and folded. The same command goes on where it was broken off.
+    The best epoch (or the start, if none is better) is kept and folded. An interrupted training resumes.
     """
     from repaconv.pipeline.finetuning import finetune_by
 

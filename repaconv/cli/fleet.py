@@ -9,55 +9,76 @@ from typing import Annotated
 import typer
 
 from repaconv.cli.options import Format, FormatOption, ModelArgument, Quiet, RunArgument, app, finish
+from repaconv.cli.panels import FLEET
 from repaconv.orders.stages import BundleOrder, ClusterOrder, WorkerOrder
 
 
-@app.command(epilog="Example: repaconv bundle --target orin-nano --precision fp16")
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv bundle --target orin-nano --precision fp16")
 def bundle(
     run: ModelArgument = None,
     order: BundleOrder = BundleOrder(target="orin-nano"),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Pack the ONNX model, images and their float64 outputs, and a script that needs the board's trtexec alone."""
+    """Pack the ONNX model, inputs with their float64 outputs, and a script for the board, which needs only trtexec."""
     from repaconv.pipeline.bundling import bundle_by
 
     finish("bundle", format, quiet, partial(bundle_by, order, run))
 
 
-@app.command(epilog="Example: repaconv collect result.tar.gz")
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv collect result.tar.gz")
 def collect(
-    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The board's result.tar.gz.")],
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The result.tar.gz that the board wrote.")],
     run: RunArgument = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The artefact; beside the run's engines.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="File for the result (JSON).",
+            show_default="next to the engines of the run",
+        ),
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Read what a board made of a bundle, judge it, and join it to the run. Exit 0 or 1."""
+    """Read the result of a bundle that ran on a board, verify it, and add it to the run. Exit code 0 or 1."""
     from repaconv.pipeline.collecting import collect as stage
 
     finish("collect", format, quiet, partial(stage, result, run, out=out))
 
 
-@app.command(epilog="Example: repaconv sweep matrix.yaml --scheduler tcp://desk:8786")
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv sweep matrix.yaml --scheduler tcp://desk:8786")
 def sweep(
     matrix: Annotated[
-        Path, typer.Argument(metavar="MATRIX", help=".toml or .yaml: models, targets, precisions, batches.")
+        Path,
+        typer.Argument(
+            metavar="MATRIX",
+            help="TOML or YAML file with lists of models, targets, precisions and batch sizes.",
+        ),
     ],
     cluster: ClusterOrder = ClusterOrder(),
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The folder; repaconv-out/sweep-<matrix>.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Folder to write.",
+            show_default="repaconv-out/sweep-<matrix>",
+        ),
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a matrix of models, targets, precisions and batches, here or on a cluster; resumes where it stopped."""
+    """Benchmark all combinations of models, targets, precisions and batch sizes, here or on a cluster; resumable."""
     from repaconv.farm.sweep import sweep_by
 
     finish("sweep", format, quiet, partial(sweep_by, cluster, matrix, out=out))
 
 
-@app.command(epilog="Example: repaconv worker --target orin-nano --scheduler tcp://desk:8786")
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv worker --target orin-nano --scheduler tcp://desk:8786")
 def worker(order: WorkerOrder) -> None:
-    """Serve a cluster as a machine of this target, one measurement at a time, until stopped."""
+    """Run as a worker of a Dask cluster: measure for this target, one job at a time, until stopped."""
     from repaconv.cli import render
     from repaconv.farm.cluster import work
 

@@ -15,6 +15,7 @@ from repaconv.cli.options import (
     app,
     finish,
 )
+from repaconv.cli.panels import ENVIRONMENT, WORKFLOWS
 
 if TYPE_CHECKING:
     from repaconv.registry import PluginRow
@@ -23,21 +24,27 @@ MANY = 20
 """Names on a line say nothing any more."""
 
 
-@app.command(epilog="Example: repaconv fetch hf://OWNER/NAME@REVISION")
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv fetch hf://OWNER/NAME@REVISION")
 def fetch(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="hf://OWNER/NAME[@REVISION], or fsspec's.")],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="hf://OWNER/NAME[@REVISION], or any address that fsspec can read.",
+        ),
+    ],
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Bring a model here by its address, pinned by hashes. No other command asks a network for one."""
+    """Download a model and record the hashes of its files. No other command downloads anything."""
     from repaconv.pipeline.fetching import fetch as stage
 
     finish("fetch", format, quiet, lambda progress: stage(address, progress=progress))
 
 
-@app.command(epilog="Example: repaconv targets")
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv targets")
 def targets(format: FormatOption = Format.text) -> None:
-    """List the devices that are known."""
+    """List the target devices with their runtime, opset and precisions."""
     from repaconv import registry
     from repaconv.cli import render
 
@@ -60,12 +67,18 @@ def targets(format: FormatOption = Format.text) -> None:
         render.rows(("target", "runtime", "opset", "precisions", ""), lines)
 
 
-@app.command(epilog="Example: repaconv doctor")
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv doctor")
 def doctor(
-    target: Annotated[str | None, typer.Option("--target", help="What of this target works on this machine.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="Check what works for this target on this machine.",
+        ),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Say what works on this machine, what does not, and what installs it. Exit 3 if a plug-in is broken."""
+    """Check this installation: what works, what does not, and how to install it. Exit code 3 if a plug-in is broken."""
     from repaconv import registry
     from repaconv.cli import render
 
@@ -106,17 +119,25 @@ def summary(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
             yield "extras", row.name, row.note
 
 
-@app.command(epilog="Example: repaconv demo")
+@app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv demo")
 def demo(
     arch: Annotated[
         str | None,
-        typer.Option("--arch", help="A RIFormer with seeded weights instead: s12, s24, s36, m36 or m48."),
+        typer.Option("--arch", help="Use one RIFormer with random weights instead: s12, s24, s36, m36 or m48."),
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The demo's folder.")] = Path("demo-out"),
-    rounds: Annotated[int | None, typer.Option("--rounds", min=2, help="Measured rounds.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.")] = Path("demo-out"),
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=2,
+            help="Number of measured rounds.",
+            show_default="from the target",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Walk five trained networks the whole way, one a method: fold, export, verify, bench, report, all compared."""
+    """Fold, export, verify and benchmark five trained networks, one per method, and compare them in a report."""
     from repaconv.cli.demo import run_demo, run_five
 
     raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet) if arch else run_five(out, rounds, quiet=quiet))

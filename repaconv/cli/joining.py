@@ -13,6 +13,7 @@ import typer
 from repaconv.cli.completing import completion_of
 from repaconv.cli.render import show_all
 from repaconv.orders.knobs import Asked, Order, knobs
+from repaconv.orders.panels import ORDER
 
 
 def joined(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +29,7 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 yield parameter.replace(annotation=_completed(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         if "quiet" in own:
-            all_of_it = typer.Option(False, "-v", "--verbose", help="Show every row and every column.")
+            all_of_it = typer.Option(False, "-v", "--verbose", help="Print every row and column of tables.")
             yield Parameter("verbose", Parameter.KEYWORD_ONLY, default=all_of_it, annotation=bool)
 
     @wraps(command)
@@ -36,8 +37,16 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
         show_all(typed.pop("verbose", False))
         return command(**{name: _made(orders[name], typed) if name in orders else typed[name] for name in own})
 
-    called.__signature__ = signature(command).replace(parameters=list(options()))  # type: ignore[attr-defined]
+    listed = sorted(options(), key=_panel)
+    called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
     return called
+
+
+def _panel(parameter: Parameter) -> int:
+    """The place of an option's group in the help; options of no group come first, as Typer prints them."""
+    described = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
+    panel = next((found for each in described if (found := getattr(each, "rich_help_panel", None))), None)
+    return ORDER.index(panel) if panel in ORDER else -1
 
 
 def _as_written(hint: Any) -> Any:
@@ -71,6 +80,13 @@ def _option(field: Asked) -> Parameter:
     names = knob.option or (() if field.default is True else (field.option,))
     offered = completion_of(field.name)
     option = typer.Option(
-        field.typed_default, *names, help=knob.help, metavar=knob.metavar, min=knob.least, autocompletion=offered
+        field.typed_default,
+        *names,
+        help=knob.help,
+        metavar=knob.metavar,
+        min=knob.least,
+        autocompletion=offered,
+        show_default=knob.default_text or True,
+        rich_help_panel=knob.panel,
     )
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)

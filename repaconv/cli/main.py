@@ -14,13 +14,19 @@ import typer
 from repaconv.cli import stages  # the order of `--help`
 
 # isort: split
-from repaconv.cli import converting, running
+from repaconv.cli import running
 
 # isort: split
 from repaconv.cli import overview
 
 # isort: split
-from repaconv.cli import fleet, house, tuning
+from repaconv.cli import tuning
+
+# isort: split
+from repaconv.cli import converting
+
+# isort: split
+from repaconv.cli import fleet, house
 
 # isort: split
 from repaconv.cli.completing import name_of, named_alone
@@ -28,7 +34,7 @@ from repaconv.cli.options import app
 from repaconv.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
 from repaconv.still import require_none_cut
 
-COMMANDS = (stages, converting, running, overview, tuning, fleet, house)
+COMMANDS = (stages, running, overview, tuning, converting, fleet, house)
 """Where the commands are: importing them registers each."""
 COMPLETING = "_REPACONV_COMPLETE"
 """Set by the script of `repaconv --install-completion`."""
@@ -37,9 +43,9 @@ COMPLETING = "_REPACONV_COMPLETE"
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it."""
+    """Fold a trained vision network exactly into its fastest inference-time form; verify, export and benchmark it."""
     if version:
         from importlib.metadata import version as installed
 

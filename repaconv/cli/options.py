@@ -51,7 +51,7 @@ app = _Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.",
+    help="Fold a trained vision network exactly into its fastest inference-time form; verify, export and benchmark it.",
     epilog="Exit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
     "5 inconclusive, 130 interrupted.",
 )
@@ -64,24 +64,32 @@ class Format(str, Enum):
     json = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How results are printed to stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only: no progress, no list of files.")]
-RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder; the newest if left out.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Format of the results on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only: no progress, no list of files.")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Run folder made by `fold`.",
+        show_default="the newest run",
+    ),
+]
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="[RUN|MODEL.onnx]",
-        help="A run's folder; the newest if left out. Or one of its ONNX models, where it has several.",
+        help="Run folder made by `fold`, or one of its ONNX models if it has several.",
+        show_default="the newest run",
     ),
 ]
 FoldArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE", help="A checkpoint (.pth, .pt, .bin, .safetensors), an .onnx, or a Hugging Face folder."
+        metavar="FILE", help="Checkpoint (.pth, .pt, .bin, .safetensors), ONNX model (.onnx) or Hugging Face folder."
     ),
 ]
 InspectArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A checkpoint, an .onnx or an engine; nothing in it is run.")
+    Path, typer.Argument(metavar="FILE", help="Checkpoint, ONNX model or engine; no code in it is run.")
 ]
 
 

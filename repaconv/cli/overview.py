@@ -18,6 +18,7 @@ from repaconv.cli.options import (
     app,
     finish,
 )
+from repaconv.cli.panels import ENVIRONMENT, STEPS, WORKFLOWS
 from repaconv.errors import UsageProblem
 from repaconv.orders.saving import SaveOrder
 from repaconv.orders.stages import GateOrder
@@ -38,19 +39,28 @@ class GateFormat(str, Enum):
     markdown = "markdown"
 
 
-@app.command(epilog="Example: repaconv gate recipes/*.toml --format junit > gate.xml")
+@app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv gate recipes/*.toml --format junit > gate.xml")
 def gate(
-    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="TOML files.")],
+    recipes: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECIPE...",
+            help="Recipes: TOML files, see `repaconv new-recipe`.",
+        ),
+    ],
     order: GateOrder = GateOrder(),
     also: Annotated[
-        list[str] | None, typer.Option("--also", metavar="FORMAT:PATH", help="Write them there, too: junit:gate.xml.")
+        list[str] | None,
+        typer.Option(
+            "--also",
+            metavar="FORMAT:PATH",
+            help="Also write the results to a file, e.g. junit:gate.xml; repeatable.",
+        ),
     ] = None,
-    format: Annotated[
-        GateFormat, typer.Option("--format", help="How results are printed to stdout.")
-    ] = GateFormat.text,
+    format: Annotated[GateFormat, typer.Option("--format", help="Format of the results on stdout.")] = GateFormat.text,
     quiet: Quiet = False,
 ) -> None:
-    """Fold, export, verify and bench what recipes name, and judge all of it, for CI. Exit 0, or that of the worst."""
+    """Fold, export, verify and benchmark what recipes name, for CI. The exit code is that of the worst check."""
     from repaconv.cli import render, reports
     from repaconv.cli.showing import show
     from repaconv.files import write_text
@@ -86,24 +96,34 @@ class ReportFormat(str, Enum):
     card = "card"
 
 
-@app.command(epilog="Example: repaconv report")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv report")
 def report(
     run: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="A run's folder, the newest if left out; several for one table."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Run folder made by `fold`; several are compared in one table.",
+            show_default="the newest run",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file; report.html of the run, runs.html beside several.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="File to write.",
+            show_default="report.html in the run folder; runs.html for several runs",
+        ),
     ] = None,
-    paper: Annotated[bool, typer.Option(help="The paper's own figures beside ours.")] = True,
+    paper: Annotated[bool, typer.Option(help="Include the figures of the method's paper.")] = True,
     format: Annotated[
-        ReportFormat, typer.Option("--format", help="What is written; card is README.md, for model hubs.")
+        ReportFormat, typer.Option("--format", help="What to write; card is a model card (README.md) for model hubs.")
     ] = ReportFormat.html,
     quiet: Quiet = False,
 ) -> None:
-    """Put a run on one page: proof, savings, latency, where the time goes, and how to make every figure again.
+    """Summarize a run on one page: verification, savings, latency, profile, and the command behind every figure.
 
-    Several runs come beside each other: proof, size, accuracy, speed, and each one's own page by a link.
+    Several runs are compared in one table: verification, size, accuracy, speed, with a link to each page.
     """
     from repaconv.pipeline.comparing_runs import compare_runs
     from repaconv.pipeline.reporting import report as stage
@@ -120,26 +140,26 @@ def report(
     finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)
 
 
-@app.command(epilog="Example: repaconv save -o my-network")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv save -o my-network")
 def save(
     run: RunArgument = None,
     order: SaveOrder = SaveOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Write a folded network as a folder that timm or transformers loads, with its model card."""
+    """Save a folded network as a folder that timm or transformers loads, with a model card."""
     from repaconv.pipeline.saving import save_by
 
     finish("save", format, quiet, partial(save_by, order, run))
 
 
-@app.command(epilog="Example: repaconv table repavit")
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv table repavit")
 def table(
-    method: Annotated[str, typer.Argument(help="Whose paper's tables.")],
+    method: Annotated[str, typer.Argument(help="The method whose paper to compare with.")],
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Count parameters and MACs of the paper's models in our forms, beside the paper's own figures."""
+    """Compare parameters and MACs of a paper's models, as counted here, with the figures in the paper."""
     from repaconv.pipeline.tables import table as stage
 
     finish("table", format, quiet, lambda progress: stage(method, progress=progress))

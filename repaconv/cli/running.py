@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from repaconv.cli.options import FoldArgument, Format, FormatOption, Quiet, app, finish
+from repaconv.cli.panels import STEPS, WORKFLOWS
 from repaconv.orders.deploying import CompareOrder, DeployOrder
 from repaconv.orders.stages import RunOrder
 
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from repaconv.artefacts import RecipeRun
 
 
-@app.command(epilog="Example: repaconv run recipe.toml")
+@app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv run recipe.toml")
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe: a TOML file, see `repaconv new-recipe`.")],
     order: RunOrder = RunOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Do all that a recipe asks for and end in its report. What nothing has changed of stands, and is not run again.
+    """Run all steps of a recipe and write its report. Steps that are up to date are skipped.
 
-    What was broken off goes on where it was. Exit 0, or that of the worst check, as `gate` has it.
+    An interrupted run resumes. The exit code is that of the worst check, as with `gate`.
     """
     from repaconv.cli import render
     from repaconv.pipeline.running import run_by
@@ -35,29 +36,39 @@ def run(
     leave("run", format, done)
 
 
-@app.command(epilog="Example: repaconv new-recipe ckpt.pth")
+@app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv new-recipe ckpt.pth")
 def new_recipe(
     checkpoint: FoldArgument,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; <stem>.toml here.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Recipe file to write.",
+            show_default="<stem>.toml",
+        ),
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Write a commented recipe for a checkpoint: what it is, what its file does not tell, what may be asked for."""
+    """Write a commented recipe for a checkpoint: its method, the settings that its file lacks, and all options."""
     from repaconv.pipeline.recipe_writing import new_recipe as stage
 
     finish("new-recipe", format, quiet, partial(stage, checkpoint, out=out))
 
 
-@app.command(epilog="Example: repaconv deploy ckpt.pth --target x86-64 --precision int8 --images val/")
+@app.command(
+    rich_help_panel=WORKFLOWS, epilog="Example: repaconv deploy ckpt.pth --target x86-64 --precision int8 --images val/"
+)
 def deploy(
     checkpoint: FoldArgument,
     order: DeployOrder = DeployOrder(target="x86-64"),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Take a checkpoint to all that a target needs of it: fold, export, verify, build or bundle, bench, report.
+    """Do everything for one target: fold, export, verify, build or bundle, bench, report.
 
-    One folder and one verdict; what nothing has changed of stands, as with `run`.
+    The results are in one folder, with one verdict. Steps that are up to date are skipped.
     """
     from repaconv.cli import render
     from repaconv.pipeline.deploying import deploy_by
@@ -67,17 +78,17 @@ def deploy(
     leave("deploy", format, done)
 
 
-@app.command(epilog="Example: repaconv compare repaconv-out/ckpt other.onnx --speed")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv compare repaconv-out/ckpt other.onnx --speed")
 def compare(
     reference: Annotated[
-        Path, typer.Argument(metavar="A", help="What is right: a run, an .onnx, an engine, a folded checkpoint.")
+        Path, typer.Argument(metavar="A", help="The reference: run folder, ONNX model, engine or folded checkpoint.")
     ],
-    candidate: Annotated[Path, typer.Argument(metavar="B", help="What is judged by it: the same kinds.")],
+    candidate: Annotated[Path, typer.Argument(metavar="B", help="The candidate: the same kinds of file.")],
     order: CompareOrder = CompareOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Hold two models against each other on the same inputs: outputs, sizes, and with --speed their latencies."""
+    """Compare two models on the same inputs: outputs, sizes, and with --speed latencies."""
     from repaconv.pipeline.comparing import compare_by
 
     finish("compare", format, quiet, partial(compare_by, order, reference, candidate))

@@ -19,7 +19,9 @@ from repaconv.cli.options import (
     app,
     finish,
 )
+from repaconv.cli.panels import STEPS
 from repaconv.errors import UsageProblem
+from repaconv.orders import panels
 from repaconv.orders.stages import (
     OBJECTIVES,
     THROUGHPUT,
@@ -38,15 +40,18 @@ if TYPE_CHECKING:
     from repaconv.artefacts import Record
 
 
-@app.command(epilog="Example: repaconv inspect ckpt.pth")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv inspect ckpt.pth")
 def inspect(
     checkpoint: InspectArgument,
     order: InspectOrder = InspectOrder(),
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the result here, as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Also write the result to this file (JSON).", rich_help_panel=panels.OUTPUT),
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Say what a checkpoint, a graph or an engine holds: container, method, backbone, sizes. Runs nothing in it."""
+    """Describe a checkpoint, an ONNX model or an engine: file type, method, architecture, sizes. Runs no code in it."""
     from repaconv.files import write_artefact
     from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS, inspect_file
     from repaconv.pipeline.inspection import inspect as stage
@@ -64,14 +69,16 @@ def inspect(
     finish("inspect", format, quiet, run)
 
 
-@app.command(epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx")
+@app.command(
+    rich_help_panel=STEPS, epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx"
+)
 def fold(
     checkpoint: FoldArgument,
     order: FoldOrder = FoldOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Fold a checkpoint exactly into its deploy form, or any network or ONNX graph into a smaller one."""
+    """Fold a checkpoint exactly into its inference-time architecture, or any network or ONNX model to a smaller one."""
     from repaconv.cli import render
     from repaconv.pipeline.folding import fold as stage
 
@@ -82,29 +89,41 @@ def fold(
     finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))
 
 
-@app.command(epilog="Example: repaconv verify --inputs recorded.npz")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv verify --inputs recorded.npz")
 def verify(
     run: RunArgument = None,
     order: VerifyOrder = VerifyOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Prove the folded model, and its ONNX model, against the float64 training form. Exit 0 or 1."""
+    """Verify the folded model and its ONNX models against the training-time network in float64.
+
+    Exit code 0 if every check passed, 1 if one failed, 5 if one could not be made.
+    """
     from repaconv.pipeline.verification import verify_by
 
     finish("verify", format, quiet, partial(verify_by, order, run))
 
 
-@app.command(epilog="Example: repaconv export")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv export")
 def export(
     run: RunArgument = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file, in place of the run's own.")] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which is the only choice.")] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="ONNX file to write.",
+            rich_help_panel=panels.OUTPUT,
+            show_default="a file in the run folder",
+        ),
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX (the only format).")] = True,
     order: ExportOrder = ExportOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Export the folded model to ONNX, simplified and compared under ONNX Runtime."""
+    """Export the folded model to ONNX, simplify it, and compare its outputs under ONNX Runtime."""
     from repaconv.pipeline.exporting import export_by
 
     if run is not None and run.suffix == ".onnx":
@@ -114,44 +133,71 @@ def export(
     finish("export", format, quiet, partial(export_by, order, run, onnx=out or ""))
 
 
-@app.command(epilog="Example: repaconv build --target rtx-40")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv build --target rtx-40")
 def build(
     run: ModelArgument = None,
     order: BuildOrder = BuildOrder(target="x86-64"),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Build an engine from the ONNX model, and prove in what precision it computes."""
+    """Build an engine from the ONNX model, and check in which precision its layers compute."""
     from repaconv.pipeline.building import build_by
 
     finish("build", format, quiet, partial(build_by, order, run))
 
 
-@app.command(epilog="Example: repaconv bench --target x86-64")
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv bench --target x86-64")
 def bench(
     model: Annotated[
-        Path | None, typer.Argument(metavar="[RUN|MODEL.onnx|ENGINE]", help="What to measure; the newest run.")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN|MODEL.onnx|ENGINE]",
+            help="What to measure.",
+            show_default="the newest run",
+        ),
     ] = None,
     order: BenchOrder = BenchOrder(),
     cluster: ClusterOrder = ClusterOrder(),
     host: Annotated[
-        str | None, typer.Option("--host", help="Send the bundle to this board by ssh, and bring its result back.")
+        str | None,
+        typer.Option(
+            "--host",
+            rich_help_panel=panels.MEASURE,
+            help="Measure on a board: send a bundle there by ssh and collect the result, e.g. user@orin.",
+        ),
     ] = None,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Calculate what it would take on a target, which need not be here.")
+        bool,
+        typer.Option(
+            "--estimate",
+            rich_help_panel=panels.MEASURE,
+            help="Estimate the latency on a target without measuring; the device need not be present.",
+        ),
     ] = False,
     objective: Annotated[
-        str, typer.Option("--objective", help="latency of a call, or throughput: images a second of several at once.")
+        str,
+        typer.Option(
+            "--objective",
+            rich_help_panel=panels.MEASURE,
+            help="What to measure: latency (ms per inference) or throughput (images/s of several inferences at once).",
+        ),
     ] = "latency",
     streams: Annotated[
-        int | None, typer.Option("--streams", min=1, help="Of throughput: calls at once; one a core if left out.")
+        int | None,
+        typer.Option(
+            "--streams",
+            min=1,
+            rich_help_panel=panels.MEASURE,
+            help="For throughput: number of inferences that run at the same time.",
+            show_default="one per core",
+        ),
     ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the ONNX model's latency here, and the training form beside it in the same run.
+    """Measure the latency of the ONNX model, interleaved with the training-time network.
 
-    Exit 5 if the measurement is inconclusive, as on a machine that others use.
+    Exit code 5 if the measurement is inconclusive, e.g. because other processes use the CPU.
     """
     if objective not in OBJECTIVES:
         known = ", ".join(OBJECTIVES)

@@ -8,24 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repaconv.cli.options import Format, FormatOption, Quiet, app, finish
+from repaconv.cli.panels import SEARCH
 from repaconv.orders.stages import ClusterOrder, TuneOrder
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Record
 
 
-@app.command(epilog="Example: repaconv tune ckpt.pth --target x86-64")
+@app.command(rich_help_panel=SEARCH, epilog="Example: repaconv tune ckpt.pth --target x86-64")
 def tune(
-    source: Annotated[Path | None, typer.Argument(metavar="[CKPT|RUN]", help="What to tune; the newest run.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CKPT|RUN]",
+            help="Checkpoint or run folder to tune.",
+            show_default="the newest run",
+        ),
+    ] = None,
     order: TuneOrder = TuneOrder(),
     cluster: ClusterOrder = ClusterOrder(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Search the fastest runtime, form, precision and settings on the target, measured, for `export --form`.
+    """Search for the fastest runtime, rewrites, precision and settings on the target by measuring, for `export --form`.
 
-    Exact, in float32, unless a loss is allowed.
-    Searching again for the same shapes on the same machine costs nothing; a search that was broken off goes on.
+    Only exact FP32 configurations are tried unless a loss is allowed. The result is cached per machine and network
+    shape; an interrupted search resumes.
     """
 
     def run(*, progress: Any) -> Record:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
+from repaconv.orders.panels import CONVERSION, IMAGES, MEASURE, OUTPUT, TRAINING
 from repaconv.orders.shared import Classes, Images, Settings, Target, Weights
 from repaconv.orders.texts import SETTINGS, SHARE
 
-Inputs = Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W], and 'labels' [N] if there are any.")]
-Samples = Annotated[int, Knob("Images at most, evenly spread.", least=1)]
+Inputs = Annotated[
+    str | Path | None, Knob("Images (.npz): 'input' [N, C, H, W], optionally 'labels' [N].", panel=IMAGES)
+]
+Samples = Annotated[int, Knob("Largest number of images, taken at even distances.", least=1, panel=IMAGES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +26,24 @@ class ScoreOrder(Order):
     inputs: Inputs = None
     classes: Classes = None
     samples: Samples = 1000
-    kernel: Annotated[int, Knob("Side of the kernel that locality is for.")] = 3
+    kernel: Annotated[int, Knob("Side length of the convolution kernel that attention is compared with.")] = 3
     errors: Annotated[
         bool,
-        Knob("Also fit each block as a convolution and measure what replacing it alone costs.", option=("--errors",)),
+        Knob(
+            "Also fit each block as a convolution and measure the error of replacing that block alone.",
+            option=("--errors",),
+        ),
     ] = False
     settings: Settings = None
     weights: Weights = None
     out: Annotated[
         str | Path | None,
         Knob(
-            "The result, and a drawing beside it; repaconv-out/<stem>.score.json.",
+            "File for the result (JSON); a drawing (SVG) is written next to it.",
             option=("-o", "--out"),
             recorded=False,
+            default_text="repaconv-out/<stem>.score.json",
+            panel=OUTPUT,
         ),
     ] = None
 
@@ -46,14 +54,20 @@ class ConvertOrder(Order):
 
     method: Annotated[
         str,
-        Knob("dwconv: attention to convolution; pyra: merge tokens; with --to training-form any but pyra, see --to."),
+        Knob(
+            "dwconv (attention to depthwise convolution) or pyra (token merging); with --to training-form also "
+            "repavit, nondeep and riformer.",
+            panel=CONVERSION,
+        ),
     ] = "dwconv"
     to: Annotated[
         str | None,
         Knob(
-            "training-form: no more than take the weights over, for finetune. dwconv (gates), repavit and nondeep "
-            "start from a plain ViT, riformer from a PoolFormer.",
+            "training-form: only copy the weights into the method's training-time architecture, for `finetune`. "
+            "dwconv, "
+            "repavit and nondeep start from a plain ViT, riformer from a PoolFormer.",
             metavar="training-form",
+            panel=CONVERSION,
         ),
     ] = None
     images: Images = None
@@ -61,48 +75,108 @@ class ConvertOrder(Order):
     classes: Classes = None
     samples: Samples = 1000
     blocks: Annotated[
-        str, Knob("auto: as many as the budget allows; how many; or which: 0,2,5.", metavar="auto|N|I,J,...")
+        str,
+        Knob(
+            "Blocks to convert: auto (as many as the budget allows), a number of blocks, or indices such as 0,2,5.",
+            metavar="auto|N|I,J,...",
+            panel=CONVERSION,
+        ),
     ] = "auto"
     heads: Annotated[
         str | None,
-        Knob("Single heads instead of blocks: how many, or which: BLOCK.HEAD.", metavar="N|0.2,3.1,..."),
+        Knob(
+            "Convert single attention heads instead of blocks: a number of heads, or BLOCK.HEAD indices.",
+            metavar="N|0.2,3.1,...",
+            panel=CONVERSION,
+        ),
     ] = None
-    kernel: Annotated[int, Knob("Side of the kernels: 3, 5 or 7; 1 to see what is not the kernel's doing.")] = 3
-    kind: Annotated[str, Knob("depthwise, ensembled (one head) or static (a constant matrix).")] = "depthwise"
-    fit: Annotated[str, Knob("squares, or the papers' kernels for comparison: gaussian, mean.")] = "squares"
-    criterion: Annotated[str, Knob("Which blocks first: error, as measured, or sigma, the paper's.")] = "error"
+    kernel: Annotated[
+        int, Knob("Side length of the convolution kernels: 3, 5 or 7; 1 as a control experiment.", panel=CONVERSION)
+    ] = 3
+    kind: Annotated[
+        str,
+        Knob(
+            "What replaces attention: depthwise (a convolution), ensembled (one head) or static (a constant matrix).",
+            panel=CONVERSION,
+        ),
+    ] = "depthwise"
+    fit: Annotated[
+        str,
+        Knob(
+            "How kernels are fitted: squares (least squares), or the papers' gaussian or mean for comparison.",
+            panel=CONVERSION,
+        ),
+    ] = "squares"
+    criterion: Annotated[
+        str, Knob("How blocks are ranked: error (measured) or sigma (the paper's locality score).", panel=CONVERSION)
+    ] = "error"
     schedule: Annotated[
         str | None,
-        Knob("Tokens that go, block by block: 16,16,...; of dwconv behind the blocks that are replaced: 0,0,16,..."),
+        Knob(
+            "Tokens merged in each block, e.g. 16,16,...; with dwconv, in the blocks after the replaced ones, "
+            "e.g. 0,0,16,...",
+            panel=CONVERSION,
+        ),
     ] = None
-    keep: Annotated[float | None, Knob("pyra: the share of the patches that is left at the end, e.g. 0.6.")] = None
+    keep: Annotated[
+        float | None,
+        Knob("pyra: fraction of the patches that remain after the last block, e.g. 0.6.", panel=CONVERSION),
+    ] = None
     speedup: Annotated[
         float | None,
-        Knob("Times as fast as the network as it was, measured here: merges, or replaces, no more than that takes."),
+        Knob(
+            "Target speedup over the original network, e.g. 1.5; converts no more than that needs, measured on "
+            "--target.",
+            panel=CONVERSION,
+        ),
     ] = None
     curve: Annotated[
         bool,
         Knob(
-            "Also measure every kind, some and all blocks, and merging: speed here against what is kept.",
+            "Also measure the speed against the accuracy of every --kind, of some and of all blocks, and of token "
+            "merging.",
             option=("--curve",),
+            panel=MEASURE,
         ),
     ] = False
     target: Target = "x86-64"
-    branches: Annotated[int, Knob("nondeep: neighbouring blocks that become one layer.", least=2)] = 2
-    idle_ratio: Annotated[float, Knob("repavit: the share of channels that go without activation.")] = 0.75
+    branches: Annotated[
+        int, Knob("nondeep: number of neighboring blocks that become one layer.", least=2, panel=CONVERSION)
+    ] = 2
+    idle_ratio: Annotated[
+        float, Knob("repavit: fraction of the hidden channels without activation.", panel=CONVERSION)
+    ] = 0.75
     max_disagreement: Annotated[
-        float | None, Knob("A budget: images whose first class may change, e.g. 2%.", text=SHARE)
+        float | None,
+        Knob(
+            "Budget: largest share of changed top-1 predictions, e.g. 2%; exit code 1 above it.",
+            text=SHARE,
+            panel=CONVERSION,
+        ),
     ] = None
     max_accuracy_drop: Annotated[
-        float | None, Knob("A budget: accuracy that may go, of labelled images, e.g. 1%.", text=SHARE)
+        float | None,
+        Knob(
+            "Budget: largest drop of the accuracy on labeled images, e.g. 1%; exit code 1 above it.",
+            text=SHARE,
+            panel=CONVERSION,
+        ),
     ] = None
     settings: Settings = None
     weights: Weights = None
     out: Annotated[
         str | Path | None,
-        Knob("The run's folder; repaconv-out/<stem>-<method>.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "The run folder.",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="repaconv-out/<stem>-<method>",
+            panel=OUTPUT,
+        ),
     ] = None
-    force: Annotated[bool, Knob("Replace the run of another network.", recorded=False)] = False
+    force: Annotated[bool, Knob("Replace a run folder made from another network.", recorded=False, panel=OUTPUT)] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,24 +186,44 @@ class FinetuneOrder(Order):
     images: Images = None
     inputs: Inputs = None
     classes: Classes = None
-    samples: Annotated[int, Knob("Images at most, evenly spread; they are held in memory.", least=1)] = 10_000
+    samples: Annotated[
+        int, Knob("Largest number of images, taken at even distances; they are kept in memory.", least=1, panel=IMAGES)
+    ] = 10_000
     teacher: Annotated[
-        str | Path | None, Knob("Learn from this network's outputs; from the one before conversion if left out.")
+        str | Path | None,
+        Knob(
+            "Checkpoint of the network whose outputs are learned (the teacher).",
+            default_text="the network before conversion",
+            panel=TRAINING,
+        ),
     ] = None
     teacher_settings: Annotated[
         Mapping[str, str] | None,
-        Knob("What the teacher's file does not tell.", option=("--set-teacher",), metavar="NAME=VALUE", text=SETTINGS),
+        Knob(
+            "A model setting missing from the teacher's checkpoint, e.g. num_heads=3; repeatable.",
+            option=("--set-teacher",),
+            metavar="NAME=VALUE",
+            text=SETTINGS,
+            panel=TRAINING,
+        ),
     ] = None
-    epochs: Annotated[int, Knob("How often each image is seen.", least=1)] = 3
-    batch: Annotated[int, Knob("Images that are worked on together.", least=1)] = 32
-    accumulate: Annotated[int, Knob("Batches a step.", least=1)] = 1
-    rate: Annotated[float | None, Knob("The largest learning rate; the method's own if left out.")] = None
+    epochs: Annotated[int, Knob("Number of passes over the images.", least=1, panel=TRAINING)] = 3
+    batch: Annotated[int, Knob("Batch size in images.", least=1, panel=TRAINING)] = 32
+    accumulate: Annotated[int, Knob("Batches per optimizer step (gradient accumulation).", least=1, panel=TRAINING)] = 1
+    rate: Annotated[float | None, Knob("Peak learning rate.", default_text="the method's own", panel=TRAINING)] = None
     precision: Annotated[
-        str, Knob("Of products: fp32, bf16, or auto: bf16 where the processor has it and the network is wide.")
+        str,
+        Knob(
+            "Precision of matrix products: fp32, bf16, or auto (bf16 if the CPU supports it and the network is wide).",
+            panel=TRAINING,
+        ),
     ] = "auto"
-    seed: Annotated[int, Knob("Of the images' order and changes.", least=0)] = 0
-    again: Annotated[bool, Knob("Begin anew, even where another training was broken off.", recorded=False)] = False
+    seed: Annotated[int, Knob("Seed of the order and augmentation of the images.", least=0, panel=TRAINING)] = 0
+    again: Annotated[
+        bool,
+        Knob("Start from the beginning instead of resuming an interrupted training.", recorded=False, panel=TRAINING),
+    ] = False
     out: Annotated[
         str | Path | None,
-        Knob("The run's folder; <RUN>-finetuned.", option=("-o", "--out"), recorded=False),
+        Knob("The run folder.", option=("-o", "--out"), recorded=False, default_text="<RUN>-finetuned", panel=OUTPUT),
     ] = None

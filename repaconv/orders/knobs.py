@@ -26,6 +26,8 @@ class Knob:
         least: The smallest number that is taken.
         text: How its value is typed, where that is no plain number, word or path.
         usual: What the command line takes where nothing is typed, if that is not the field's own default.
+        default_text: How the help describes the default, where that is no plain value ("from the target").
+        panel: The group of `--help` that lists the option; see `repaconv.orders.panels`.
         recorded: Whether an artefact repeats it. What says where a result goes, or what it is held against, is not.
     """
 
@@ -35,6 +37,8 @@ class Knob:
     least: int | None = None
     text: Text | None = None
     usual: str | None = None
+    default_text: str | None = None
+    panel: str | None = None
     recorded: bool = True
 
     __is_annotated_types_grouped_metadata__ = True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
+from repaconv.orders.panels import OUTPUT
 from repaconv.orders.shared import Unverified
 
 
@@ -16,6 +17,12 @@ class SaveOrder(Order):
 
     out: Annotated[
         str | Path | None,
-        Knob("The folder; timm or transformers in the run.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "Folder to write.",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="timm or transformers in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None
     unverified: Unverified = False

@@ -7,35 +7,123 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob
+from repaconv.orders.panels import BASELINE, CLUSTER, IMAGES, INPUT, MEASURE, OUTPUT, TARGET, VERIFICATION
 from repaconv.orders.texts import SETTINGS, SIZE
 
-Target = Annotated[str, Knob("A target's name, or the path of a .toml.")]
-Images = Annotated[str | Path | None, Knob("A folder of images, or of one folder a class.")]
-Classes = Annotated[str | Path | None, Knob("Class names, one a line, where the folders' order is another.")]
-Unverified = Annotated[bool, Knob("Go on behind a failed verdict, and record it.")]
+Target = Annotated[
+    str, Knob("The device: a name listed by `repaconv targets`, or the path of a target's TOML file.", panel=TARGET)
+]
+Images = Annotated[
+    str | Path | None, Knob("Folder of images; for labeled images, one subfolder per class.", panel=IMAGES)
+]
+Classes = Annotated[
+    str | Path | None,
+    Knob(
+        "Text file with one class name per line, if the classes are not numbered in the alphabetical order of the "
+        "subfolders.",
+        panel=IMAGES,
+    ),
+]
+Unverified = Annotated[
+    bool, Knob("Continue after a failed check, and record the override in every later result.", panel=VERIFICATION)
+]
 Settings = Annotated[
     Mapping[str, str] | None,
-    Knob("What the file does not tell.", option=("--set",), metavar="NAME=VALUE", text=SETTINGS),
+    Knob(
+        "A model setting missing from the checkpoint, e.g. num_heads=3; repeatable.",
+        option=("--set",),
+        panel=INPUT,
+        metavar="NAME=VALUE",
+        text=SETTINGS,
+    ),
 ]
-Weights = Annotated[str | None, Knob("Which set of the file, e.g. model_ema.")]
-Sha256 = Annotated[str | None, Knob("The file's SHA-256: another file is refused.", metavar="HEX")]
-Checkpoint = Annotated[str | Path | None, Knob("Where the checkpoint is now.")]
-OfTheRun = Annotated[str, Knob("Which of the run's ONNX models: fp32, fp16, bf16 or int8; on a GPU also tf32.")]
-ImagesACall = Annotated[int | None, Knob("Images a call; the target's if left out.", least=1)]
-Deployed = Annotated[str | Path | None, Knob("Of the run's ONNX models; tune's file brings runtime and settings.")]
-Threads = Annotated[int | None, Knob("Of one inference; the target's if left out.", least=1)]
-Workspace = Annotated[int | None, Knob("MiB that TensorRT's kernels may take.", option=("--workspace",), least=1)]
-Seed = Annotated[int, Knob("Of images, order and bootstrap.", least=0)]
-AcceptInconclusive = Annotated[bool, Knob("Write a baseline even of an inconclusive measurement.", recorded=False)]
-Scheduler = Annotated[str | None, Knob("Of a Dask cluster with workers of the target.", metavar="tcp://HOST:PORT")]
-TlsCa = Annotated[Path | None, Knob("The cluster's certificate authority.", recorded=False)]
-TlsCert = Annotated[Path | None, Knob("This machine's certificate.", recorded=False)]
-TlsKey = Annotated[Path | None, Knob("Its key.", recorded=False)]
-Again = Annotated[bool, Knob("Run every step, also those that stand: of which nothing has changed.")]
+Weights = Annotated[
+    str | None,
+    Knob(
+        "Which set of weights to read if the file has several, e.g. model_ema.",
+        default_text="the set that the training code evaluates, reported by inspect",
+        panel=INPUT,
+    ),
+]
+Sha256 = Annotated[
+    str | None, Knob("Expected SHA-256 of the file; any other file is refused.", metavar="HEX", panel=INPUT)
+]
+Checkpoint = Annotated[
+    str | Path | None,
+    Knob(
+        "Path of the checkpoint, if it has moved since `fold`.", default_text="the path recorded by fold", panel=INPUT
+    ),
+]
+OfTheRun = Annotated[
+    str, Knob("Precision of the run's ONNX model to use: fp32, fp16, bf16 or int8; on a GPU also tf32.", panel=INPUT)
+]
+ImagesACall = Annotated[
+    int | None, Knob("Batch size: images per inference.", least=1, default_text="from the target", panel=MEASURE)
+]
+Deployed = Annotated[
+    str | Path | None,
+    Knob(
+        "Rewrite preset of the run's ONNX model to use, or the result file of `tune`, which also sets the runtime "
+        "and its options.",
+        default_text="the preset recorded by fold",
+        panel=INPUT,
+    ),
+]
+Threads = Annotated[int | None, Knob("Threads per inference.", least=1, default_text="from the target", panel=MEASURE)]
+Workspace = Annotated[
+    int | None,
+    Knob(
+        "Memory limit of TensorRT's workspace, in MiB.",
+        option=("--workspace",),
+        least=1,
+        default_text="TensorRT's own",
+        panel=OUTPUT,
+    ),
+]
+Seed = Annotated[
+    int, Knob("Seed of the random images, of the measuring order and of the bootstrap.", least=0, panel=MEASURE)
+]
+AcceptInconclusive = Annotated[
+    bool, Knob("Write the baseline even if the measurement is inconclusive.", recorded=False, panel=BASELINE)
+]
+Scheduler = Annotated[
+    str | None,
+    Knob(
+        "Address of a Dask scheduler; measure on a worker that serves the target.",
+        metavar="tcp://HOST:PORT",
+        panel=CLUSTER,
+    ),
+]
+TlsCa = Annotated[
+    Path | None, Knob("TLS certificate of the cluster's certificate authority (PEM).", recorded=False, panel=CLUSTER)
+]
+TlsCert = Annotated[Path | None, Knob("TLS certificate of this machine (PEM).", recorded=False, panel=CLUSTER)]
+TlsKey = Annotated[Path | None, Knob("Private key of --tls-cert (PEM).", recorded=False, panel=CLUSTER)]
+Again = Annotated[bool, Knob("Run every step again, including those whose results are up to date.")]
 Arch = Annotated[
     str | None,
-    Knob("What builds the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION, which is then run."),
+    Knob(
+        "How to build the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION (which runs that file).",
+        panel=INPUT,
+    ),
 ]
-ImageSize = Annotated[int | tuple[int, int] | None, Knob("Of the images: N or HEIGHTxWIDTH.", text=SIZE)]
-Against = Annotated[str | Path | None, Knob("Another .onnx or engine, not the training form.")]
-Rounds = Annotated[int | None, Knob("Measured, interleaved rounds; the target's at least, if left out.", least=2)]
+ImageSize = Annotated[
+    int | tuple[int, int] | None,
+    Knob(
+        "Image size in pixels: N or HEIGHTxWIDTH, e.g. 224 or 140x126.",
+        text=SIZE,
+        default_text="the model's own",
+        panel=MEASURE,
+    ),
+]
+Against = Annotated[
+    str | Path | None,
+    Knob(
+        "Reference for the speedup: another .onnx file or engine.",
+        default_text="the training-time network",
+        panel=MEASURE,
+    ),
+]
+Rounds = Annotated[
+    int | None, Knob("Number of measured, interleaved rounds.", least=2, default_text="from the target", panel=MEASURE)
+]

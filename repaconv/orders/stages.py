@@ -12,6 +12,20 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
+from repaconv.orders.panels import (
+    BASELINE,
+    CLUSTER,
+    GRAPH,
+    IMAGES,
+    INPUT,
+    MEASURE,
+    OUTPUT,
+    PRECISION,
+    SEARCH,
+    SHAPES,
+    TARGET,
+    VERIFICATION,
+)
 from repaconv.orders.shared import (
     AcceptInconclusive,
     Again,
@@ -41,7 +55,13 @@ from repaconv.orders.shared import (
 from repaconv.orders.texts import BATCH, LINKS, NAMES, SHARE, SIZE, TOLERANCES
 
 LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
-Objective = Annotated[str, Knob("latency of a call, or throughput: images a second of several calls at once.")]
+Objective = Annotated[
+    str,
+    Knob(
+        "What to measure: latency (ms per inference) or throughput (images/s of several inferences at once).",
+        panel=MEASURE,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +77,14 @@ class InspectOrder(Order):
 class FoldOrder(Order):
     """What `repaconv.fold` may be asked for."""
 
-    method: Annotated[str, Knob("The method, or auto.", recorded=False)] = "auto"
+    method: Annotated[
+        str,
+        Knob(
+            "The method that the checkpoint was trained with; auto recognizes it by its tensors.",
+            recorded=False,
+            panel=INPUT,
+        ),
+    ] = "auto"
     arch: Arch = None
     settings: Settings = None
     weights: Weights = None
@@ -65,48 +92,102 @@ class FoldOrder(Order):
     out: Annotated[
         str | Path | None,
         Knob(
-            "The run's folder, repaconv-out/<stem> if left out; of a graph also a file for the folded one.",
+            "The run folder; for an .onnx input also an .onnx file, to which the folded graph is written.",
             option=("-o", "--out"),
             recorded=False,
+            default_text="repaconv-out/<stem>",
+            panel=OUTPUT,
         ),
     ] = None
     force: Annotated[
         bool,
-        Knob("Replace another checkpoint's run; take settings that contradict the checkpoint.", recorded=False),
+        Knob(
+            "Replace a run folder made from another checkpoint; accept settings that contradict the checkpoint.",
+            recorded=False,
+            panel=OUTPUT,
+        ),
     ] = False
-    allow_deployed: Annotated[bool, Knob("Take a checkpoint in the official deploy form.")] = False
-    identify: Annotated[str | Path | None, Knob("A recorded pair (.npz) that settles what the file does not tell.")] = (
-        None
-    )
-    form: Annotated[str, Knob("How graphs are written: default, official, fastest-known or tune's file.")] = "default"
-    measure: Annotated[bool, Knob("Measure a folded graph beside the one given, and take back what is slower.")] = True
+    allow_deployed: Annotated[
+        bool, Knob("Accept a checkpoint that already has the official inference-time architecture.", panel=INPUT)
+    ] = False
+    identify: Annotated[
+        str | Path | None,
+        Knob(
+            "Recorded input and output of the network (.npz); selects among settings missing from the checkpoint.",
+            panel=INPUT,
+        ),
+    ] = None
+    form: Annotated[
+        str,
+        Knob(
+            "Rewrite preset for the exported graph: default, official, fastest-known, or the result file of `tune`.",
+            panel=OUTPUT,
+        ),
+    ] = "default"
+    measure: Annotated[
+        bool,
+        Knob("Revert rewrites that make the folded graph slower than the original on this machine.", panel=MEASURE),
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOrder(Order):
     """What `repaconv.verify` may be asked for."""
 
-    inputs: Annotated[str | Path | None, Knob(".npz with 'input' [N, C, H, W] and the official output, if any.")] = None
+    inputs: Annotated[
+        str | Path | None,
+        Knob(
+            "Images (.npz): 'input' float [N, C, H, W]; optionally 'output', the official one, and 'labels' [N].",
+            panel=IMAGES,
+        ),
+    ] = None
     images: Images = None
     classes: Classes = None
     checkpoint: Checkpoint = None
-    count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None
-    seed: Annotated[int, Knob("Of the random images.", least=0)] = 0
+    count: Annotated[
+        int | None, Knob("Number of images.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES)
+    ] = None
+    seed: Annotated[int, Knob("Seed of the random images.", least=0, panel=IMAGES)] = 0
     rtol: Annotated[
         Mapping[str, float] | None,
-        Knob("A link's tolerance, e.g. onnx:1e-6.", metavar="LINK:VALUE", text=TOLERANCES),
+        Knob(
+            "Relative tolerance of one link of the verification chain, e.g. onnx:1e-6; repeatable.",
+            metavar="LINK:VALUE",
+            text=TOLERANCES,
+            default_text="from the policy",
+            panel=VERIFICATION,
+        ),
     ] = None
     atol: Annotated[
         Mapping[str, float] | None,
-        Knob("An absolute one; either suffices.", metavar="LINK:VALUE", text=TOLERANCES),
+        Knob(
+            "Absolute tolerance of one link; meeting either tolerance is enough.",
+            metavar="LINK:VALUE",
+            text=TOLERANCES,
+            panel=VERIFICATION,
+        ),
     ] = None
     require: Annotated[
-        Sequence[str], Knob("Fail if this link cannot be run, e.g. engine.", metavar="LINK", text=LINKS)
+        Sequence[str],
+        Knob(
+            "Fail if this link cannot be run, e.g. engine; repeatable.", metavar="LINK", text=LINKS, panel=VERIFICATION
+        ),
     ] = ()
-    engine: Annotated[str | Path | None, Knob("An engine built from the ONNX model; it is loaded and run.")] = None
-    drift: Annotated[bool, Knob("Follow the drift through links that pass, too.")] = False
+    engine: Annotated[
+        str | Path | None, Knob("An engine file to verify as well; it is loaded and run.", panel=INPUT)
+    ] = None
+    drift: Annotated[
+        bool, Knob("Also report, layer by layer, how the error grows through links that pass.", panel=VERIFICATION)
+    ] = False
     out: Annotated[
-        str | Path | None, Knob("The result; verify.json of the run.", option=("-o", "--out"), recorded=False)
+        str | Path | None,
+        Knob(
+            "File for the result (JSON).",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="verify.json in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None
 
 
@@ -115,22 +196,59 @@ class ExportOrder(Order):
     """What `repaconv.export` may be asked for."""
 
     target: Target = "x86-64"
-    precision: Annotated[str, Knob("fp32, fp16, bf16 or int8; all but the first are lossy.")] = "fp32"
-    batch: Annotated[int | None, Knob("Images a call.", metavar="dynamic|N", text=BATCH, usual="dynamic")] = None
+    precision: Annotated[
+        str,
+        Knob(
+            "Precision of weights and computation: fp32, fp16, bf16 or int8; all but fp32 are lossy.", panel=PRECISION
+        ),
+    ] = "fp32"
+    batch: Annotated[
+        int | None,
+        Knob("Batch size: a fixed number, or dynamic.", metavar="dynamic|N", text=BATCH, usual="dynamic", panel=SHAPES),
+    ] = None
     image_size: Annotated[
         int | tuple[int, int] | None,
-        Knob("Fix them: N or HEIGHTxWIDTH; free if the network allows it.", text=SIZE),
+        Knob(
+            "Fixed image size in pixels: N or HEIGHTxWIDTH, e.g. 224 or 140x126.",
+            text=SIZE,
+            default_text="dynamic if the network allows it",
+            panel=SHAPES,
+        ),
     ] = None
-    simplify: Annotated[bool, Knob("Simplify, and keep that graph if it computes the same.")] = True
-    simplifier: Annotated[str, Knob("onnxsim, onnxslim, or auto: the first that runs.")] = "auto"
+    simplify: Annotated[
+        bool,
+        Knob("Simplify the graph; the simplified one is kept if its outputs are verified to be the same.", panel=GRAPH),
+    ] = True
+    simplifier: Annotated[
+        str, Knob("Simplifier: onnxsim, onnxslim, or auto, the first one that succeeds.", panel=GRAPH)
+    ] = "auto"
     form: Annotated[
-        str | None, Knob("How it is written: default, official, fastest-known or tune's file; as fold was asked.")
+        str | None,
+        Knob(
+            "Rewrite preset: default, official, fastest-known, or the result file of `tune`.",
+            default_text="the preset recorded by fold",
+            panel=GRAPH,
+        ),
     ] = None
-    with_preprocessing: Annotated[bool, Knob("Take pixels (uint8, NHWC, RGB); normalise in the graph.")] = False
+    with_preprocessing: Annotated[
+        bool, Knob("Take pixels as input (uint8, NHWC, RGB) and normalize them inside the graph.", panel=GRAPH)
+    ] = False
     quantiser: Annotated[
-        str | None, Knob("Who writes int8; nncf for OpenVINO; -symmetric: about zero.", usual="onnxruntime")
+        str | None,
+        Knob(
+            "INT8 quantizer: onnxruntime or nncf (for OpenVINO); append -symmetric for symmetric activations.",
+            usual="onnxruntime",
+            panel=PRECISION,
+        ),
     ] = None
-    inputs: Annotated[str | Path | None, Knob(".npz to measure a lower precision on.")] = None
+    inputs: Annotated[
+        str | Path | None,
+        Knob(
+            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]) to calibrate and evaluate a lower "
+            "precision on.",
+            panel=PRECISION,
+        ),
+    ] = None
     images: Images = None
     unverified: Unverified = False
 
@@ -139,12 +257,24 @@ class ExportOrder(Order):
 class BuildOrder(Order):
     """What `repaconv.build` may be asked for."""
 
-    target: Annotated[str, Knob("A target's name, or the path of a .toml.", usual="x86-64")]
+    target: Annotated[
+        str,
+        Knob(
+            "The device: a name listed by `repaconv targets`, or the path of a target's TOML file.",
+            usual="x86-64",
+            panel=TARGET,
+        ),
+    ]
     precision: OfTheRun = "fp32"
     form: Deployed = None
     workspace_mib: Workspace = None
-    timing_cache: Annotated[str | Path | None, Knob("TensorRT's; one a target and version if left out.")] = None
-    replay: Annotated[bool, Knob("Fail where the timing cache has no answer: the same engine again.")] = False
+    timing_cache: Annotated[
+        str | Path | None,
+        Knob("TensorRT timing cache file.", default_text="one per target and TensorRT version", panel=OUTPUT),
+    ] = None
+    replay: Annotated[bool, Knob("Rebuild the same engine: fail if the timing cache lacks an entry.", panel=OUTPUT)] = (
+        False
+    )
     unverified: Unverified = False
 
 
@@ -160,25 +290,49 @@ class BenchOrder(Order):
     batch: ImagesACall = None
     image_size: ImageSize = None
     rounds: Rounds = None
-    protocol: Annotated[str | None, Knob("A paper's: repavit, nondeep, nondeep-throughput, dwconv, riformer.")] = None
-    profile: Annotated[bool, Knob("Also say where the time goes, node by node.")] = False
-    baseline: Annotated[str | Path | None, Knob("A committed file of baselines, by machine.", recorded=False)] = None
+    protocol: Annotated[
+        str | None,
+        Knob(
+            "Measurement protocol of a paper: repavit, nondeep, nondeep-throughput, dwconv or riformer.",
+            default_text="repaconv's own",
+            panel=MEASURE,
+        ),
+    ] = None
+    profile: Annotated[bool, Knob("Also measure the time spent in each node of the graph.", panel=MEASURE)] = False
+    baseline: Annotated[
+        str | Path | None,
+        Knob(
+            "Baseline file (JSON, one entry per machine) to compare the latency with.", recorded=False, panel=BASELINE
+        ),
+    ] = None
     max_regression: Annotated[
         float,
         Knob(
-            "How much longer than the baseline it may take, e.g. 5%.",
+            "Largest latency increase over the baseline, e.g. 5%; exit code 1 above it.",
             text=SHARE,
             usual="5%",
             recorded=False,
+            panel=BASELINE,
         ),
     ] = 0.05
-    update_baseline: Annotated[bool, Knob("Write the baseline instead.", recorded=False)] = False
+    update_baseline: Annotated[
+        bool,
+        Knob(
+            "Write this measurement to the baseline file instead of comparing with it.", recorded=False, panel=BASELINE
+        ),
+    ] = False
     accept_inconclusive: AcceptInconclusive = False
     seed: Seed = 0
     unverified: Unverified = False
     out: Annotated[
         str | Path | None,
-        Knob("The result; bench/<target>.json of the run.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "File for the result (JSON).",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="bench/<target>.json in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None
 
 
@@ -194,7 +348,13 @@ class EstimateOrder(Order):
     unverified: Unverified = False
     out: Annotated[
         str | Path | None,
-        Knob("The result; bench/<target>.estimate.json of the run.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "File for the result (JSON).",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="bench/<target>.estimate.json in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None
 
 
@@ -205,33 +365,89 @@ class TuneOrder(Order):
     target: Target = "x86-64"
     runtimes: Annotated[
         Sequence[str] | None,
-        Knob("Besides the target's own: names with commas, or auto: all here that run graphs.", text=NAMES),
+        Knob(
+            "Runtimes to try in addition to the target's own: names separated by commas, or auto for all that are "
+            "installed.",
+            text=NAMES,
+            panel=SEARCH,
+        ),
     ] = None
     objective: Objective = "latency"
     settings: Settings = None
     batch: ImagesACall = None
     threads: Annotated[
-        int | None, Knob("Of one inference, the target's if left out; of throughput all, this process's.", least=1)
+        int | None,
+        Knob(
+            "Threads per inference; with --objective throughput, threads in total.",
+            least=1,
+            default_text="from the target",
+            panel=MEASURE,
+        ),
     ] = None
-    rounds: Annotated[int | None, Knob("Of the last measurement.", least=2)] = None
+    rounds: Annotated[
+        int | None,
+        Knob("Number of rounds of the final measurement.", least=2, default_text="from the target", panel=MEASURE),
+    ] = None
     budget_s: Annotated[
-        float, Knob("Seconds after which only the last measurement begins.", option=("--budget",), least=0)
+        float,
+        Knob(
+            "Time for the search in seconds; the final measurement comes after it.",
+            option=("--budget",),
+            least=0,
+            panel=SEARCH,
+        ),
     ] = 600
     max_disagreement: Annotated[
         float | None,
-        Knob("Lower precision too: lossy, at most that share of other first classes, e.g. 0.5%.", text=SHARE),
+        Knob(
+            "Also try lower precision; largest share of changed top-1 predictions, e.g. 0.5%.",
+            text=SHARE,
+            panel=PRECISION,
+        ),
     ] = None
-    max_accuracy_drop: Annotated[float | None, Knob("The same by labels: accuracy that may go.", text=SHARE)] = None
-    inputs: Annotated[str | Path | None, Knob("Images (.npz): some calibrate lower precision, others judge it.")] = None
+    max_accuracy_drop: Annotated[
+        float | None,
+        Knob(
+            "Also try lower precision; largest drop of the accuracy on labeled images, e.g. 1%.",
+            text=SHARE,
+            panel=PRECISION,
+        ),
+    ] = None
+    inputs: Annotated[
+        str | Path | None,
+        Knob(
+            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]), split into calibration and test images.",
+            panel=PRECISION,
+        ),
+    ] = None
     images: Images = None
     seed: Seed = 0
-    rewrites: Annotated[Sequence[str] | None, Knob("Consider no others: names with commas.", text=NAMES)] = None
-    exhaustive: Annotated[bool, Knob("Measure everything; asked again, it goes on for another --budget.")] = False
-    again: Annotated[bool, Knob("Search even if the answer is known.")] = False
+    rewrites: Annotated[
+        Sequence[str] | None,
+        Knob(
+            "Try only these rewrites: names separated by commas.",
+            text=NAMES,
+            default_text="all that apply",
+            panel=SEARCH,
+        ),
+    ] = None
+    exhaustive: Annotated[
+        bool,
+        Knob(
+            "Measure every configuration; running the same command again continues for another --budget.", panel=SEARCH
+        ),
+    ] = False
+    again: Annotated[bool, Knob("Search again even if a result for this machine is cached.", panel=SEARCH)] = False
     unverified: Unverified = False
     out: Annotated[
         str | Path | None,
-        Knob("The result; tuned/<target>.json of the run.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "File for the result (JSON).",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="tuned/<target>.json in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None
 
 
@@ -239,22 +455,52 @@ class TuneOrder(Order):
 class BundleOrder(Order):
     """What `repaconv.bundle` may be asked for."""
 
-    target: Annotated[str, Knob("A board with TensorRT.", usual="orin-nano")]
-    precision: Annotated[str | None, Knob("Which of the run's ONNX models; the only one for the board, else fp32.")] = (
-        None
-    )
-    form: Annotated[str | Path | None, Knob("Of the run's ONNX models; tune's file brings the precision.")] = None
-    inputs: Annotated[str | Path | None, Knob(".npz of images, or of inputs by name, for the board.")] = None
+    target: Annotated[
+        str,
+        Knob(
+            "The board: a TensorRT target listed by `repaconv targets`, or the path of a target's TOML file.",
+            usual="orin-nano",
+            panel=TARGET,
+        ),
+    ]
+    precision: Annotated[
+        str | None,
+        Knob(
+            "Precision of the run's ONNX model to pack: fp32, fp16, bf16 or int8.",
+            default_text="the only one for the board, otherwise fp32",
+            panel=INPUT,
+        ),
+    ] = None
+    form: Annotated[
+        str | Path | None,
+        Knob(
+            "Rewrite preset of the run's ONNX model to pack, or the result file of `tune`, which also sets the "
+            "precision.",
+            panel=INPUT,
+        ),
+    ] = None
+    inputs: Annotated[
+        str | Path | None,
+        Knob("Inputs for the board (.npz): 'input' [N, C, H, W], or one array per input name.", panel=IMAGES),
+    ] = None
     images: Images = None
-    count: Annotated[int | None, Knob("How many random images (4), or images of the folder (all).", least=1)] = None
-    seed: Annotated[int, Knob("Of random images.", least=0)] = 0
+    count: Annotated[
+        int | None, Knob("Number of images.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES)
+    ] = None
+    seed: Annotated[int, Knob("Seed of the random images.", least=0, panel=IMAGES)] = 0
     batch: ImagesACall = None
     workspace_mib: Workspace = None
     checkpoint: Checkpoint = None
     unverified: Unverified = False
     out: Annotated[
         str | Path | None,
-        Knob("The bundle; build/<target>.tar.gz of the run.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "File for the bundle.",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="build/<target>.tar.gz in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None
 
 
@@ -262,7 +508,9 @@ class BundleOrder(Order):
 class RunOrder(Order):
     """What `repaconv.run` may be asked for; all else stands in its recipe."""
 
-    dry_run: Annotated[bool, Knob("Say what would run, and why.", option=("--dry-run",))] = False
+    dry_run: Annotated[bool, Knob("List the steps that would run and why, and run none.", option=("--dry-run",))] = (
+        False
+    )
     again: Again = False
 
 
@@ -271,7 +519,9 @@ class GateOrder(Order):
     """What `repaconv.gate` may be asked for; all else stands in its recipes."""
 
     again: Again = False
-    update_baseline: Annotated[bool, Knob("Write the latencies as the new baseline instead of judging them.")] = False
+    update_baseline: Annotated[
+        bool, Knob("Write the measured latencies to the baseline files instead of comparing with them.", panel=BASELINE)
+    ] = False
     accept_inconclusive: AcceptInconclusive = False
 
 
@@ -284,7 +534,14 @@ class ClusterOrder(Order):
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     wait_s: Annotated[
-        float, Knob("Seconds to wait for a worker of the target.", option=("--wait",), least=0, recorded=False)
+        float,
+        Knob(
+            "Seconds to wait for a worker that serves the target.",
+            option=("--wait",),
+            least=0,
+            recorded=False,
+            panel=CLUSTER,
+        ),
     ] = 30
 
 
@@ -292,9 +549,11 @@ class ClusterOrder(Order):
 class WorkerOrder(Order):
     """What a worker of a cluster is."""
 
-    target: Annotated[str, Knob("What this machine is.")]
-    scheduler: Annotated[str, Knob("Of the Dask cluster.", metavar="tcp://HOST:PORT")]
-    name: Annotated[str | None, Knob("What it is called in results.")] = None
+    target: Annotated[str, Knob("The target that this machine is, e.g. orin-nano.", panel=TARGET)]
+    scheduler: Annotated[str, Knob("Address of the Dask scheduler.", metavar="tcp://HOST:PORT", panel=CLUSTER)]
+    name: Annotated[
+        str | None, Knob("Name of this machine in results.", default_text="chosen by Dask", panel=CLUSTER)
+    ] = None
     tls_ca: TlsCa = None
     tls_cert: TlsCert = None
     tls_key: TlsKey = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repaconv.orders.knobs import Knob, Order
+from repaconv.orders.panels import MEASURE, OUTPUT
 from repaconv.orders.shared import Against, Deployed, ImagesACall, ImageSize, OfTheRun, Rounds, Seed, Target, Unverified
 
 
@@ -18,8 +19,11 @@ class ThroughputOrder(Order):
     precision: OfTheRun = "fp32"
     form: Deployed = None
     against: Against = None
-    streams: Annotated[int | None, Knob("Calls at once; one for every core if left out.", least=1)] = None
-    threads: Annotated[int | None, Knob("Of a call; 1 if left out.", least=1)] = None
+    streams: Annotated[
+        int | None,
+        Knob("Number of inferences that run at the same time.", least=1, default_text="one per core", panel=MEASURE),
+    ] = None
+    threads: Annotated[int | None, Knob("Threads per inference.", least=1, default_text="1", panel=MEASURE)] = None
     batch: ImagesACall = None
     image_size: ImageSize = None
     rounds: Rounds = None
@@ -27,5 +31,11 @@ class ThroughputOrder(Order):
     unverified: Unverified = False
     out: Annotated[
         str | Path | None,
-        Knob("The result; bench/<target>.throughput.json of the run.", option=("-o", "--out"), recorded=False),
+        Knob(
+            "File for the result (JSON).",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="bench/<target>.throughput.json in the run folder",
+            panel=OUTPUT,
+        ),
     ] = None

@@ -160,7 +160,7 @@ def test_what_cannot_be_built_is_told(tiny, repaconv):
     with pytest.raises(EnvironmentProblem, match=r"built there, by its tensorrt 8\.2\.1"):
         rc.build(target="jetson-nano")
     assert repaconv("build", "--target", "orin-nano")[0] == 3
-    with pytest.raises(EnvironmentProblem, match="needs an NVIDIA card"):
+    with pytest.raises(EnvironmentProblem, match="needs an NVIDIA GPU"):
         rc.bench(target="rtx-40")
     with pytest.raises(EnvironmentProblem, match=r"compute capability 8\.7"):
         ENGINE.build(order(graph("repavit-tiny")[0], capabilities=("8.7",)))

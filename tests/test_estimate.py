@@ -107,7 +107,7 @@ def test_a_graphs_own_types_decide_and_a_runtime_that_lowers():
     assert [(node.precision, node.bytes, node.low_ms) for node in lowered] == [
         (node.precision, node.bytes, node.low_ms) for node in half
     ]
-    with pytest.raises(UsageProblem, match="no peak is known of a card in bf16"):
+    with pytest.raises(UsageProblem, match="the peak throughput of a card in bf16 is unknown"):
         total(network(), lowered="bf16")
 
 

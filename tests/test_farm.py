@@ -166,10 +166,10 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         assert "on the worker" in done.note
         assert Path("repaconv-out/repavit/bench/x86-64.json").is_file()
         rc.export(target="arm64")
-        with pytest.raises(EnvironmentProblem, match="no worker for arm64 came within 0 s; there are some for x86-64"):
+        with pytest.raises(EnvironmentProblem, match="no worker for arm64 connected within 0 s; .* workers for x86-64"):
             bench_on(at(cluster.address, wait_s=0), BenchOrder(target="arm64"))
     monkeypatch.setattr("repaconv.farm.cluster.ANSWERS_S", 1)
-    with pytest.raises(EnvironmentProblem, match="does not answer"):
+    with pytest.raises(EnvironmentProblem, match="no answer from"):
         bench_on(at("tcp://127.0.0.1:9"), BenchOrder())
     assert repaconv("bench", "--scheduler", "tcp://127.0.0.1:9")[0] == 3
 
@@ -188,7 +188,7 @@ def test_a_worker_without_a_scheduler_says_so(scheduler, why):
     patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **patience})
     assert done.returncode == 3
-    assert f"the scheduler {scheduler} does not answer" in done.stderr
+    assert f"no answer from the scheduler {scheduler}" in done.stderr
     assert why in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -229,12 +229,12 @@ def test_tls_from_end_to_end(tiny):
         there = on_workers(safe, TuneOrder())
         tuned = rc.tune(measurer=there, rounds=3, rewrites=["batchnorm-as-affine", "group-norm-flat"])
         assert any(row.ratio is not None for row in tuned.candidates)
-        with pytest.raises(EnvironmentProblem, match="wants TLS"):
+        with pytest.raises(EnvironmentProblem, match="requires TLS"):
             bench_on(at(cluster.address), BenchOrder())
         plain = cluster.address.replace("tls://", "tcp://")
-        with pytest.raises(EnvironmentProblem, match="does not answer"):
+        with pytest.raises(EnvironmentProblem, match="no answer from"):
             bench_on(at(plain), BenchOrder())
-    with pytest.raises(EnvironmentProblem, match="all three as files"):
+    with pytest.raises(EnvironmentProblem, match="TLS needs three files"):
         bench_on(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOrder())
 
 
@@ -276,7 +276,7 @@ def test_what_is_wrong_in_a_matrix_is_told_and_a_bad_cell_fails_alone(tiny, repa
         with pytest.raises(UsageProblem, match=rf"m\.toml.*{line.split()[0]}"):
             read_matrix(Path("m.toml"))
     Path("m.yaml").write_text("- just\n- a list\n")
-    with pytest.raises(UsageProblem, match="not a matrix"):
+    with pytest.raises(UsageProblem, match="does not contain a matrix"):
         read_matrix(Path("m.yaml"))
     Path("m.yaml").write_text("models: {a: b.pth}\n")
     with pytest.raises(UsageProblem, match=r"m\.yaml: models: input should be a valid list\.$"):
@@ -337,9 +337,9 @@ def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, mon
         monkeypatch.setattr("repaconv.farm.sweep.run_job", lambda *job, n=name, v=value: {**run_job(*job), n: v})
         code, _, problems = swept()
         assert code == 1
-        assert all("another question" in problem for problem in problems)
+        assert all("another request" in problem for problem in problems)
     monkeypatch.setattr("repaconv.farm.sweep.run_job", lambda *_: {"stage": "bench"})
-    assert "no measurement that is known" in swept()[2][0]
+    assert "not a measurement that this version understands" in swept()[2][0]
     assert not list(Path("repaconv-out/sweep-m/results").iterdir())
 
 
@@ -348,7 +348,7 @@ def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path
     models = (Model(name="m", sha256="0" * 64),)
     target = resolved("x86-64")
     job = Job.of(target, models, BenchOrder())
-    with pytest.raises(Refused, match="its hash is another"):
+    with pytest.raises(Refused, match="changed in transit"):
         run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})
     assert job.id == Job.of(target, models, BenchOrder(baseline="the desk's.json", out="o.json")).id
     assert job.id != Job.of(target, models, BenchOrder(rounds=3)).id
@@ -464,6 +464,6 @@ def test_a_board_that_is_not_reached_is_told(tiny):
     rc.export(target="orin-nano", image_size=32)
     with pytest.raises(EnvironmentProblem, match=r"ssh to nobody@127\.0\.0\.1 failed"):
         bench_by_ssh("nobody@127.0.0.1", BenchOrder(target="orin-nano"), count=1)
-    with pytest.raises(UsageProblem, match="no host"):
+    with pytest.raises(UsageProblem, match="is not a host name"):
         bench_by_ssh("-oProxyCommand=touch x", BenchOrder(target="orin-nano"), count=1)
     assert not Path("x").exists()

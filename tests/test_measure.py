@@ -281,7 +281,7 @@ def test_the_papers_protocols(tiny):
     assert paper("repavit").images(4, lambda: 1.0) == 128
     assert paper("riformer").images(1, lambda: 1.0) == 2048
     assert paper("riformer").images(1, lambda: 1e18) == 1
-    with pytest.raises(UsageProblem, match="no protocol"):
+    with pytest.raises(UsageProblem, match="unknown protocol"):
         paper("imagenet")
     rc.fold(tiny)
     rc.export()
@@ -454,7 +454,7 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     assert f">{rate}</td>" in Path("repaconv-out/tiny/report.html").read_text()
     rc.report(format="markdown", paper=False)
     assert "## Images a second on x86-64" in Path("repaconv-out/tiny/report.md").read_text()
-    for words, told in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "would do nothing")):
+    for words, told in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "has no effect")):
         code, _, err = repaconv(*many, *words)
         assert (code, told in err) == (2, True)
     assert repaconv("bench", "--streams", "2")[0] == 2

@@ -214,7 +214,7 @@ def test_a_pair_that_settles_nothing_is_refused(repaconv):
     single = {name: w for name, w in weights.items() if ".branches.1." not in name}
     del meta["arch"]["num_branches"]
     np.savez("both.npz", input=IMAGES, output=net(single, IMAGES, heads=3, value="value-sum", scale="sqrt"))
-    with pytest.raises(Refused, match="does not settle attn_value"):
+    with pytest.raises(Refused, match="does not determine attn_value"):
         rc.fold(save(single, meta), identify="both.npz")
     code, _, err = repaconv("fold", save(weights, meta), "--identify", "wrong.npz")
     assert code == 4

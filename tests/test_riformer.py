@@ -196,7 +196,7 @@ def test_what_must_be_refused():
     other = deployed(weights)
     mixed = {k: (other if ".network.0." in k else weights).get(k) for k in {**weights, **other}}
     save({k: v for k, v in mixed.items() if v is not None})
-    with pytest.raises(Refused, match=r"training form and .* deploy form"):
+    with pytest.raises(Refused, match=r"training-time architecture and .* inference-time one"):
         rc.fold("c.pth")
     save({k: v for k, v in weights.items() if "token_mixer" not in k})  # these are PoolFormer's keys
     with pytest.raises(Refused) as caught:

@@ -18,12 +18,12 @@ def require_size(backbone: Any, config: Any, height: int, width: int) -> None:
     if backbone.any_image_size:
         raise UsageProblem(
             f"images of {height} x {width} pixels are too small for this network.",
-            hint="Give larger ones (--image-size, --set image_size=N, --inputs).",
+            hint="Give larger images (--image-size, --set image_size=N, --inputs).",
             code="image-size",
         )
     taken = " x ".join(map(str, backbone.image_size(config, (height, width))))
     raise UsageProblem(
-        f"this network takes images of {taken} pixels only, not of {height} x {width}.",
-        hint="Its positions are for that size; give such images, or leave --image-size out.",
+        f"this network takes images of {taken} pixels only, not {height} x {width}.",
+        hint="Its position embeddings have that size. Give images of that size, or leave --image-size out.",
         code="image-size",
     )

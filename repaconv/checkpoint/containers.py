@@ -40,8 +40,8 @@ def _by_its_head(path: Path) -> Contents:
         raise Refused(f"{path} is a folder, not a checkpoint.", hint=_inside(path), code="checkpoint.directory")
     if path.exists() and not path.is_file():
         raise Refused(
-            f"{path} is a pipe or a device, not a file.",
-            hint="Save it as a file first; it is read more than once.",
+            f"{path} is a pipe or a device, not a regular file.",
+            hint="Save it as a file first, because it is read more than once.",
             code="checkpoint.type",
         )
     try:
@@ -59,7 +59,7 @@ def _by_its_head(path: Path) -> Contents:
         ) from error
     if not head:
         raise Refused(
-            f"{path} is empty.", hint="The download or the save failed; get it again.", code="checkpoint.empty"
+            f"{path} is empty.", hint="The download or the save failed. Get the file again.", code="checkpoint.empty"
         )
     if head.startswith(b"PK"):
         return open_zip(path)

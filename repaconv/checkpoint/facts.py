@@ -29,14 +29,14 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise Refused(
-                f"{names.get(name, name)} has {bad} values that are NaN or infinite (of {tensor.numel()}).",
-                hint="The training diverged or the file is damaged; take an earlier checkpoint.",
+                f"{names.get(name, name)} has {bad} values that are NaN or infinite, of {tensor.numel()}.",
+                hint="The training diverged or the file is damaged. Use an earlier checkpoint.",
                 code="checkpoint.not-finite",
             )
         if name.endswith("running_var") and bool((tensor < 0).any()):
             raise Refused(
-                f"{names.get(name, name)} has negative values, which a variance cannot have.",
-                hint="The file is damaged; take an earlier checkpoint.",
+                f"{names.get(name, name)} is a variance and has negative values.",
+                hint="The file is damaged. Use an earlier checkpoint.",
                 code="checkpoint.negative-variance",
             )
 
@@ -58,9 +58,9 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         found = tensors[name]
         if found.shape != wanted.shape:
             raise Refused(
-                f"{names.get(name, name)} has shape {list(found.shape)} where the other weights need "
+                f"{names.get(name, name)} has shape {list(found.shape)}, but the other weights require "
                 f"{list(wanted.shape)}.",
-                hint="The file mixes two nets, or it was changed after training.",
+                hint="The file mixes two networks, or it was changed after training.",
                 code="checkpoint.shape",
             )
         if wanted.is_floating_point() and not found.is_floating_point():
@@ -72,7 +72,7 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
 def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:
     return Refused(
         f"{name} holds {tensor.dtype}, {wanted}.",
-        hint="Fold the float checkpoint and quantise afterwards.",
+        hint="Fold the floating-point checkpoint, and quantize it afterwards.",
         code="checkpoint.dtype",
     )
 

@@ -39,7 +39,7 @@ def broken(path: Path, detail: str) -> Refused:
     """That a file is not whole."""
     return Refused(
         f"{path} is truncated or corrupt: {detail}.",
-        hint="Download or copy it again, and compare its size or hash with the source's.",
+        hint="Download or copy it again, and compare its size or hash with the source.",
         code="checkpoint.truncated",
     )
 

@@ -189,8 +189,11 @@ class _DataUnpickler(Machine):
         full = f"{module}.{name}"
         if module.partition(".")[0] in RUNS_CODE_MODULES or full in RUNS_CODE_NAMES:
             raise Refused(
-                f"the file asks for {full}, which can run code; nothing of it was run.",
-                hint="Load this file with no other tool either. Ask its author for a state dict, best as .safetensors.",
+                f"the file refers to {full}, which can run code; none of it was run.",
+                hint=(
+                    "Do not load this file with any other tool. Ask its author for a state dict, preferably as "
+                    ".safetensors."
+                ),
                 code="checkpoint.unsafe-global",
             )
         if full in _ALLOWED:

@@ -142,8 +142,8 @@ def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: C
     if wanted is not None:
         if wanted not in sets:
             raise Refused(
-                f"{path} holds no weights called {wanted!r}.",
-                hint=f"It holds: {known or 'none'}.",
+                f"{path} has no set of weights named {wanted!r}.",
+                hint=f"It has: {known or 'none'}.",
                 code="checkpoint.weights",
             )
         return wanted, "asked for with --weights"
@@ -188,7 +188,7 @@ def _by_mmengine(value: Mapping[str, Any]) -> bool:
 def _ambiguous(path: Path, what: str, places: list[str]) -> Refused:
     return Refused(
         f"{path} holds {what}: {', '.join(places)}.",
-        hint=f"Choose one with --weights NAME, e.g. --weights {places[0]}.",
+        hint=f"Select one with --weights NAME, e.g. --weights {places[0]}.",
         code="checkpoint.ambiguous",
     )
 
@@ -199,8 +199,8 @@ def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str,
         if isinstance(value, (Placeholder, type)):
             what = getattr(value, "qualified_name", "") or "a class"
             raise Refused(
-                f"{path}: {place}[{name!r}] is not a tensor but needs {what}, which is not run.",
-                hint="Save the weights as plain tensors, best as .safetensors.",
+                f"{path}: {place}[{name!r}] is not a tensor; reading it requires {what}, which is not run.",
+                hint="Save the weights as plain tensors, preferably as .safetensors.",
                 code="checkpoint.global-in-weights",
             )
     return {name: value for name, value in found.items() if isinstance(value, Tensor) and not _is_counter(name)}

@@ -66,9 +66,9 @@ class ZipChecksums(Checksums):
             for record, found in zip(used, _crcs(file.fileno(), used), strict=True):
                 if found != record.crc:
                     raise Refused(
-                        f"{used[record]} is damaged: its bytes in {self.path} have the CRC-32 {found:08x}, "
-                        f"those that were saved had {record.crc:08x}.",
-                        hint="Download or copy the file again: what is in it is not what was trained.",
+                        f"{used[record]} is damaged: its bytes in {self.path} have the CRC-32 {found:08x}, but "
+                        f"{record.crc:08x} was recorded when they were saved.",
+                        hint="Download or copy the file again. Its contents are not what was trained.",
                         code="checkpoint.damaged",
                     )
 
@@ -183,7 +183,7 @@ def open_zip(path: Path) -> Contents:
         if f"{archive.root}byteorder" in archive.entries and archive.small("byteorder").strip() == b"big":
             raise Refused(
                 f"{path} was saved on a big-endian machine, which is not supported.",
-                hint="Load and save it once on a little-endian machine, or as .safetensors.",
+                hint="Load it and save it again on a little-endian machine, or save it as .safetensors.",
                 code="checkpoint.type",
             )
         found = unpickle(io.BytesIO(archive.small("data.pkl")), StorageIds(archive.storage))

@@ -70,7 +70,11 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         measured = repaconv.bench(out / arch, rounds=rounds, profile=True, progress=progress)
         page = repaconv.report(out / arch, progress=progress)
     if seen.training is None or seen.deploy is None or measured.ratio is None:
-        raise UsageProblem("the demo's checkpoint was not understood.", hint="Report this.", code="demo.broken")
+        raise UsageProblem(
+            "the demo's checkpoint was not recognized.",
+            hint="This is a defect of repaconv; please report it.",
+            code="demo.broken",
+        )
     render.files((), (*folded.wrote, *exported.wrote, *verified.wrote, *measured.wrote, *page.wrote), quiet=quiet)
     lines = [
         ("method", f"{seen.method}: {seen.reason}", "inspect"),

@@ -185,7 +185,7 @@ def refuse_idle(command: str, given: Values, typed: Mapping[str, str]) -> None:
         idle = [typed[name] for name in rule.options if name in typed] if command in rule.commands else []
         if idle and rule.where(given):
             raise UsageProblem(
-                f"{', '.join(idle)} would do nothing here: {rule.why}.",
-                hint=f"Leave it out; see `repaconv {command} --help`.",
+                f"{', '.join(idle)} has no effect here: {rule.why}.",
+                hint=f"Leave it out, and see `repaconv {command} --help`.",
                 code="usage.idle",
             )

@@ -70,8 +70,8 @@ def gate(
     for name in written:
         if name not in reports.FORMATS:
             raise UsageProblem(
-                f"--also {name}: there is no such format.",
-                hint=f"Known: {', '.join(reports.FORMATS)}.",
+                f"--also {name}: unknown format.",
+                hint=f"Known formats: {', '.join(reports.FORMATS)}.",
                 code="usage.also",
             )
     with render.progress(quiet=quiet or format is not GateFormat.text) as progress:

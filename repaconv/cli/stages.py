@@ -128,7 +128,9 @@ def export(
 
     if run is not None and run.suffix == ".onnx":
         raise UsageProblem(
-            f"{run} is no run's folder.", hint=f"The file to write is -o: repaconv export -o {run}", code="usage.export"
+            f"{run} is not a run folder.",
+            hint=f"To choose the file to write, use -o: repaconv export -o {run}",
+            code="usage.export",
         )
     finish("export", format, quiet, partial(export_by, order, run, onnx=out or ""))
 
@@ -201,7 +203,7 @@ def bench(
     """
     if objective not in OBJECTIVES:
         known = ", ".join(OBJECTIVES)
-        raise UsageProblem(f"there is no objective {objective!r}.", hint=f"Known: {known}.", code="objective")
+        raise UsageProblem(f"unknown objective {objective!r}.", hint=f"Known objectives: {known}.", code="objective")
     by = _estimated(model, order) if estimate else _bench_where(model, order, cluster, host)
     finish("bench", format, quiet, _throughput(model, order, streams) if objective == THROUGHPUT else by)
 

@@ -49,15 +49,15 @@ def read_which(order: ConvertOrder, plain: Plain) -> Blocks:
         return read_blocks(order.blocks, len(plain.blocks))
     if order.blocks != "auto" or order.speedup is not None or (order.kind, order.fit) != ("depthwise", "squares"):
         raise UsageProblem(
-            "--heads goes with neither --blocks nor --speedup, and heads are fitted as depthwise convolutions.",
-            hint="Leave the others out.",
+            "--heads cannot be combined with --blocks, with --speedup or with another --kind than depthwise.",
+            hint="Leave the other options out.",
             code="convert.heads",
         )
     if plain.config.prefix:
         raise Refused(
-            "heads are replaced one by one in networks whose tokens are all patches: this one has others, which all of "
-            "its heads attend to.",
-            hint="Replace whole blocks: --blocks.",
+            "single heads can be replaced only in networks whose tokens are all patches; this network has other "
+            "tokens, which all of its heads attend to.",
+            hint="Replace whole blocks with --blocks.",
             code="convert.heads",
         )
     return read_heads(order.heads, len(plain.blocks), plain.heads)
@@ -125,18 +125,18 @@ def read_how(order: ConvertOrder, config: ViTConfig) -> How:
     for option, given, words in known:
         if given not in words:
             raise UsageProblem(
-                f"{option} {given} is not known.", hint=f"Known: {', '.join(words)}.", code="convert.unknown"
+                f"{option} {given} is unknown.", hint=f"Known: {', '.join(words)}.", code="convert.unknown"
             )
     if order.fit != "squares" and order.kind != "depthwise":
         raise UsageProblem(
-            f"--fit {order.fit} sets kernels by hand, and --kind {order.kind} is fitted.",
-            hint="Leave one of them out.",
+            f"--fit {order.fit} sets the kernels without fitting, but --kind {order.kind} is fitted.",
+            hint="Leave one of the two options out.",
             code="convert.fit",
         )
     if order.keep is not None:
         raise UsageProblem(
-            "--keep shares what merges among all blocks, and behind a convolution alone tokens may.",
-            hint="Say block by block what merges: --schedule 0,0,16,16,...",
+            "--keep spreads the merging over all blocks, but tokens may merge only after the last convolution.",
+            hint="Give the number of merged tokens for each block: --schedule 0,0,16,16,...",
             code="convert.schedule",
         )
     schedule = read_schedule(order.schedule, config) if order.schedule is not None else ()
@@ -155,9 +155,9 @@ def require_before(blocks: Blocks, how: How, heads: int) -> None:
     most = first * heads if blocks.single else first
     if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > most:
         raise UsageProblem(
-            f"tokens merge from block {first} on, lie on no grid there, and only the {first} blocks before can be "
-            "replaced.",
-            hint="Begin --schedule with more zeros, or replace others.",
+            f"tokens merge from block {first} on and then lie on no grid, so only the {first} blocks before it can "
+            "be replaced.",
+            hint="Start --schedule with more zeros, or replace other blocks.",
             code="convert.schedule",
         )
 
@@ -173,14 +173,17 @@ def read_budget(order: ConvertOrder, parted: Parted, *, classes: int, choosing: 
         budget = Budget(USUAL_BUDGET)
     if budget.asked and not classes:
         raise UsageProblem(
-            "the network gives features, and a budget is of first classes.",
-            hint="Say how many blocks, or which: --blocks N; the error is measured all the same.",
+            "the network outputs features, but the budget is a share of changed top-1 predictions.",
+            hint="Give the number of blocks or their indices: --blocks N. The error is measured anyway.",
             code="convert.no-classes",
         )
     if budget.max_accuracy_drop is not None and not all((part.labels >= 0).any() for part in parted[1:]):
         raise UsageProblem(
-            "--max-accuracy-drop needs labelled images, to choose by and to judge by.",
-            hint="Give one folder a class, or 'labels' in the .npz; --max-disagreement needs none.",
+            "--max-accuracy-drop needs labeled images.",
+            hint=(
+                "Give a folder with one subfolder per class, or an .npz with 'labels'. --max-disagreement needs no "
+                "labels."
+            ),
             code="convert.no-labels",
         )
     return budget
@@ -195,8 +198,8 @@ def require_enough(parted: Parted, patches: int, width: int) -> None:
     tokens = len(parted.fitting.images) * patches
     if tokens <= width:
         raise Refused(
-            f"{len(parted.fitting.images)} images to fit on are {tokens} tokens, and every output has {width + 1} "
-            "unknowns.",
-            hint="Give more images: a few hundred are usual.",
+            f"{len(parted.fitting.images)} images for fitting have {tokens} tokens, but each output has "
+            f"{width + 1} unknowns.",
+            hint="Give more images; a few hundred are usual.",
             code="convert.too-few",
         )

@@ -103,9 +103,9 @@ def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:
     if not chosen:
         least = tried[0]
         raise GateFailed(
-            f"the budget allows no block: replacing block {least.blocks[0]} alone leaves {least.agreement:.1%} of the "
-            "first classes as they were.",
-            hint="Allow more, give more images, or try --kind static.",
+            f"the budget allows no block: replacing block {least.blocks[0]} alone keeps only {least.agreement:.1%} "
+            "of the top-1 predictions.",
+            hint="Allow a larger loss, give more images, or try --kind static.",
             code="convert.budget",
         )
 

@@ -26,8 +26,9 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
     """
     if (schedule is None) == (keep is None):
         raise UsageProblem(
-            f"{'neither of' if schedule is None else 'both'} --schedule and --keep given.",
-            hint="Give --schedule 16,16,... (tokens that go, block by block), --keep 0.6, or --speedup 1.5.",
+            f"{'neither' if schedule is None else 'both'} --schedule {'nor' if schedule is None else 'and'} --keep "
+            "given.",
+            hint="Give --schedule 16,16,... (tokens merged in each block), --keep 0.6, or --speedup 1.5.",
             code="convert.schedule",
         )
     if schedule is not None or keep is None:
@@ -36,7 +37,9 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
     patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     if not 0 < keep < 1:
         raise UsageProblem(
-            f"--keep {keep:g} is not between 0 and 1.", hint="It is the share that is left.", code="convert.schedule"
+            f"--keep {keep:g} is not between 0 and 1.",
+            hint="It is the fraction of the patches that remain.",
+            code="convert.schedule",
         )
     each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
     return words([*(each + (index < more) for index in range(depth - 1)), 0])
@@ -54,7 +57,10 @@ def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
     except ValueError as problem:
         raise UsageProblem(
             f"--schedule {schedule}: {problem}.",
-            hint=f"Tokens that go, one number a block: {words([patches // (2 * depth)] * (depth - 1) + [0])}.",
+            hint=(
+                "Give the tokens merged in each block, one number per block: "
+                f"{words([patches // (2 * depth)] * (depth - 1) + [0])}."
+            ),
             code="convert.schedule",
         ) from None
 

@@ -72,9 +72,9 @@ def part(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], R
         found[role_of(image)].append((image, -1 if batch.labels is None else int(batch.labels[0])))
     if empty := [role for role, images in found.items() if not images]:
         raise Refused(
-            f"of {min(samples, given.shape[0])} images of {given.name} none is for {' and '.join(empty)}: they are "
-            "parted by their content, most to fit, some to choose, some to judge.",
-            hint="Give some hundreds of images with --images or --inputs.",
+            f"{given.name}: of {min(samples, given.shape[0])} images none is left for {' and '.join(empty)}; "
+            "images are split by their content, most for calibration, some for validation, some for the test.",
+            hint="Give a few hundred images with --images or --inputs.",
             code="convert.too-few",
         )
     return Parted(*(_stacked(found[role]) for role in dict.fromkeys(ROLES)))
@@ -93,8 +93,8 @@ def require_finite(images: NDArray[np.float32], place: int, given: Inputs) -> No
     """
     if not np.isfinite(images).all():
         raise Refused(
-            f"{given.name}: image {place} holds NaN or infinity.",
-            hint="Take it out: a fit or a score would be of nothing.",
+            f"{given.name}: image {place} contains NaN or infinity.",
+            hint="Remove that image.",
             code="inputs.not-finite",
         )
 

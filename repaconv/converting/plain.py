@@ -34,7 +34,7 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
     replaced = [i for i, block in enumerate(reading.blocks) if block.merged or block.mixer.kind != "attention"]
     if replaced:
         raise Refused(
-            f"{checkpoint.path}: blocks {', '.join(map(str, replaced))} merge tokens, or do not attend with all heads.",
+            f"{checkpoint.path}: blocks {', '.join(map(str, replaced))} merge tokens or have heads without attention.",
             hint="Give the plain network that it was made from.",
             code="convert.not-plain",
         )

@@ -37,8 +37,8 @@ def require_card(engine: str) -> Card:
         built = torch.version.cuda
         why = f"torch {torch.__version__} is built without CUDA" if built is None else "its driver answers for none"
         raise EnvironmentProblem(
-            f"{engine} needs an NVIDIA card, and there is none here: {why}.",
-            hint="Run it on a machine that has one; --target cpu-torch and x86-64 measure this one.",
+            f"{engine} needs an NVIDIA GPU, and none was found: {why}.",
+            hint="Run it on a machine with a GPU. --target cpu-torch and --target x86-64 measure this machine.",
             code="card.missing",
         )
     return found
@@ -57,7 +57,9 @@ def within_memory(images: int) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         raise EnvironmentProblem(
-            f"the card's memory does not hold {images} images at once.", hint="Ask for fewer.", code="card.memory"
+            f"the GPU memory is too small for a batch of {images} images.",
+            hint="Use a smaller batch size.",
+            code="card.memory",
         ) from error
 
 

@@ -263,7 +263,7 @@ def require_device(engine: str, spec: SessionSpec, *kinds: str) -> str:
         return "cpu" if kinds[0] == "cpu" else f"{kinds[0]}:0"
     if spec.device.partition(":")[0] not in kinds:
         raise EnvironmentProblem(
-            f"{engine} does not run on {spec.device} here.",
+            f"{engine} does not run on {spec.device} on this machine.",
             hint=f"It runs on {', '.join(kinds)}.",
             code="runtime.device",
         )
@@ -273,8 +273,8 @@ def require_device(engine: str, spec: SessionSpec, *kinds: str) -> str:
 def nothing_to_build(engine: str) -> EnvironmentProblem:
     """What is raised by an engine that runs networks as they are."""
     return EnvironmentProblem(
-        f"{engine} runs a run's networks as they are: there is nothing to build.",
-        hint="repaconv bench --target cpu-torch measures them.",
+        f"{engine} runs the run's PyTorch module directly: there is nothing to build.",
+        hint="Measure it with repaconv bench --target cpu-torch.",
         code="build.nothing",
     )
 
@@ -282,5 +282,7 @@ def nothing_to_build(engine: str) -> EnvironmentProblem:
 def cannot(engine: str, ability: Ability) -> EnvironmentProblem:
     """What a session raises that is asked for what its engine's ``can`` leaves out."""
     return EnvironmentProblem(
-        f"{engine} tells no {ability}.", hint="Ask ONNX Runtime, which does.", code="runtime.cannot"
+        f"{engine} does not report a {ability}.",
+        hint="ONNX Runtime does: choose a target that uses it.",
+        code="runtime.cannot",
     )

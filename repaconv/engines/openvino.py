@@ -154,8 +154,8 @@ class OpenVino:
         can = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
         if precision not in HINTS or (precision == "bf16" and "BF16" not in can):
             raise EnvironmentProblem(
-                f"OpenVINO does not compute in {precision} on this processor, which has {', '.join(can)}.",
-                hint="bf16 wants AVX512-BF16 or AMX; fp32 and int8 run everywhere.",
+                f"OpenVINO does not compute in {precision} on this CPU, which supports {', '.join(can)}.",
+                hint="bf16 requires AVX512-BF16 or AMX; fp32 and int8 run on every CPU.",
                 code="build.precision",
             )
         return {
@@ -205,8 +205,8 @@ def _refused(model: Deployable, error: Exception) -> Refused:
     where = "the model" if isinstance(model, bytes) else str(model)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return Refused(
-        f"OpenVINO does not load {where}: {lines[-1] if lines else 'it does not say why'}.",
-        hint="A compiled model runs on the OpenVINO and the processor that it was built for.",
+        f"OpenVINO cannot load {where}: {lines[-1] if lines else 'it gave no reason'}.",
+        hint="A compiled model runs only on the OpenVINO version and CPU that it was compiled for.",
         code="engine.unloadable",
     )
 

@@ -247,8 +247,8 @@ def unloadable(model: Deployable, error: Exception) -> Refused:
     """What is raised where ONNX Runtime does not load a model."""
     where = "the model" if isinstance(model, bytes) else str(model)
     return Refused(
-        f"ONNX Runtime does not load {where}: {first_line(error)}.",
-        hint="Check that it is an ONNX file, and that its opset is not newer than this runtime.",
+        f"ONNX Runtime cannot load {where}: {first_line(error)}.",
+        hint="Check that it is an ONNX file and that this version of ONNX Runtime supports its opset.",
         code="onnx.unloadable",
     )
 

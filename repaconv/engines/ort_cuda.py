@@ -44,8 +44,8 @@ class OrtCudaSession(OrtSession):
         self._providers, wanted = providers, _name(providers[0])
         if wanted not in (there := self._session.get_providers()):
             raise EnvironmentProblem(
-                f"ONNX Runtime's {wanted} does not load here: it fell back to {', '.join(there)}.",
-                hint="It wants the CUDA and cuDNN that it was built for; torch's own packages have them.",
+                f"ONNX Runtime's {wanted} cannot be loaded here; it fell back to {', '.join(there)}.",
+                hint="It requires the CUDA and cuDNN versions that it was built for; torch's packages contain them.",
                 code="runtime.provider",
             )
         self.options |= {"tf32": str(spec.precision == "tf32")}
@@ -152,8 +152,8 @@ class OnnxRuntimeCuda(OnnxRuntime):
 
         if self.first not in (there := onnxruntime.get_available_providers()):
             raise EnvironmentProblem(
-                f"this ONNX Runtime has no {self.first}, only {', '.join(there)}.",
-                hint="pip install 'repaconv[onnxruntime-gpu]' in place of onnxruntime.",
+                f"the installed ONNX Runtime has no {self.first}, only {', '.join(there)}.",
+                hint="Replace onnxruntime: pip install 'repaconv[onnxruntime-gpu]'.",
                 code="runtime.provider",
             )
         if self.first == TENSORRT:  # which is listed, installed or not
@@ -190,7 +190,7 @@ def require_float32(precision: str) -> None:
     """
     if precision == "fp32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
         raise EnvironmentProblem(
-            "ONNX Runtime's TensorRT provider multiplies float32 in TF32 here.",
+            "ONNX Runtime's TensorRT provider computes float32 products in TF32 here.",
             hint="Set NVIDIA_TF32_OVERRIDE=0 before repaconv starts, or ask for --precision tf32.",
             code="precision",
         )

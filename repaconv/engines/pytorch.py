@@ -124,20 +124,21 @@ class Torch:
         require_one_stream("torch", spec)
         if spec.precision not in self.precisions:
             raise EnvironmentProblem(
-                f"torch computes no {spec.precision} here.",
-                hint=f"It computes {', '.join(self.precisions[:-1])} and {self.precisions[-1]}.",
+                f"torch does not compute in {spec.precision} here.",
+                hint=f"Supported: {', '.join(self.precisions[:-1])} and {self.precisions[-1]}.",
                 code="precision",
             )
         if self.compiled and not any(map(shutil.which, COMPILERS)):
             raise EnvironmentProblem(
-                "torch.compile needs a C++ compiler, and there is none.",
-                hint="Install g++ or clang, or measure torch as it is: --target cpu-torch.",
+                "torch.compile needs a C++ compiler, and none was found.",
+                hint="Install g++ or clang, or measure eager mode: --target cpu-torch.",
                 code="runtime.missing",
             )
         if not isinstance(deployable, Network):
             raise Refused(
-                f"{deployable if isinstance(deployable, Path) else 'this'} is a file, and torch runs a run's networks.",
-                hint="Give the run's folder: repaconv bench RUN --target cpu-torch.",
+                f"{deployable if isinstance(deployable, Path) else 'this'} is a file, but torch runs the module of "
+                "a run folder.",
+                hint="Give the run folder: repaconv bench RUN --target cpu-torch.",
                 code="torch.file",
             )
         return self._session(deployable, spec, device)

@@ -27,8 +27,8 @@ def own_settings(engine: str, given: Sequence[str], known: Iterable[Sequence[str
     for word in given:
         if word not in allowed:
             raise UsageProblem(
-                f"{engine} is not tuned by {word}.",
-                hint=f"By {', '.join(sorted(allowed))}." if allowed else "By nothing.",
+                f"{engine} has no setting {word}.",
+                hint=f"Its settings: {', '.join(sorted(allowed))}." if allowed else "It has no settings.",
                 code="runtime.settings",
             )
     return {name: value for name, _, value in (word.partition("=") for word in given)}
@@ -42,5 +42,5 @@ def require_one_stream(engine: str, spec: SessionSpec) -> None:
     """
     if spec.streams > 1:
         raise EnvironmentProblem(
-            f"{engine} runs one call at a time here.", hint="Leave --streams out.", code="runtime.streams"
+            f"{engine} runs one inference at a time here.", hint="Leave --streams out.", code="runtime.streams"
         )

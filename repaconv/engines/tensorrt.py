@@ -101,7 +101,7 @@ def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
         return FromPolygraphy(TrtRunner(engine), _outputs(trt, engine))
     except Exception as error:  # Polygraphy and TensorRT raise whatever the driver gives them
         raise Refused(
-            f"TensorRT does not load the engine: {first_line(error)}.",
+            f"TensorRT cannot load the engine: {first_line(error)}.",
             hint="An engine runs only on the TensorRT version and the kind of GPU that it was built for.",
             code="engine.unloadable",
         ) from error

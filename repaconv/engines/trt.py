@@ -35,7 +35,7 @@ class Building:
         self.network = self.builder.create_network(self._network_flags())
         parser = trt.OnnxParser(self.network, self.log)
         if not parser.parse_from_file(str(order.model)):
-            raise Refused(f"{trt.__name__} does not take {_error(parser)}.", hint=hint, code="build.parser")
+            raise Refused(f"{trt.__name__} does not support {_error(parser)}.", hint=hint, code="build.parser")
         self.config = self.builder.create_builder_config()
         self._configure()
 
@@ -48,7 +48,7 @@ class Building:
         plan = self.builder.build_serialized_network(self.network, self.config)
         if plan is None:
             raise Refused(
-                f"{self.trt.__name__} does not build the graph: {self.log.last or 'it does not say why'}.",
+                f"{self.trt.__name__} cannot build the graph: {self.log.last or 'it gave no reason'}.",
                 hint="Export it for this target: repaconv export --onnx --target NAME.",
                 code="build.failed",
             )
@@ -102,8 +102,8 @@ class Building:
         cache = self.config.create_timing_cache(self.order.timing_cache or b"")
         if not self.config.set_timing_cache(cache, ignore_mismatch=False):
             raise Refused(
-                "the timing cache is of another TensorRT or another GPU.",
-                hint="Give another --timing-cache, or none.",
+                "the timing cache was written by another TensorRT version or for another GPU.",
+                hint="Give another --timing-cache, or leave it out.",
                 code="build.timing-cache",
             )
         if self.order.replay:

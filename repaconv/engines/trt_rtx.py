@@ -91,8 +91,8 @@ def _capability(trt: Any, text: str, card: str = "") -> Any:
     if not hasattr(trt.ComputeCapability, name):
         known = ", ".join(sorted(each for each in dir(trt.ComputeCapability) if each.startswith("SM")))
         raise EnvironmentProblem(
-            f"this TensorRT-RTX knows no compute capability {text}{f', which is that of the {card}' if card else ''}.",
-            hint=f"It knows {known}.",
+            f"this TensorRT-RTX does not support compute capability {text}{f', that of the {card}' if card else ''}.",
+            hint=f"It supports {known}.",
             code="build.capability",
         )
     return getattr(trt.ComputeCapability, name)

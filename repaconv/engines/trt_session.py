@@ -35,8 +35,8 @@ class TrtSession:
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise Refused(
-                f"{trt.__name__} does not load the engine: {log.last or 'it does not say why'}.",
-                hint="An engine runs only on the version and the kinds of card that it was built for.",
+                f"{trt.__name__} cannot load the engine: {log.last or 'it gave no reason'}.",
+                hint="An engine runs only on the version and the kinds of GPU that it was built for.",
                 code="engine.unloadable",
             )
         self._trt, self._kept, self._engine = trt, (runtime, log), engine

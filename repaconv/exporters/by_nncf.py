@@ -58,8 +58,8 @@ def quantised(
             )
     except Exception as error:  # NNCF raises what comes
         raise Refused(
-            f"NNCF does not quantise this graph: {first_line(error)}.",
-            hint="Leave the quantiser out: ONNX Runtime's is the usual one.",
+            f"NNCF cannot quantize this graph: {first_line(error)}.",
+            hint="Leave --quantiser out to use ONNX Runtime's quantizer.",
             code="nncf.graph",
         ) from error
     return low

@@ -63,7 +63,7 @@ class _Lowering:
 
         if opset < OLDEST:
             raise Refused(
-                f"opset {opset} is older than what can be written here.",
+                f"opset {opset} is older than the oldest supported one.",
                 hint=f"Give a target with opset {OLDEST} or newer.",
                 code="export.opset",
             )
@@ -244,7 +244,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 def _no_older(node: onnx.NodeProto, opset: int) -> Refused:
     return Refused(
-        f"{node.name} ({node.op_type}) has no form in opset {opset}.",
+        f"{node.name} ({node.op_type}) cannot be written in opset {opset}.",
         hint="Export for a target with a newer opset.",
         code="export.opset",
     )

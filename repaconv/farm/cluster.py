@@ -43,7 +43,7 @@ def security(order: ClusterOrder | WorkerOrder) -> Any:
         return None
     if len(given) < 3 or not all(path.is_file() for path in given):
         raise EnvironmentProblem(
-            "TLS needs the certificate authority, the certificate and its key, all three as files.",
+            "TLS needs three files: the certificate authority, the certificate and its key.",
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
             code="farm.tls",
         )
@@ -93,7 +93,7 @@ def connected(cluster: ClusterOrder) -> Iterator[Any]:
     scheduler, secured = str(cluster.scheduler), security(cluster)
     if scheduler.startswith("tls://") and secured is None:
         raise EnvironmentProblem(
-            f"the scheduler {scheduler} wants TLS, and there are no certificates.",
+            f"the scheduler {scheduler} requires TLS, and no certificates were given.",
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
             code="farm.tls",
         )
@@ -202,8 +202,11 @@ def _require_worker(client: Any, target: str, wait_s: float) -> None:
             return
         if time.monotonic() > deadline:
             raise EnvironmentProblem(
-                f"no worker for {target} came within {wait_s:g} s; there are some for {', '.join(kinds) or 'nothing'}.",
-                hint=f"On the machine: repaconv worker --target {target} --scheduler {client.scheduler.address}",
+                f"no worker for {target} connected within {wait_s:g} s; there are workers for "
+                f"{', '.join(kinds) or 'no target'}.",
+                hint=(
+                    f"Start one on the device: repaconv worker --target {target} --scheduler {client.scheduler.address}"
+                ),
                 code="farm.no-worker",
             )
         time.sleep(POLL_S)
@@ -243,8 +246,8 @@ def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
     if not str(error):  # the last of Dask's attempts was cut off by its own deadline, and hides what the others met
         error = _met(scheduler) or error
     return EnvironmentProblem(
-        f"the scheduler {scheduler} does not answer: {first_line(error)}.",
-        hint="Start one with `dask scheduler`, and give --tls-* if it was started with them.",
+        f"no answer from the scheduler {scheduler}: {first_line(error)}.",
+        hint="Start one with `dask scheduler`. If it uses TLS, give --tls-ca, --tls-cert and --tls-key.",
         code="farm.unreachable",
     )
 
@@ -273,7 +276,7 @@ def require_result(landed: Landed) -> BenchArtefact:
     if landed.result is None:
         raise Refused(
             f"the job for {landed.job.target['name']} failed on {landed.worker or 'its worker'}: {landed.problem}.",
-            hint="Its log has more; a job that takes down one worker after the other is given up.",
+            hint="See the worker's log. A job is given up after it ended several workers.",
             code="farm.failed",
         )
     return landed.result

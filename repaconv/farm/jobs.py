@@ -79,7 +79,7 @@ def _understood(job: Mapping[str, Any]) -> tuple[Job, Target]:
         return wanted, Target.model_validate(wanted.target)
     except ValidationError as error:
         raise Refused(
-            f"this is no job that is known here: {first_line(error)}.",
+            f"the job is not understood by this version: {first_line(error)}.",
             hint="Install the same version of repaconv on both machines.",
             code="farm.job",
         ) from error
@@ -97,7 +97,7 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
         found = BenchArtefact.model_validate(result)
     except ValidationError as error:
         raise Refused(
-            f"what came back is no measurement that is known here: {str(error).splitlines()[0]}.",
+            f"the answer is not a measurement that this version understands: {str(error).splitlines()[0]}.",
             hint="Install the same version of repaconv on both machines.",
             code="farm.answer",
         ) from error
@@ -124,8 +124,8 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
     for what, value in wanted.items():
         if value is not None and value != told[what]:
             raise Refused(
-                f"the answer is to another question: {what} {told[what]}, asked for was {value}.",
-                hint="Nothing of it is kept; see that all machines have the same version of repaconv.",
+                f"the answer belongs to another request: its {what} is {told[what]}, but {value} was requested.",
+                hint="The answer was discarded. Install the same version of repaconv on all machines.",
                 code="farm.answer",
             )
     return found
@@ -151,8 +151,8 @@ def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
         content = contents.get(model.sha256, b"")
         if sha256_of_bytes(content) != model.sha256:
             raise Refused(
-                f"the model {model.name} that was sent is not the one that was asked for: its hash is another.",
-                hint="Send it again; if it comes to that again, the way there changes it.",
+                f"the model {model.name} was changed in transit: its hash differs from that of the file that was sent.",
+                hint="Send it again. If it happens again, check the connection.",
                 code="farm.hash",
             )
         write_bytes(path, content)

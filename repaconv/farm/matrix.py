@@ -122,5 +122,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             code="sweep.invalid",
         ) from error
     if not isinstance(table, dict):
-        raise UsageProblem(f"{path} is not a matrix.", hint="See docs/how-to/cluster.md.", code="sweep.invalid")
+        raise UsageProblem(
+            f"{path} does not contain a matrix of models, targets, precisions and batch sizes.",
+            hint="See docs/how-to/cluster.md.",
+            code="sweep.invalid",
+        )
     return table

@@ -83,13 +83,15 @@ def _sent(run: runs.Run, order: BenchOrder, progress: Progress) -> tuple[Contend
     )
     if known.export is None:
         raise UsageProblem(
-            f"{order.target} runs a run's networks in memory, which are not sent to workers.",
-            hint="Measure it on that machine itself, or give a target that runs graphs.",
+            f"{order.target} runs PyTorch modules in memory, which are not sent to workers.",
+            hint="Measure on that machine itself, or give a target that runs ONNX models.",
             code="farm.no-graph",
         )
     if known.export.artefact.data is not None:
         raise UsageProblem(
-            "a net above 2 GiB is not sent to workers.", hint="Run bench on that machine itself.", code="farm.too-large"
+            "a model above 2 GiB is not sent to workers.",
+            hint="Run bench on that machine itself.",
+            code="farm.too-large",
         )
     return known, known.export
 
@@ -148,7 +150,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
         if code in (3, 4):
             raise EnvironmentProblem(
                 f"{host} cannot run the bundle: {words}.",
-                hint="Bundle for the JetPack that the board has: `repaconv targets`.",
+                hint="Bundle for the JetPack version of the board; `repaconv targets` lists them.",
                 code="farm.board",
             )
         progress(f"bring back from {host}", 0, 0)
@@ -185,13 +187,13 @@ def _ssh_bytes(host: str, command: str) -> bytes:
 def _words(host: str, command: str) -> list[str]:
     """BatchMode: no question that nobody answers."""
     if host.startswith("-"):
-        raise UsageProblem(f"{host!r} is no host.", hint="E.g. --host nvidia@orin.", code="farm.host")
+        raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="farm.host")
     return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]
 
 
 def _unreached(host: str, why: str, code: int) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"ssh to {host} failed (exit {code}): {why or 'it does not say why'}.",
-        hint=f"`ssh {host} true` must work without a question; its settings belong in your ssh config.",
+        f"ssh to {host} failed (exit code {code}): {why or 'it gave no reason'}.",
+        hint=f"`ssh {host} true` must work without a prompt; configure the connection in your ssh config.",
         code="farm.unreachable",
     )

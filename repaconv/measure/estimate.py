@@ -65,8 +65,8 @@ def _peaks(work: Work, limits: Limits) -> tuple[float, float]:
     peaks = {str(name): peak for name, peak in limits.peak_tflops.items()}
     if work.precision not in peaks:
         raise UsageProblem(
-            f"no peak is known of {limits.device} in {work.precision}, in which {work.name} multiplies.",
-            hint=f"Known: {', '.join(peaks)}. A target of your own may state it under [limits.peak_tflops].",
+            f"the peak throughput of {limits.device} in {work.precision} is unknown, and {work.name} computes in it.",
+            hint=f"Known precisions: {', '.join(peaks)}. Your own target file may state it under [limits.peak_tflops].",
             code="estimate.precision",
         )
     usual = peaks[work.precision]

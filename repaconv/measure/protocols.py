@@ -60,9 +60,7 @@ def paper(name: str | None) -> Protocol:
         files("repaconv.measure").joinpath("protocols.toml").read_text(), "protocols.toml", "protocol"
     )
     if name not in table:
-        raise UsageProblem(
-            f"there is no protocol {name!r}.", hint=f"Known: {', '.join(table)}.", code="protocol.unknown"
-        )
+        raise UsageProblem(f"unknown protocol {name!r}.", hint=f"Known: {', '.join(table)}.", code="protocol.unknown")
     return Protocol(name=name, **table[name])
 
 

@@ -141,7 +141,7 @@ def _require_taken(engine: Engine, **options: Any) -> None:
     idle = [f"--{name.replace('_', '-')}" for name, given in options.items() if given and name not in engine.takes]
     if idle:
         raise UsageProblem(
-            f"{', '.join(idle)} would do nothing: {engine.name} builds without.",
+            f"{', '.join(idle)} has no effect here: {engine.name} does not use it.",
             hint="Leave it out; it is for TensorRT.",
             code="usage.idle",
         )

@@ -75,8 +75,8 @@ def depths_of(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
         found.setdefault(int(match[1]), set()).add(int(match[2]))
     if sorted(found) != list(range(0, step * len(found), step)) or any(v != set(range(len(v))) for v in found.values()):
         raise Refused(
-            f"the stages are numbered {', '.join(map(str, sorted(found)))}, or blocks within them are missing.",
-            hint="The file is only part of a net.",
+            f"the stages are numbered {', '.join(map(str, sorted(found)))}, or blocks in them are missing.",
+            hint="The file contains only a part of the network.",
             code="checkpoint.missing-keys",
         )
     return [len(found[stage]) for stage in sorted(found)]

@@ -122,7 +122,8 @@ def _grid(
         if rows - count in (0, prefix):
             return size, prefix > 0 and rows - count == prefix
         raise Refused(
-            f"{where} says images of {size[0]} x {size[1]} pixels, that is {count} patches; pos_embed has {rows} rows.",
+            f"{where} gives images of {size[0]} x {size[1]} pixels, that is {count} patches, but pos_embed has "
+            f"{rows} rows.",
             hint="One of the two was changed after training.",
             code="checkpoint.shape",
         )
@@ -131,8 +132,8 @@ def _grid(
         if side and side * side == rows - taken:
             return (side * patch, side * patch), taken > 0
     raise Refused(
-        f"pos_embed has {rows} rows, which with {prefix} tokens before the patches is no square grid.",
-        hint="Give the size that it was trained at with --set trained_size=HEIGHTxWIDTH.",
+        f"pos_embed has {rows} rows; without the {prefix} tokens before the patches that is not a square grid.",
+        hint="Give the image size that it was trained at: --set trained_size=HEIGHTxWIDTH.",
         code="vit.image-size",
     )
 
@@ -150,8 +151,8 @@ def _resized(
         return trained
     if asked[0] % patch or asked[1] % patch:
         raise Refused(
-            f"images of {asked[0]} x {asked[1]} pixels are no whole number of patches of {patch}.",
-            hint="Give a size whose sides are multiples of the patch.",
+            f"images of {asked[0]} x {asked[1]} pixels are not a whole number of patches of {patch} pixels.",
+            hint="Give a size whose sides are multiples of the patch size.",
             code="vit.image-size",
         )
     usual = "the way of the model's own code"
@@ -185,8 +186,8 @@ def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: st
         heads = knobs.need("num_heads", positive, example, f"no tensor tells how {width} channels are split into heads")
     if width % heads:
         raise Refused(
-            f"{width} channels do not split into {heads} heads.",
-            hint="Give the number that it was trained with: --set num_heads=N.",
+            f"{width} channels are not divisible by {heads} heads.",
+            hint="Give the number of heads that it was trained with: --set num_heads=N.",
             code="vit.heads",
         )
     return heads

@@ -69,7 +69,8 @@ def read_mixer(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, ar
         size = knobs.need("image_size", parse_image_size, "224x160", f"{fc1.shape[1]} tokens are no square")
     if (size[0] // patch) * (size[1] // patch) != fc1.shape[1]:
         raise Refused(
-            f"images of {size[0]} x {size[1]} pixels are not the {fc1.shape[1]} patches that the token MLPs mix.",
+            f"images of {size[0]} x {size[1]} pixels do not have the {fc1.shape[1]} patches that the token-mixing "
+            "MLPs expect.",
             hint="Leave --set image_size out.",
             code="mixer.image-size",
         )

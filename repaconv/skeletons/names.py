@@ -26,7 +26,7 @@ def renamed(checkpoint: Checkpoint, name_of: Callable[[str], str | None]) -> tup
         if name in tensors:
             raise Refused(
                 f"{names[name]} and {checkpoint.names[key]} are both {name}.",
-                hint="The file mixes two nets; save one of them.",
+                hint="The file mixes two networks; save one of them.",
                 code="checkpoint.ambiguous",
             )
         tensors[name], names[name] = tensor, checkpoint.names[key]
@@ -66,12 +66,14 @@ def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
     """
     if name not in tensors:
         raise Refused(
-            f"the checkpoint lacks {name}.", hint="The file is only part of a net.", code="checkpoint.missing-keys"
+            f"the checkpoint lacks {name}.",
+            hint="The file contains only a part of the network.",
+            code="checkpoint.missing-keys",
         )
     if tensors[name].ndim != dims or not all(tensors[name].shape):
         raise Refused(
-            f"{name} has shape {list(tensors[name].shape)} where {dims} dimensions, none empty, are needed.",
-            hint="The file is of another net, or it was changed after training.",
+            f"{name} has shape {list(tensors[name].shape)}; expected {dims} dimensions, none of them empty.",
+            hint="The file belongs to another network, or it was changed after training.",
             code="checkpoint.shape",
         )
     return tensors[name]
@@ -106,7 +108,7 @@ def counted(numbers: Collection[int], what: str) -> int:
     if found != list(range(len(found))) or not found:
         raise Refused(
             f"the {what} are numbered {', '.join(map(str, found)) or 'not at all'}.",
-            hint=f"A whole net has {what}.0, {what}.1 and so on.",
+            hint=f"A complete network has {what}.0, {what}.1 and so on.",
             code="checkpoint.missing-keys",
         )
     return len(found)

@@ -135,8 +135,8 @@ def _require_indices(tensors: Mapping[str, Tensor], tables: Sequence[Tensor]) ->
         rows = len(tables[int(match[1])]) if match and known else 0
         if rows and not 0 <= int(index.min()) <= int(index.max()) < rows:
             raise Refused(
-                f"{name} counts from {int(index.min())} to {int(index.max())} in a table of {rows} rows.",
-                hint="The file is damaged, or was changed after training.",
+                f"{name} has indices from {int(index.min())} to {int(index.max())}, but its table has {rows} rows.",
+                hint="The file is damaged, or it was changed after training.",
                 code="checkpoint.index",
             )
 

@@ -120,7 +120,9 @@ class Target(Record):
         if name not in self.variants:
             known = ", ".join(f"{self.name}@{each}" for each in self.variants) or "none"
             raise UsageProblem(
-                f"the target {self.name} has no variant {name!r}.", hint=f"Known: {known}.", code="target.variant"
+                f"the target {self.name} has no variant {name!r}.",
+                hint=f"Known variants: {known}.",
+                code="target.variant",
             )
         other = self.variants[name].model_dump(exclude_none=True)
         return self.model_copy(update={**other, "name": f"{self.name}@{name}", "variants": {}})

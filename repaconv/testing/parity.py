@@ -123,7 +123,7 @@ def _array(name: int | str, given: Any) -> Array:
     told = f"an array {list(given.shape)} of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)[:60]
     raise UsageProblem(
         f"input {name} is {told}.",
-        hint="Give a NumPy array of numbers, not empty, or its shape with the batch first.",
+        hint="Give a non-empty NumPy array of numbers, or its shape with the batch dimension first.",
         code="parity.inputs",
     )
 
@@ -137,7 +137,7 @@ def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
     if len(found) != len(expected) or not expected:
         raise Refused(
             f"the candidate has {len(found)} outputs, the reference {len(expected)}.",
-            hint="Compare forms with the same outputs.",
+            hint="Compare models with the same outputs.",
             code="parity.outputs",
         )
     names = list(expected) if set(found) == set(expected) else list(found)
@@ -146,9 +146,9 @@ def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
         kinds = {"float" if each.dtype.kind == "f" else each.dtype.kind.replace("u", "i") for each in (a, b)}
         if a.shape != b.shape or len(kinds) > 1 or not kinds <= {"float", "i", "b"} or not a.size:
             raise Refused(
-                f"output {name} of the candidate is {list(a.shape)} of {a.dtype}, of the reference {list(b.shape)} of "
-                f"{b.dtype}.",
-                hint="Compare forms with the same outputs, of numbers and not empty.",
+                f"output {name} of the candidate is {list(a.shape)} of {a.dtype}, that of the reference "
+                f"{list(b.shape)} of {b.dtype}.",
+                hint="Compare models with the same outputs, which must be non-empty tensors of numbers.",
                 code="parity.outputs",
             )
     return pairs
@@ -161,7 +161,9 @@ class _Graph:
         from repaconv.proof.runners import load_onnx
 
         if not path.is_file():
-            raise UsageProblem(f"there is no file {path}.", hint="Give the path of an .onnx.", code="parity.missing")
+            raise UsageProblem(
+                f"there is no file {path}.", hint="Give the path of an .onnx file.", code="parity.missing"
+            )
         self.path, self._load = path, load_onnx
         self.session = load_onnx(path)
 
@@ -175,7 +177,7 @@ class _Graph:
         }
         if set(named) != set(kinds):
             raise UsageProblem(
-                f"{self.path} has the inputs {', '.join(order)}, given were {', '.join(named)}.",
+                f"{self.path} has the inputs {', '.join(order)}, but {', '.join(named)} were given.",
                 hint="Give one array for each, in that order or by name.",
                 code="parity.inputs",
             )
@@ -246,7 +248,9 @@ def _end(given: Runs) -> _Graph | _Module:
     if hasattr(given, "state_dict") and callable(given):
         return _Module(given)
     raise UsageProblem(
-        f"{given!r:.60} is neither a torch module nor a path.", hint="Give one of them.", code="parity.inputs"
+        f"{given!r:.60} is neither a torch module nor a path.",
+        hint="Give a torch.nn.Module or the path of an .onnx file.",
+        code="parity.inputs",
     )
 
 
@@ -255,6 +259,6 @@ def _does_not_run(what: str, feeds: Mapping[Any, Array], error: Exception) -> Re
     told = str(error).strip().splitlines()
     return Refused(
         f"{what} does not run on {shapes}: {told[0] if told else type(error).__name__}",
-        hint="Give inputs that it takes.",
+        hint="Give inputs that it accepts.",
         code="parity.inputs",
     )

@@ -59,16 +59,21 @@ def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, w
     kinds = {activation_kind(value) or str(value): place for place, value in said.items()}
     if len(kinds) > 1:
         raise Refused(
-            "the file says two activations: " + ", ".join(f"{place} {said[place]!r}" for place in kinds.values()) + ".",
-            hint="Save the checkpoint with the one that it was trained with.",
+            "the file names two activations: "
+            + ", ".join(f"{place} {said[place]!r}" for place in kinds.values())
+            + ".",
+            hint="Save the checkpoint with the activation that it was trained with.",
             code="activation.ambiguous",
         )
     found, where = next(iter(kinds.items()), (None, where))
     act = knobs.take("act", one_of(*ACTIVATIONS), "GELU", found, where)
     if act not in ACTIVATIONS:
         raise Refused(
-            f"{where} says the activation {act!r}, which is not known here.",
-            hint=f"Known: {', '.join(ACTIVATIONS)}. If it is one of them by another name: --set act=... --force.",
+            f"{where} names the activation {act!r}, which is unknown.",
+            hint=(
+                f"Known activations: {', '.join(ACTIVATIONS)}. If it is one of them under another name: --set act=... "
+                "--force."
+            ),
             code="activation.unknown",
         )
     return cast(ActivationKind, act)

@@ -109,10 +109,10 @@ class Knobs:
         """
         for name in self._left:
             raise UsageProblem(
-                f"there is no setting {name!r} for this method.",
-                hint=f"{nearest(name, self._known)}Known: {', '.join(self._known)}."
+                f"this method has no setting {name!r}.",
+                hint=f"{nearest(name, self._known)}Known settings: {', '.join(self._known)}."
                 if self._known
-                else "It takes none here.",
+                else "It has no settings here.",
                 code="setting.unknown",
             )
 

@@ -125,7 +125,7 @@ def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | N
     if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
         return fixed
     raise Refused(
-        f"this network is for images of {fixed[0]} x {fixed[1]} pixels, not of {asked}.",
+        f"this network takes images of {fixed[0]} x {fixed[1]} pixels, not {asked}.",
         hint="Leave --set image_size out.",
         code="image-size",
     )

@@ -40,7 +40,7 @@ def formed(plain: Plain, branches: int, record: Mapping[str, Any]) -> Formed:
     depth, config, blocks = len(plain.blocks), plain.config, plain.reading.blocks
     if branches < 2 or depth % branches:
         raise UsageProblem(
-            f"{depth} blocks do not make layers of {branches} branches.",
+            f"{depth} blocks cannot be grouped into layers of {branches} branches.",
             hint=f"Give --branches a divisor of {depth} above 1.",
             code="convert.branches",
         )
@@ -78,8 +78,8 @@ def require_plain_mlp(blocks: tuple[ConvBlock, ...]) -> None:
     """
     if gated := [index for index, block in enumerate(blocks) if block.swiglu]:
         raise Refused(
-            f"blocks.{gated[0]} has a gated FFN (SwiGLU), which this method does not have.",
-            hint="--method dwconv takes it.",
+            f"blocks.{gated[0]} has a gated FFN (SwiGLU), which this method does not support.",
+            hint="--method dwconv supports it.",
             code="convert.gated",
         )
 

@@ -51,8 +51,8 @@ def _gated(order: ConvertOrder, plain: Plain, found: Checkpoint, parted: Parted,
     asked = read_blocks(order.blocks, len(plain.blocks))
     if asked.number is None:
         raise UsageProblem(
-            f"--blocks {order.blocks}: gates learn which blocks they replace.",
-            hint=f"Say how many: --blocks {max(1, len(plain.blocks) // 2)}.",
+            f"--blocks {order.blocks}: with gates, the training learns which blocks are replaced.",
+            hint=f"Give the number of blocks: --blocks {max(1, len(plain.blocks) // 2)}.",
             code="convert.blocks",
         )
     images = parted.fitting.images
@@ -66,8 +66,8 @@ def _gated(order: ConvertOrder, plain: Plain, found: Checkpoint, parted: Parted,
 
 def _not_from(method: str, given: str, wanted: str) -> Refused:
     return Refused(
-        f"{method} is made of {wanted}, and this is {given}.",
-        hint="repaconv convert --help says which method starts from what.",
+        f"{method} starts from {wanted}, but this is {given}.",
+        hint="`repaconv convert --help` says which method starts from which network.",
         code="convert.original",
     )
 

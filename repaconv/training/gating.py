@@ -112,9 +112,9 @@ def formed(
     """
     if plain.config.prefix or not plain.reading.blocks[0].mixer.qkv_bias:
         raise Refused(
-            "blocks are gated in networks whose tokens are all patches, with a bias of q, k and v: this one "
-            f"{'has others' if plain.config.prefix else 'has no such bias'}.",
-            hint="Convert it without --to training-form, and train that: repaconv convert, repaconv finetune.",
+            "gates need a network whose tokens are all patches and whose q, k and v have a bias: this one "
+            f"{'has other tokens' if plain.config.prefix else 'has no such bias'}.",
+            hint="Convert it without --to training-form and fine-tune that: repaconv convert, then repaconv finetune.",
             code="convert.gates",
         )
     tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}

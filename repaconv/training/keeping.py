@@ -30,8 +30,8 @@ def load(path: Path) -> State:
         return {name: found[name] for name in ("net", "average", "best", "optimiser", "whitened", "steps")}
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise Refused(
-            f"{path} is no state of a training that can be gone on with.",
-            hint="Begin anew with --again.",
+            f"{path} is not the state of an interrupted training.",
+            hint="Start from the beginning with --again.",
             code="finetune.state",
         ) from error
 

@@ -103,8 +103,8 @@ def _pooling(reading: RIFormerReading, asked: str | None) -> MetaFormer:
     known = OFFICIAL_POOLS.get(reading.config.widths[0])
     if asked is None and known is None:
         raise Refused(
-            "no tensor tells the side of PoolFormer's pooling window.",
-            hint="Give it with --set pool_size=3, as it was trained with.",
+            "the checkpoint does not contain the size of PoolFormer's pooling window.",
+            hint="Give the size that it was trained with, e.g. --set pool_size=3.",
             code="setting.needed",
         )
     side = positive(asked) if asked is not None else int(known or 0)

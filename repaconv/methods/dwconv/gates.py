@@ -25,15 +25,16 @@ def read_gates(
     if gate is None:
         if said:
             raise Refused(
-                "the metadata speaks of gates, and there is no gate.weight.",
-                hint="The file is only part of a net.",
+                "the metadata mentions gates, but there is no gate.weight.",
+                hint="The file contains only a part of the network.",
                 code="checkpoint.missing-keys",
             )
         return [None] * depth
     if tuple(gate.shape) not in ((depth,), (depth, heads)):
         raise Refused(
-            f"gate.weight has shape {list(gate.shape)}; gates are by block, [{depth}], or by head, [{depth}, {heads}].",
-            hint="The file mixes two nets, or the number of heads is another (--set num_heads=N).",
+            f"gate.weight has shape {list(gate.shape)}; expected one gate per block, [{depth}], or per head, "
+            f"[{depth}, {heads}].",
+            hint="The file mixes two networks, or the number of heads differs (--set num_heads=N).",
             code="checkpoint.shape",
         )
     why = "the metadata does not tell {}, and the gates do not show it"
@@ -41,15 +42,15 @@ def read_gates(
     mode = knobs.need("gate_mode", modes, "hard-topk", how, said.get("mode"), "meta.gate")
     if mode != "hard-topk":
         raise Refused(
-            f"the gates are {mode}: both sides still count, and neither can go.",
+            f"the gates are {mode}: attention and convolution both contribute, so neither can be removed.",
             hint="Finish the training with hard gates (hard-topk).",
             code="dwconv.soft-gates",
         )
     p = knobs.need("gate_p", natural, "12", why.format("how many take the convolution"), said.get("p"), "meta.gate")
     if not isinstance(p, int) or isinstance(p, bool) or not 0 <= p <= gate.numel():
         raise Refused(
-            f"meta.gate.p is {p!r} where there are {gate.numel()} gates.",
-            hint="p is the number of gates that take the convolution.",
+            f"meta.gate.p is {p!r}, but there are {gate.numel()} gates.",
+            hint="p is the number of gates that select the convolution.",
             code="dwconv.gates",
         )
     unit = "block" if gate.ndim == 1 else "head"
@@ -63,8 +64,9 @@ def _largest(gate: Tensor, p: int) -> Tensor:
     ranked = gate.double().flatten().sort(descending=True)
     if 0 < p < gate.numel() and ranked.values[p - 1] == ranked.values[p]:
         raise Refused(
-            f"the {p}-th and the next gate are equal ({float(ranked.values[p]):g}), so the choice is not settled.",
-            hint="Train on until they part.",
+            f"gate {p} and the next one in rank have equal weights ({float(ranked.values[p]):g}), so the choice "
+            "between them is undefined.",
+            hint="Continue the training until they differ.",
             code="dwconv.tie",
         )
     chosen = torch.zeros(gate.numel(), dtype=torch.bool)

@@ -148,7 +148,7 @@ def read_mixer(
 def _wrong(prefix: str, what: str) -> Refused:
     return Refused(
         f"{prefix}attn: {what}.",
-        hint=f"The layout {FORMAT} is described in the documentation of the method.",
+        hint=f"The layout {FORMAT} is described on the method's documentation page.",
         code="dwconv.mixer",
     )
 
@@ -191,8 +191,8 @@ def _convolving(mixer: Mixer, flags: Tensor | None, prefix: str, gated: tuple[bo
         raise _wrong(prefix, f"conv_heads is [{mixer.heads}], one flag a head, and there are no gates beside it")
     if not bool(((flags == 0) | (flags == 1)).all()):
         raise Refused(
-            f"{prefix}attn.conv_heads holds {', '.join(f'{flag:g}' for flag in flags.tolist())}: flags are 0 or 1, "
-            "and between them both sides still count.",
+            f"{prefix}attn.conv_heads contains {', '.join(f'{flag:g}' for flag in flags.tolist())}; every flag "
+            "must be 0 or 1, because with a value between them attention and convolution both contribute.",
             hint="Finish the training with hard gates.",
             code="dwconv.soft-gates",
         )

@@ -274,8 +274,8 @@ def merging(
         if mixer.kind != "attention" or mixer.rows or block.swiglu:
             what = "has a gated FFN" if block.swiglu else "is a convolution"
             raise Refused(
-                f"tokens merge in block {first}, and block {index} {what}: merged tokens lie on no grid.",
-                hint="Merge behind the last convolution alone.",
+                f"tokens merge in block {first}, and block {index} {what}; merged tokens lie on no grid.",
+                hint="Merge tokens only after the last convolution.",
                 code="dwconv.merging",
             )
         inner = MergedBlock(

@@ -99,15 +99,15 @@ def _require_layout(checkpoint: Checkpoint) -> None:
     spvit = [name for name in checkpoint.tensors if "head_probs" in name or ".bconv." in name]
     if spvit:
         raise Refused(
-            f"{spvit[0]} is SPViT's: between its convolution and W^O stand a BatchNorm and a ReLU, which this "
-            "method does not have.",
-            hint="SPViT is not among the known methods.",
+            f"{spvit[0]} belongs to SPViT, which has a BatchNorm and a ReLU between its convolution and the output "
+            "projection.",
+            hint="SPViT is not a supported method.",
             code="method.mismatch",
         )
     if detect(checkpoint) is None:
         raise Refused(
-            f"{checkpoint.path} has no head that is a convolution (attn.dw, attn.conv): nothing is to be folded.",
-            hint="`repaconv convert` makes such a net of a plain vision transformer, from images: lossy, and no fold.",
+            f"{checkpoint.path} has no head that is a convolution (attn.dw, attn.conv), so there is nothing to fold.",
+            hint="`repaconv convert` makes such a network from a plain vision transformer and images; that is lossy.",
             code="method.mismatch",
         )
 
@@ -137,15 +137,16 @@ def _read_block(
         separate = error <= SEPARABLE[refactor]
         if refactor == "refactor" and not separate:
             raise Refused(
-                f"{prefix}attn.conv does not separate into a pointwise and a depthwise convolution: its kernel is "
-                f"{error:.1e} from a product of the two.",
-                hint="Leave --set full_conv=refactor out to keep it as a full convolution.",
+                f"{prefix}attn.conv is not the product of a pointwise and a depthwise convolution: its kernel "
+                f"differs from the nearest product by {error:.1e}.",
+                hint="Leave --set full_conv=refactor out to keep the full convolution.",
                 code="dwconv.not-separable",
             )
         if not separate and traits.norm1.kind == "batch":
             raise Refused(
-                f"{prefix}norm1 is a BatchNorm before a full convolution, whose shift may not pass its padding.",
-                hint="Such a block is not known to fold.",
+                f"{prefix}norm1 is a BatchNorm before a full convolution with padding; its shift cannot be folded "
+                "into the convolution.",
+                hint="How such a block folds is unknown.",
                 code="dwconv.batchnorm",
             )
     return ConvBlock(mixer, traits, hidden, swiglu, separate, act, error)
@@ -169,7 +170,7 @@ def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Map
     except ValueError as problem:
         raise Refused(
             f"meta.arch.schedule is {said!r}: {problem}.",
-            hint="It is what merges, one number a block: [0, 0, 16, 0].",
+            hint="It is the number of tokens merged in each block, e.g. [0, 0, 16, 0].",
             code="dwconv.schedule",
         ) from None
     return knobs.maybe("schedule", parse, found, "meta.arch") or (0,) * depth
@@ -185,14 +186,14 @@ def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> No
         any(block.mixer.conv) and not block.mixer.prefix for block in blocks
     ):
         raise Refused(
-            "there are tokens beside the patches (cls_token, register_tokens), which have no place in a convolution.",
-            hint=f"Nets of {FORMAT} are trained without them; `repaconv convert` leaves them their attention.",
+            "there are tokens other than patches (cls_token, register_tokens), which a convolution cannot process.",
+            hint=f"Networks of {FORMAT} are trained without them; `repaconv convert` keeps attention for them.",
             code="dwconv.tokens",
         )
     if sizes["classes"] and sizes["pool"] == "none":
         raise Refused(
-            "a head without a pooling before it is not known.",
-            hint="Such a net is not known to fold.",
+            "a head without pooling before it is not supported.",
+            hint="How such a network folds is unknown.",
             code="dwconv.arch",
         )
 

@@ -40,9 +40,9 @@ def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor
     if best[0] > 1e-5 or next_best[0] < 100 * max(best[0], 1e-15):
         differing = [name for name in best[1] if best[1][name] != next_best[1].get(name)]
         raise Refused(
-            f"the recorded output does not settle {', '.join(differing or best[1])}: the best variant misses it by "
-            f"{best[0]:.1e}, the next by {next_best[0]:.1e}.",
-            hint="A pair in float64 tells more; or give what is known with --set.",
+            f"the recorded output does not determine {', '.join(differing or best[1])}: the best variant differs "
+            f"from it by {best[0]:.1e}, the next best by {next_best[0]:.1e}.",
+            hint="Record the pair in float64, or give the settings with --set.",
             code="nondeep.identify",
         )
     return best[1]
@@ -68,8 +68,8 @@ def _error(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, 
         output = loaded(net.module(), net.tensors)(images.double())
     if output.shape != recorded.shape:
         raise Refused(
-            f"the recorded output has shape {list(recorded.shape)}, the network gives {list(output.shape)}.",
-            hint="Take the input and output of this very checkpoint.",
+            f"the recorded output has shape {list(recorded.shape)}, but the network's output has {list(output.shape)}.",
+            hint="Give the input and output of this checkpoint.",
             code="inputs.shape",
         )
     return max_rel_error(output, recorded.double())

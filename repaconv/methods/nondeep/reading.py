@@ -56,9 +56,9 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
     factor = net.blocks[0].join.factor
     if factor != 1:
         raise Refused(
-            f"the branches have not joined: lambda is {factor:g}. Folding them anyway would change the "
-            f"output by {_error_of_joining(net):.0%} of its size.",
-            hint="Finish the training at lambda = 1; no net below it folds.",
+            f"the branches have not joined: lambda is {factor:g}. Folding them would change the output by "
+            f"{_error_of_joining(net):.0%} of its size.",
+            hint="Finish the training at lambda = 1; below 1 the fold is not exact.",
             code="nondeep.lambda",
         )
     specs = tuple(block.measured(net.config, net.weights(index)) for index, block in enumerate(net.blocks))
@@ -86,8 +86,8 @@ def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Blockwise
     heads = _need(knobs, "num_heads", positive, arch, "meta.arch", "12")
     if sizes["width"] % heads:
         raise Refused(
-            f"{sizes['width']} channels do not split into {heads} heads.",
-            hint="Give the number that it was trained with: --set num_heads=N.",
+            f"{sizes['width']} channels are not divisible by {heads} heads.",
+            hint="Give the number of heads that it was trained with: --set num_heads=N.",
             code="vit.heads",
         )
     if "norm_eps" not in arch and "norm_eps" not in settings:
@@ -126,8 +126,8 @@ def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Kn
     for name, known in (("ffn", "pre-activation"), ("branch_reduce", "sum")):
         if said.get(name, known) != known:
             raise Refused(
-                f"meta.join.{name} is {said[name]!r}; only {known!r} is known to fold.",
-                hint="See the method's documentation for the ways of joining.",
+                f"meta.join.{name} is {said[name]!r}; only {known!r} is supported.",
+                hint="The method's documentation page describes the ways of joining.",
                 code="nondeep.join",
             )
     value, scale = (
@@ -137,7 +137,7 @@ def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Kn
     for (name, ways), chosen in zip(WAYS.items(), (value, scale), strict=True):
         if chosen not in ways:
             raise Refused(
-                f"meta.join.{name} is {chosen!r}; known are {' and '.join(ways)}.",
+                f"meta.join.{name} is {chosen!r}; supported are {' and '.join(ways)}.",
                 hint=f"Give the right one with --set {name}=...",
                 code="nondeep.join",
             )
@@ -156,7 +156,9 @@ def _read_lambda(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: 
             beside = "" if source == "join_lambda" else f" and {found:g} in the metadata"
             raise Refused(
                 f"join_lambda is {listed} in the weights{beside}.",
-                hint="A net has one lambda. Finish the training at 1 in every block, and save the checkpoint again.",
+                hint=(
+                    "A network has one lambda. Finish the training at 1 in every block, and save the checkpoint again."
+                ),
                 code="nondeep.lambda",
             )
     why = "neither metadata nor weights tell lambda"
@@ -185,7 +187,7 @@ def _read_block(
             raise Refused(
                 f"blocks.{index}.{part} has the branches {listed}"
                 + (f" where the metadata says {said}." if said is not None else "."),
-                hint="A branch is missing or too many; the sum needs all of them.",
+                hint="A branch is missing or there is one too many; the sum needs all of them.",
                 code="nondeep.branches",
             )
         counts.append(len(found))

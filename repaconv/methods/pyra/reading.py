@@ -47,8 +47,8 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
     detection = detect(checkpoint)
     if detection is None or (detection.confidence == "asked" and "schedule" not in settings):
         raise Refused(
-            f"{checkpoint.path} has neither pyra_a nor LoRA on a plain vision transformer.",
-            hint="To merge tokens in a plain one, give --set schedule=...; else leave --method out.",
+            f"{checkpoint.path} has neither pyra_a tensors nor LoRA adapters on a plain vision transformer.",
+            hint="To merge tokens in a plain network, give --set schedule=...; otherwise leave --method out.",
             code="method.mismatch",
         )
     _require_foldable(checkpoint)
@@ -79,8 +79,7 @@ def _require_foldable(checkpoint: Checkpoint) -> None:
         what = next((w for w in ("adapter.", "prefix_tokens", "visual_prompt_token") if w in name), None)
         if what:
             raise Refused(
-                f"{checkpoint.names[name]} is of an adapter or a prompt, which nothing beside it can take: it does not "
-                "fold.",
-                hint="Only nets with LoRA, with or without token merging, are known here.",
+                f"{checkpoint.names[name]} belongs to an adapter or a prompt that no neighboring layer can absorb.",
+                hint="Supported are networks with LoRA, with or without token merging.",
                 code="pyra.not-foldable",
             )

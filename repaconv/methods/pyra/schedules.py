@@ -125,8 +125,8 @@ def _told(
     """The schedule, None for none, and who says so."""
     if rows and asked is not None and asked != rows:
         raise Refused(
-            f"the rows of pyra_a say {list(rows)}, --set schedule says {list(asked)}.",
-            hint="Leave --set schedule out: the rows are what was trained.",
+            f"the rows of pyra_a give the schedule {list(rows)}, but --set schedule says {list(asked)}.",
+            hint="Leave --set schedule out; the rows are what was trained.",
             code="pyra.schedule",
         )
     if rows:
@@ -138,9 +138,9 @@ def _told(
     table = scheduled(str(args.get("merging_schedule")), shape) if patches == TABLE_PATCHES else None
     if table is None:
         raise Refused(
-            f"args say that tokens were merged by the schedule {args.get('merging_schedule')!r}, which is a list "
-            f"in the code alone; there is none for width {shape[0]}, depth {shape[1]} and {patches} patches.",
-            hint="Give it as --set schedule=16,16,... (tokens that go, block by block).",
+            f"the training merged tokens by the schedule {args.get('merging_schedule')!r}, which is defined only "
+            f"in its code; no such schedule is known for width {shape[0]}, depth {shape[1]} and {patches} patches.",
+            hint="Give it as --set schedule=16,16,... (tokens merged in each block).",
             code="setting.needed",
         )
     return table, f"the official table {args['merging_schedule']!r} for this width and depth, by args"
@@ -163,8 +163,11 @@ def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> Non
     """
     if sizes["pool"] == "none":
         raise Refused(
-            "this net gives a vector a patch, and of merged tokens there are fewer.",
-            hint="Tokens are merged where the class token or a mean is read: --set pool=avg, if that is what you read.",
+            "this network outputs one vector per patch, but after merging there are fewer tokens than patches.",
+            hint=(
+                "Merge tokens only in networks that read the class token or the mean: --set pool=avg if you read the "
+                "mean."
+            ),
             code="pyra.tokens",
         )
     prefix = len(sizes["tokens"]) + sizes["registers"]
@@ -173,8 +176,8 @@ def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> Non
         most = (left - prefix) // 2
         if r > most:
             raise Refused(
-                f"block {index} merges {r} of {left} tokens, and only {most} can go.",
-                hint="The schedule is that of another image size or another net.",
+                f"block {index} merges {r} of {left} tokens, but at most {most} can merge.",
+                hint="The schedule belongs to another image size or another network.",
                 code="pyra.schedule",
             )
         left -= r

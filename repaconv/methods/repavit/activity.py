@@ -157,8 +157,8 @@ def active_channels(
         unclear = [ffn.prefix for ffn, test in zip(ffns, tests, strict=True) if not test.usable]
         if unclear:
             raise Refused(
-                f"the activated channels of {unclear[0].rstrip('.')} are not known: the file does not tell the idle "
-                "ratio, and the statistics of norm2 are not those of a converged training.",
+                f"the activated channels of {unclear[0].rstrip('.')} are unknown: the file does not contain the "
+                "idle ratio, and the statistics of norm2 do not look like those of a finished training.",
                 hint="Give the ratio that it was trained with: --set idle_ratio=0.75.",
                 code="setting.needed",
             )
@@ -174,8 +174,10 @@ def active_channels(
         if against:
             raise Refused(
                 f"{ffn.prefix.rstrip('.')} cannot have {a} activated channels of {ffn.hidden}: {against}.",
-                hint="Leave --set idle_ratio out to let the statistics decide, or give the ratio that it was trained "
-                "with.",
+                hint=(
+                    "Leave --set idle_ratio out to derive it from the statistics, or give the ratio that it was "
+                    "trained with."
+                ),
                 code="repavit.idle-ratio",
             )
     rule_name = "the width" if claim.idle_ratio is None else "idle ratio"

@@ -150,28 +150,32 @@ def _require_training_form(checkpoint: Checkpoint) -> None:
     layer_norm += [key for key in ffn_keys if key.endswith("mlp.norm1.weight")]
     if not statistics and layer_norm and not any(key.endswith("fc3.weight") for key in keys):
         raise Refused(
-            f"the FFNs have a LayerNorm ({layer_norm[0]}), whose statistics depend on the input: nothing of such "
-            "an FFN folds.",
-            hint="Train with --feature_norm BatchNorm; main.py's default is LayerNorm.",
+            f"the FFNs have a LayerNorm ({layer_norm[0]}), whose statistics depend on the input, so such an FFN "
+            "cannot be folded.",
+            hint="Train with --feature_norm BatchNorm; the default of main.py is LayerNorm.",
             code="repavit.layer-norm",
         )
     if detection is None or not ffn_keys:
         raise Refused(
             f"{checkpoint.path} is not a RePaViT: no FFN has the BatchNorms norm1 and norm2.",
-            hint="Without --method the method is detected.",
+            hint="Without --method the method is recognized automatically.",
             code="method.mismatch",
         )
     deployed = [key for key in ffn_keys if key.endswith("fc3.weight")]
     if statistics and deployed:
         raise Refused(
-            f"{deployed[0]} is of the deploy form, other blocks are in training form.",
-            hint="The file mixes two forms; take the checkpoint as trained.",
+            f"{deployed[0]} is in the inference-time architecture, but other blocks are in the training-time one.",
+            hint="The file mixes the two. Give the checkpoint as trained.",
             code="repavit.mixed-forms",
         )
     if detection.form == "deploy":
         raise Refused(
-            f"{checkpoint.path} is in repavit's deploy form already ({detection.reason}): nothing is left to fold.",
-            hint="Fold the checkpoint as trained. The official reparam of a PoolFormer is wrong by its LayerScale.",
+            f"{checkpoint.path} already has the inference-time architecture of repavit ({detection.reason}), so "
+            "there is nothing to fold.",
+            hint=(
+                "Fold the checkpoint as trained. (The official reparameterization of a PoolFormer ignores its "
+                "LayerScale.)"
+            ),
             code="method.deployed",
         )
 
@@ -193,8 +197,8 @@ def read_ffns(tensors: Mapping[str, Tensor]) -> tuple[Family, tuple[Ffn, ...]]:
     families = {family.backbone: family for family in found.values()}
     if len(families) != 1:
         raise Refused(
-            "the FFNs are those of several network families.",
-            hint="The file mixes two nets; save one of them.",
+            "the FFNs belong to several network families.",
+            hint="The file mixes two networks; save one of them.",
             code="checkpoint.ambiguous",
         )
     family = next(iter(families.values()))
@@ -212,8 +216,8 @@ def _read_ffn(tensors: Mapping[str, Tensor], prefix: str, dims: int) -> Ffn:
         tensor = weight_of(tensors, f"{prefix}{name}", dims if name == "fc2.weight" else 1)
         if tuple(tensor.shape[: len(shape)]) != shape:
             raise Refused(
-                f"{prefix}{name} has shape {list(tensor.shape)} where fc1 needs {list(shape)}.",
-                hint="The file mixes two nets, or it was changed after training.",
+                f"{prefix}{name} has shape {list(tensor.shape)}, but fc1 requires {list(shape)}.",
+                hint="The file mixes two networks, or it was changed after training.",
                 code="checkpoint.shape",
             )
     return Ffn(prefix, block_tensors(tensors, prefix), hidden, width)

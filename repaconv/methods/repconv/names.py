@@ -54,8 +54,9 @@ def one_net(checkpoint: Checkpoint) -> BlockKey:
     found = {key._replace(block="", part="") for key in block_keys(checkpoint)}
     if found and (plus := next((name for name in checkpoint.tensors if _PLUS.search(name)), None)):
         raise Refused(
-            f"{plus} is RepVGGplus's: it has auxiliary heads in training, and squeeze-and-excitation behind the ReLU.",
-            hint="RepVGGplus is not among the known networks; RepVGG is, D2se included.",
+            f"{plus} belongs to RepVGGplus, which has auxiliary heads during training and squeeze-and-excitation "
+            "after the ReLU.",
+            hint="RepVGGplus is not supported; RepVGG is, including D2se.",
             code="repconv.plus",
         )
     if len(found) == 1:
@@ -63,7 +64,7 @@ def one_net(checkpoint: Checkpoint) -> BlockKey:
     if not found:
         raise Refused(
             f"{checkpoint.path} has no block of RepVGG or MobileOne (rbr_dense, rbr_conv, conv_kxk).",
-            hint="Without --method the method is detected.",
+            hint="Without --method the method is recognized automatically.",
             code="method.mismatch",
         )
     mixed = len({key.deployed for key in found}) == 2

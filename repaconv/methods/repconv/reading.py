@@ -155,8 +155,8 @@ def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
             found.setdefault(int(match[1]), set()).add(int(match[2]))
     if sorted(found) != list(range(1, len(found) + 1)):
         raise Refused(
-            f"the stages are {', '.join(f'stage{s}' for s in sorted(found))}, which leaves one out.",
-            hint="The file is only part of a net.",
+            f"the stages are {', '.join(f'stage{s}' for s in sorted(found))}, with one missing.",
+            hint="The file contains only a part of the network.",
             code="checkpoint.missing-keys",
         )
     return [counted(found[stage], f"stage{stage}") for stage in sorted(found)]
@@ -172,9 +172,9 @@ def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before:
     groups = before // shared
     if height != side or side % 2 == 0 or before % shared or width % groups:
         raise Refused(
-            f"{place} has shape {[width, shared, height, side]}, which is no convolution of {before} channels with an "
-            "odd, square kernel.",
-            hint="The file is of another net, or it was changed after training.",
+            f"{place} has shape {[width, shared, height, side]}, which is not a convolution of {before} channels "
+            "with an odd, square kernel.",
+            hint="The file belongs to another network, or it was changed after training.",
             code="checkpoint.shape",
         )
     squeeze = f"{name}.se.{names.squeeze}.weight"

@@ -52,8 +52,10 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading
     if detection is None:
         raise Refused(
             f"{checkpoint.path} is not a RIFormer: no block has token_mixer.affine or norm_reparam.",
-            hint="A PoolFormer has the same other keys, but its pooling cannot be folded away. Without "
-            "--method the method is detected.",
+            hint=(
+                "A PoolFormer has the same other keys, but its pooling cannot be folded. Without --method the method "
+                "is recognized automatically."
+            ),
             code="method.mismatch",
         )
     tensors, names, unused = _official_names(checkpoint)
@@ -180,9 +182,12 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     stages = sorted(blocks)
     if stages != list(range(0, 2 * len(stages), 2)):
         raise Refused(
-            f"the stages are network.{', network.'.join(map(str, stages))} where a RIFormer has every second one.",
-            hint="Between neighbouring stages of one width the official code leaves the downsampling out and "
-            "then never reaches its final norm: such a net has no output to keep.",
+            f"the stages are network.{', network.'.join(map(str, stages))}, but a RIFormer has only every second "
+            "index.",
+            hint=(
+                "Between neighboring stages of equal width the official code omits the downsampling and then never "
+                "reaches its final norm, so such a network has no output."
+            ),
             code="riformer.stages",
         )
     fc1 = [weight_of(tensors, f"network.{stage}.0.mlp.fc1.weight", 4) for stage in stages]
@@ -213,21 +218,22 @@ def _not_in_tensors(
     whole = ("in_stride", "in_pad", "down_stride", "down_pad")
     if not isinstance(norm, dict) or not isinstance(act, dict) or any(type(said.get(k, 0)) is not int for k in whole):
         raise Refused(
-            "the run's configuration of its RIFormer is not understood: norm_cfg and act_cfg should be dicts, "
+            "the configuration of the RIFormer in the checkpoint is invalid: norm_cfg and act_cfg must be dicts, "
             f"{', '.join(whole)} whole numbers.",
-            hint="Save the weights without the configuration and give what it says with --set.",
+            hint="Save the weights without the configuration, and give its settings with --set.",
             code="riformer.config",
         )
     if norm.get("type", "GN") not in ("GN", "LN2d") or norm.get("num_groups", 1) != 1:
         raise Refused(
-            f"the run's configuration asks for the norm {norm}, which no RIFormer of the official code has.",
-            hint="Known are GroupNorm with one group and LN2d.",
+            f"the configuration in the checkpoint names the norm {norm}, which no RIFormer of the official code has.",
+            hint="Supported are GroupNorm with one group and LN2d.",
             code="riformer.norm",
         )
     if (strange := sorted(set(norm) - _NORM_KEYS)) or norm.get("affine", True) is not True:
         raise Refused(
-            f"the run's configuration says {', '.join(strange) or 'affine'} of its norms, which is not known here.",
-            hint=f"Known are {', '.join(sorted(_NORM_KEYS))}, with an affine.",
+            f"the configuration in the checkpoint sets {', '.join(strange) or 'affine'} for its norms, which is "
+            "not supported.",
+            hint=f"Supported are {', '.join(sorted(_NORM_KEYS))}, with an affine.",
             code="riformer.norm",
         )
     return {
@@ -253,7 +259,7 @@ def _require_one_form(reading: RIFormerReading) -> None:
     folded = {name.split(".norm_reparam")[0] for name in reading.tensors if ".norm_reparam." in name}
     if trained and folded:
         raise Refused(
-            f"{min(trained)} is in training form and {min(folded)} in deploy form.",
-            hint="The file mixes two forms; take the checkpoint as trained.",
+            f"{min(trained)} belongs to the training-time architecture and {min(folded)} to the inference-time one.",
+            hint="The file mixes the two. Give the checkpoint as trained.",
             code="riformer.mixed-forms",
         )

@@ -33,8 +33,8 @@ def require_base(checkpoint: Checkpoint) -> None:
     adapters = adapter_names(checkpoint)
     if adapters and len(adapters) == len(checkpoint.tensors):
         raise Refused(
-            f"{checkpoint.path} holds LoRA adapters alone, not the weights that they are for.",
-            hint="Save the state_dict() of the whole model, base weights and adapters.",
+            f"{checkpoint.path} contains LoRA adapters only, without the base weights.",
+            hint="Save the state_dict() of the whole model: base weights and adapters.",
             code="lora.alone",
         )
 
@@ -113,14 +113,14 @@ def _require_plain(checkpoint: Checkpoint) -> None:
     for name in checkpoint.tensors:
         if _UNKNOWN.search(name):
             raise Refused(
-                f"{checkpoint.names[name]} is of a kind of adapter that is not plain LoRA.",
+                f"{checkpoint.names[name]} is an adapter that is not plain LoRA.",
                 hint="Merge it with the library that made it, and fold the merged checkpoint.",
                 code="lora.kind",
             )
     require_sound({name: checkpoint.tensors[name] for name in found}, checkpoint.names)
     if len({match["name"] for match in found.values() if "name" in match.groupdict() and match["name"]}) > 1:
         raise Refused(
-            "the file holds several adapters for the same layers.",
+            "the file contains several adapters for the same layers.",
             hint="Save it with the one that is to be merged.",
             code="lora.ambiguous",
         )
@@ -133,7 +133,7 @@ def _pairs(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
         pair, factor = pairs.setdefault(_weight_name(match), {}), match["factor"].lower()
         if factor in pair:
             raise Refused(
-                f"{_weight_name(match)} has several adapters; {checkpoint.names[name]} is of the second.",
+                f"{_weight_name(match)} has several adapters; {checkpoint.names[name]} belongs to the second.",
                 hint="Save it with the one that is to be merged.",
                 code="lora.ambiguous",
             )
@@ -151,23 +151,23 @@ def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: 
     if len(pair) < 2 or weight not in base.tensors:
         lacking = f"the adapter's {'B' if 'a' in pair else 'A'}" if len(pair) < 2 else "the weight that it is for"
         raise Refused(
-            f"{layer} has an adapter, and the file lacks {lacking}.",
-            hint="Save the whole model, base weights and both factors of every adapter.",
+            f"{layer} has an adapter, but the file lacks {lacking}.",
+            hint="Save the whole model: base weights and both factors of every adapter.",
             code="lora.half",
         )
     a, b, w = pair["a"], pair["b"], base.tensors[weight]
     if a.ndim != 2 or b.ndim != 2 or w.ndim != 2 or (b.shape[0], a.shape[1]) != tuple(w.shape) or len(a) != b.shape[1]:
         raise Refused(
-            f"the adapter of {layer} has the factors {list(a.shape)} and {list(b.shape)}, which do not fit its weight "
-            f"{list(w.shape)}.",
+            f"the adapter of {layer} has factors of shape {list(a.shape)} and {list(b.shape)}, which do not fit "
+            f"its weight {list(w.shape)}.",
             hint="LoRA of rank r on a linear layer has A [r, in] and B [out, r].",
             code="lora.shape",
         )
     require_sound({weight: w}, base.names)
     if not all(tensor.is_floating_point() for tensor in (a, b, w)):
         raise Refused(
-            f"{layer} or its adapter does not hold floating point numbers.",
-            hint="Fold the float checkpoint and quantise afterwards.",
+            f"{layer} or its adapter is not a floating-point tensor.",
+            hint="Fold the floating-point checkpoint, and quantize it afterwards.",
             code="checkpoint.dtype",
         )
     return Adapter(weight, a, b, 1.0 if scales is None else scales[len(a)])

@@ -51,8 +51,8 @@ def put_beside(module: nn.Module, path: str, adapter: Adapter) -> None:
     layer = module.get_submodule(path)
     if not isinstance(layer, nn.Linear):
         raise Refused(
-            f"{path} has an adapter, and is no linear layer.",
-            hint="LoRA on other layers is not known here.",
+            f"{path} has an adapter but is not a linear layer.",
+            hint="LoRA on other layers is not supported.",
             code="lora.layer",
         )
     parent, _, last = path.rpartition(".")

@@ -96,8 +96,8 @@ def _path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
     name = next((name for name, file_name in inner.names.items() if file_name == saved), "")
     if name not in inner.tensors:
         raise Refused(
-            f"{saved} has an adapter, and nothing of this network reads that weight.",
-            hint="The file mixes two nets.",
+            f"{saved} has an adapter, but this network has no such weight.",
+            hint="The file mixes two networks.",
             code="lora.unused",
         )
     return name.removesuffix(".weight")
@@ -123,8 +123,9 @@ def _identify(
         raise why
     if len(found) > 1:
         raise Refused(
-            "the recorded output does not settle lora_merged: with and without another s B A the net gives it.",
-            hint="Say it with --set lora_merged=yes or no.",
+            "the recorded output does not determine lora_merged: the network's output is the same with and without "
+            "another s B A.",
+            hint="Give it with --set lora_merged=yes or no.",
             code="lora.identify",
         )
     return found[0]

@@ -36,9 +36,12 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
         return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source, free=True) == "yes"
     if found is None and "lora_merged" not in knobs:
         raise Refused(
-            "no tensor tells whether the adapters were merged into the weights beside them: loralib does so on eval(), "
-            "and train() takes them out again.",
-            hint="Give --set lora_merged=yes if the checkpoint was saved behind eval(), =no if behind train().",
+            "no tensor shows whether the adapters are already merged into the base weights: loralib merges them in "
+            "eval() and removes them in train().",
+            hint=(
+                "Give --set lora_merged=yes if the checkpoint was saved after eval(), or =no if it was saved after "
+                "train()."
+            ),
             code="lora.merged",
         )
     return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
@@ -90,8 +93,8 @@ def _require_uniform(config: Mapping[str, Any], where: str, ranks: set[int]) -> 
         )
     if isinstance(rank, int) and not pattern and ranks - {rank}:
         raise Refused(
-            f"{where} says rank {rank}, the adapters have {', '.join(map(str, sorted(ranks)))}.",
-            hint="The configuration is of other adapters; put the right one beside the file.",
+            f"{where} gives the rank {rank}, but the adapters have {', '.join(map(str, sorted(ranks)))}.",
+            hint="The configuration belongs to other adapters. Put the right one next to the file.",
             code="lora.config",
         )
 

@@ -72,7 +72,7 @@ def require_nameable(path: Path) -> None:
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) or error.errno == ENAMETOOLONG:
             raise Refused(
-                f"no file can be called {path}.", hint="Check the path, and how it was typed.", code="file.name"
+                f"{path} is not a valid file name.", hint="Check the path for typing errors.", code="file.name"
             ) from error
 
 
@@ -160,8 +160,8 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     try:
         if not _locked(held):
             raise EnvironmentProblem(
-                f"another command writes in {folder} now.",
-                hint="Wait for it, or give another folder with -o.",
+                f"another command is writing to {folder}.",
+                hint="Wait until it has finished, or give another folder with -o.",
                 code="run.busy",
             )
         before = _HELD.set(_HELD.get() | {folder.resolve()})
@@ -243,7 +243,8 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         plain = from_json(path.read_text(encoding="utf-8"))
         if isinstance(plain, dict) and plain.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise Refused(
-                f"{path} has schema version {plain['schema_version']}, this repaconv reads {SCHEMA_VERSION}.",
+                f"{path} has schema version {plain['schema_version']}, but this version of repaconv reads "
+                f"{SCHEMA_VERSION}.",
                 hint="Run the stage again with this version of repaconv.",
                 code="artefact.schema",
             )

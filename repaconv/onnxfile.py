@@ -138,8 +138,8 @@ def require_inside(path: Path) -> None:
     outside = strays(read_graph(path), path.parent)
     if outside:
         raise Refused(
-            f"{path} wants its weights from {outside[0]!r}, outside its folder.",
-            hint="A graph's weights belong beside it; `repaconv inspect` shows what it refers to and runs nothing.",
+            f"{path} refers to weights in {outside[0]!r}, which is outside its folder.",
+            hint="Put the weights in the folder of the graph. `repaconv inspect` shows what it refers to.",
             code="onnx.external",
         )
 

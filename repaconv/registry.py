@@ -55,9 +55,9 @@ def load(group: str, name: str) -> Any:
     kind = group.rpartition(".")[2].rstrip("s")
     if name not in points:
         raise UsageProblem(
-            f"there is no {kind} called {name!r}.",
+            f"unknown {kind} {name!r}.",
             hint=nearest(name, points)
-            + f"Known: {', '.join(points) or 'none, so repaconv itself is not installed here'}.",
+            + f"Known: {', '.join(points) or 'none, because repaconv is not installed in this environment'}.",
             code=f"{kind}.unknown",
         )
     try:

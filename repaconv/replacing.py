@@ -174,8 +174,8 @@ def write_page(path: Path, text: str) -> None:
 
 def _foreign(path: Path) -> UsageProblem:
     return UsageProblem(
-        f"{path} is there already, and is not what repaconv wrote there.",
-        hint="It is left as it is. Move it away, or give another place.",
+        f"{path} already exists, and its contents were not written by repaconv.",
+        hint="It was not changed. Move it away, or give another path.",
         code="usage.exists",
     )
 

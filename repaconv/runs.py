@@ -114,12 +114,12 @@ class Run:
         path = self.folder / payload.path
         if not path.is_file():
             raise Refused(
-                f"{path} is gone.", hint="Run the stage that writes it again.", code="artefact.payload-missing"
+                f"{path} is missing.", hint="Run the command that writes it again.", code="artefact.payload-missing"
             )
         if sha256_of(path) != payload.sha256:
             raise Refused(
-                f"{path} is not the file that was written: its hash is another.",
-                hint="Move it away, and run the stage that writes it again.",
+                f"{path} was changed after it was written: its hash differs.",
+                hint="Move it away, and run the command that writes it again.",
                 code="artefact.hash",
             )
         return path
@@ -147,7 +147,7 @@ def fold_of(run: Run) -> FoldArtefact:
         kind = str(from_json(run.fold_json.read_text()).get("kind", kind))
     if kind not in KINDS:
         raise Refused(
-            f"{run.fold_json} is the fold of a {kind!r}, which this repaconv does not know.",
+            f"{run.fold_json} is the fold of a {kind!r}, which this version of repaconv does not know.",
             hint="Fold again with this version of repaconv.",
             code="artefact.schema",
         )
@@ -175,23 +175,23 @@ def prepare_run(
     latest = run.folder.resolve() == LATEST.resolve()
     if latest or (run.folder.exists() and not run.folder.is_dir()):
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"
-        raise Refused(f"{run.folder} is {what}.", hint="Give another -o.", code="run.not-a-folder")
+        raise Refused(f"{run.folder} is {what}.", hint="Give another folder with -o.", code="run.not-a-folder")
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
     own = (PLAN, *((*OF_CONVERT, UNCONVERTED) if stage_of(run.convert_json) == "convert" else ()))
     own += OF_FINETUNE if stage_of(run.folder / FINETUNE_JSON) == "finetune" else ()
     foreign = [name for name in inside if name not in own and not left_over(run.folder / name)]
     if foreign and stage_of(run.fold_json) != "fold":
         raise Refused(
-            f"{run.folder} is no run's folder, and has something in it: {foreign[0]}.",
-            hint="Give another folder with -o, a new or an empty one.",
+            f"{run.folder} is not a run folder and contains other files, such as {foreign[0]}.",
+            hint="Give a new or empty folder with -o.",
             code="run.foreign-files",
         )
     if foreign and not force:
         origin = fold_of(run).origin
         if sha256 != origin.sha256 and str(checkpoint.resolve()) != origin.path:
             raise Refused(
-                f"{run.folder} holds the run of another file, {origin.path}.",
-                hint="Give another folder with -o, or --force to replace it.",
+                f"{run.folder} contains the run of another file, {origin.path}.",
+                hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
     require_ours(run.fold_json, "fold", run.folder / payload, *files)
@@ -238,13 +238,13 @@ def find_run(given: Path | None) -> Run:
     if given is None:
         if not LATEST.is_file():
             raise UsageProblem(
-                f"there is no run yet in {OUT}/.",
-                hint="Fold a checkpoint first: repaconv fold CKPT. Or give the run's folder.",
+                f"there is no run in {OUT}/ yet.",
+                hint="Fold a checkpoint first: repaconv fold CKPT. Or give the run folder.",
                 code="run.none",
             )
         given = OUT / LATEST.read_text().strip()
     elif not given.exists():
-        raise Refused(f"there is no {given}.", hint="Check its path.", code="run.missing")
+        raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)
     if not run.fold_json.is_file():
         raise UsageProblem(
@@ -279,9 +279,9 @@ def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path],
 
 
 _MEND = {
-    "verify": "mend that and verify again, without --require for what is not there yet",
-    "export": "mend that and export again",
-    "build": "mend that and build again",
+    "verify": "verify again when it is mended, without --require for what does not exist yet",
+    "export": "export again when it is mended",
+    "build": "build again when it is mended",
 }
 
 
@@ -291,10 +291,10 @@ def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple
         return artefact.unverified
     if not unverified:
         links = [link.name for link in getattr(artefact, "links", ()) if link.verdict == "failed"]
-        mend = _MEND.get(artefact.stage, "run that stage again")
+        mend = _MEND.get(artefact.stage, "run that command again when it is mended")
         raise GateFailed(
-            f"{path} says failed{': ' if links else ''}{', '.join(links)}. The chain stops here.",
-            hint=f"Look into it, {mend}; or go on with --unverified, which every later artefact records.",
+            f"{path}: the check failed{': ' if links else ''}{', '.join(links)}. Later steps stop here.",
+            hint=f"Find the cause and {mend}, or continue with --unverified, which is recorded in every later result.",
             code=f"{artefact.stage}.failed",
         )
     return (*artefact.unverified, f"{artefact.stage} failed")

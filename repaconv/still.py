@@ -76,8 +76,8 @@ def require_none_cut() -> None:
 
 def _changed(path: str) -> Refused:
     return Refused(
-        f"{path} was changed while it was read; nothing was written.",
-        hint="Let what writes it come to its end, and run the command again.",
+        f"{path} changed while it was being read; nothing was written.",
+        hint="Wait until the program that writes it has finished, and run the command again.",
         code="file.changed",
     )
 

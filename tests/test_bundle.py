@@ -237,10 +237,10 @@ def test_a_damaged_result_is_refused_and_nothing_is_written(bundled, tmp_path):
     refused("'../escaped.log'", {"../escaped.log": b"x"})
     refused("'/etc/escaped'", {"/etc/escaped": b"x"})
     refused("leads.log", {}, link="/etc/passwd")
-    refused("of no bundle", {"result.json": json.dumps({**told, "bundle_sha256": "0" * 64}).encode()})
+    refused("does not belong to any bundle", {"result.json": json.dumps({**told, "bundle_sha256": "0" * 64}).encode()})
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(result.read_bytes()[:-200])
-    with pytest.raises(Refused, match="not a board's result"):
+    with pytest.raises(Refused, match="not the result of a board"):
         rc.collect(cut)
     assert not list(tmp_path.rglob("escaped*"))
     assert not (RUN / "build/orin-nano.fp16.32x32.collected.json").exists()
@@ -307,7 +307,7 @@ def test_what_tune_found_for_a_board_is_the_model_that_goes_to_it(tiny, repaconv
 
 def test_what_cannot_be_bundled_is_told(tiny, repaconv):
     rc.fold(tiny)
-    with pytest.raises(UsageProblem, match="a bundle is for boards with TensorRT"):
+    with pytest.raises(UsageProblem, match="bundles are for boards with TensorRT"):
         rc.bundle(target="x86-64")
     with pytest.raises(UsageProblem, match="no fp32 ONNX model for orin-nano yet"):
         rc.bundle(target="orin-nano")
@@ -375,5 +375,5 @@ def test_recorded_files_are_read_as_they_are():
     ],
 )
 def test_what_trtexec_does_not_write_is_refused(read, wrong):
-    with pytest.raises(Refused, match="these are not trtexec's"):
+    with pytest.raises(Refused, match="these are not the"):
         read(wrong)

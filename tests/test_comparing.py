@@ -74,10 +74,10 @@ def test_speed_is_measured_beside_each_other(run, tmp_path):
 
 
 def test_what_cannot_be_compared_is_refused(run, tiny):
-    with pytest.raises(Refused, match="there is no none"):
+    with pytest.raises(Refused, match="there is no file or folder none"):
         rc.compare(run, "none")
     Path("x.pth").write_bytes(b"x")
-    with pytest.raises(UsageProblem, match="no run in repaconv-out/ is of it"):
+    with pytest.raises(UsageProblem, match="no run in repaconv-out/ was made from it"):
         rc.compare(run, "x.pth")
-    with pytest.raises(UsageProblem, match="--speed is of graphs and engines"):
+    with pytest.raises(UsageProblem, match="--speed compares ONNX models and engines"):
         rc.compare(tiny, run, speed=True)

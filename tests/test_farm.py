@@ -166,7 +166,9 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         assert "on the worker" in done.note
         assert Path("repaconv-out/repavit/bench/x86-64.json").is_file()
         rc.export(target="arm64")
-        with pytest.raises(EnvironmentProblem, match="no worker for arm64 connected within 0 s; .* workers for x86-64"):
+        with pytest.raises(
+            EnvironmentProblem, match=r"no worker for arm64 connected within 0 s; .* workers for x86-64"
+        ):
             bench_on(at(cluster.address, wait_s=0), BenchOrder(target="arm64"))
     monkeypatch.setattr("repaconv.farm.cluster.ANSWERS_S", 1)
     with pytest.raises(EnvironmentProblem, match="no answer from"):

@@ -46,7 +46,7 @@ def test_nothing_is_brought_unless_it_is_asked_for(repaconv, tiny):
         code, out, err = repaconv(*typed)
         assert (code, "would run" in out) == (0, True), err
     here(address).write_bytes(moved.read_bytes() + b"x")
-    with pytest.raises(Refused, match="is not what was fetched"):
+    with pytest.raises(Refused, match="was changed after it was fetched"):
         rc.fold(address)
 
 
@@ -63,19 +63,19 @@ def test_what_is_fetched_again_takes_the_place_of_what_was_and_of_nothing_else(t
     assert [path.name for path in here("memory://there").iterdir()] == ["model.safetensors"]
     assert again.files[0].sha256 != first.files[0].sha256
     weights_here("memory://there").write_bytes(b"mine")
-    with pytest.raises(UsageProblem, match="is not what repaconv wrote"):
+    with pytest.raises(UsageProblem, match="were not written by repaconv"):
         rc.fetch("memory://there")
     memory.rm("/there", recursive=True)
-    with pytest.raises(EnvironmentProblem, match="cannot be fetched"):
+    with pytest.raises(EnvironmentProblem, match="cannot be downloaded"):
         rc.fetch("memory://there")
 
 
 def test_a_place_without_weights_and_a_scheme_that_nobody_knows(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "config.json").write_text("{}")
-    with pytest.raises(Refused, match="has neither"):
+    with pytest.raises(Refused, match="contains neither"):
         rc.fetch(f"file://{tmp_path}/folder")
-    with pytest.raises(EnvironmentProblem, match="cannot be fetched"):
+    with pytest.raises(EnvironmentProblem, match="cannot be downloaded"):
         rc.fetch("nobody://knows/it")
     assert not list(Path("repaconv-out/fetched").glob("**/*.json"))
 

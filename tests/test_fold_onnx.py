@@ -368,12 +368,12 @@ def test_options_of_checkpoints_are_none_of_graphs(small, repaconv, option):
 def test_a_file_of_that_name_is_kept(small):
     Path("net.onnx").write_bytes(b"mine")
     for force in (False, True):
-        with pytest.raises(UsageProblem, match=r"net\.onnx is there already"):
+        with pytest.raises(UsageProblem, match=r"net\.onnx already exists"):
             rc.fold(small, out="net.onnx", force=force)
     assert Path("net.onnx").read_bytes() == b"mine"
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
-    with pytest.raises(Refused, match="no run's folder"):
+    with pytest.raises(Refused, match="is not a run folder"):
         rc.fold(small, out="mine", force=True)
     assert [path.name for path in Path("mine").iterdir()] == ["notes.txt"]
     rc.fold(small)

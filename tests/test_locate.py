@@ -264,7 +264,7 @@ def test_assert_parity_takes_several_inputs_and_holds_every_output(tmp_path):
     wrong.register_forward_hook(lambda _part, _given, out: {"features": out["features"]})
     (tmp_path / "text.onnx").write_text("not a graph")
     for given, inputs, kind, told in (
-        (path, [tokens], UsageProblem, "has the inputs tokens, scale, given were tokens"),
+        (path, [tokens], UsageProblem, "has the inputs tokens, scale, but tokens were given"),
         (path, [tokens, scale.astype(np.float64)], UsageProblem, "is float32, and float64 was given"),
         (path, [tokens, scale[:, :0]], UsageProblem, r"input 1 is an array \[2, 0, 1\]"),
         (path, [tokens, "scale"], UsageProblem, "input 1 is 'scale'"),

@@ -218,7 +218,7 @@ def test_a_pair_that_settles_nothing_is_refused(repaconv):
         rc.fold(save(single, meta), identify="both.npz")
     code, _, err = repaconv("fold", save(weights, meta), "--identify", "wrong.npz")
     assert code == 4
-    assert "does not settle" in err
+    assert "does not determine" in err
 
 
 # --- refusals -------------------------------------------------------------------------------------------

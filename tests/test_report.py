@@ -188,7 +188,7 @@ def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_th
     (run / "model.safetensors").unlink()
     edited = rc.report(format="json", paper=False)
     assert edited.verdict == "failed"
-    assert ["is gone" in told or "its hash is another" in told for told in edited.open[:2]] == [True, True]
+    assert ["is missing" in told or "its hash differs" in told for told in edited.open[:2]] == [True, True]
     (run / "model.32x32.onnx").write_bytes(graph)
     (run / "model.safetensors").write_bytes(weights)
 

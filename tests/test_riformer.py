@@ -150,7 +150,7 @@ def deployed(weights):
 def test_a_deployed_checkpoint_is_recognised():
     weights = METHOD.example(TINY, seed=9)
     save(deployed(weights))
-    with pytest.raises(Refused, match="deploy form already") as caught:
+    with pytest.raises(Refused, match="already has the inference-time architecture") as caught:
         rc.fold("c.pth")
     assert caught.value.code == "method.deployed"
     assert rc.inspect("c.pth").form == "deploy"

@@ -100,9 +100,9 @@ def test_a_folder_with_a_life_of_its_own_is_left_alone(tiny, tmp_path, force):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
     before = tree(tmp_path)
-    with pytest.raises(Refused, match="no run's folder"):
+    with pytest.raises(Refused, match="is not a run folder"):
         rc.fold(tiny, out="project", force=force)
-    with pytest.raises(Refused, match="no run's folder"):
+    with pytest.raises(Refused, match="is not a run folder"):
         rc.fold(tiny, out=".", force=force)
     assert tree(tmp_path) == before
     shutil.copy(tiny, "latest.pth")
@@ -129,7 +129,7 @@ def test_a_stage_removes_and_replaces_what_it_wrote_and_nothing_else(tiny, tmp_p
     assert set(tree(RUN)) == {"fold.json", "model.safetensors", *mine, "model.b1.onnx"}
     for given in ({"batch": 1}, {"onnx": "tiny.pth"}, {"onnx": RUN / "model_v2.onnx"}):
         before = tree(tmp_path)
-        with pytest.raises(UsageProblem, match="is there already"):
+        with pytest.raises(UsageProblem, match="already exists"):
             rc.export(**given)
         assert tree(tmp_path) == before
     rc.export(onnx="deployed.onnx")  # an earlier fold's, unchanged
@@ -150,7 +150,7 @@ def test_results_go_nowhere_where_something_else_is(tiny, tmp_path, repaconv):
         lambda: rc.report(out="page.html", paper=False),
         lambda: rc.report(out="notes.json", format="json", paper=False),
     ):
-        with pytest.raises(UsageProblem, match="is there already"):
+        with pytest.raises(UsageProblem, match="already exists"):
             write()
     assert repaconv("inspect", tiny, "-o", "notes.json")[0] == 2
     assert (Path("notes.json").read_text(), Path("page.html").read_text()) == ('{"stage": "bench"}', "<p>mine</p>")
@@ -163,7 +163,7 @@ def test_results_go_nowhere_where_something_else_is(tiny, tmp_path, repaconv):
     assert not Path("own.drift-onnx.svg").exists()
     page = RUN / "report.html"
     page.write_text(page.read_text().replace("<body", "<body id='mine'"))
-    with pytest.raises(UsageProblem, match="is there already"):
+    with pytest.raises(UsageProblem, match="already exists"):
         rc.report(paper=False)
 
 
@@ -238,7 +238,7 @@ def test_a_sweep_measures_every_entry_for_itself_and_folds_it_once(tiny, monkeyp
     assert sweeping.sweep("m.toml").resumed == 4
     shutil.copy("repaconv-out/sweep-m/sweep.json", "kept.json")
     Path("repaconv-out/sweep-m/sweep.json").write_text("mine")
-    with pytest.raises(UsageProblem, match="is there already"):
+    with pytest.raises(UsageProblem, match="already exists"):
         sweeping.sweep("m.toml")
 
 
@@ -249,4 +249,4 @@ def test_a_sweep_has_no_figure_of_an_export_that_failed(tiny, monkeypatch):
     Path("m.toml").write_text(f'rounds = 2\n[[models]]\ncheckpoint = "{tiny.name}"\n')
     done = sweeping.sweep("m.toml")
     assert done.verdict == "failed"
-    assert "says failed" in done.rows[0].problem
+    assert "the check failed" in done.rows[0].problem

@@ -72,7 +72,7 @@ def test_a_graph_is_no_architecture(repaconv):
     rc.fold(small_graphs.tokens())
     code, _, err = repaconv("save")
     assert code == 4
-    assert "no architecture of timm or transformers holds repaconv-out/tokens: it is an ONNX graph" in err
+    assert "repaconv-out/tokens cannot be saved in an architecture of timm or transformers: it is an ONNX graph" in err
     assert not Path("repaconv-out/tokens/timm").exists()
 
 

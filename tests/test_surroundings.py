@@ -223,7 +223,7 @@ def test_weights_beside_a_graph_that_are_cut_while_they_are_mapped_are_told_of(t
         session.run({"input": np.ones((3, 200, 200), np.float32)})
         write_text(at / "sum", "of what is gone")
 
-    assert kills.told_by(stage, tmp_path).startswith(f"file.changed: {tmp_path / 'c.data'} was changed")
+    assert kills.told_by(stage, tmp_path).startswith(f"file.changed: {tmp_path / 'c.data'} changed while")
     assert not (tmp_path / "sum").exists()
 
 
@@ -274,7 +274,7 @@ def test_a_stage_may_hold_the_folder_that_its_caller_holds(tmp_path):
 
 
 def _taken(folder):
-    with pytest.raises(EnvironmentProblem, match="another command writes"), alone_in(folder):
+    with pytest.raises(EnvironmentProblem, match="another command is writing"), alone_in(folder):
         raise AssertionError
 
 

@@ -143,7 +143,7 @@ def test_doctor_says_what_of_a_target_works_here(repaconv):
     assert code == 3
     rows = {row["name"]: row for row in json.loads(out)["data"]}
     assert "opset 17" in rows["export"]["note"]
-    assert "built there, by its tensorrt 8.5.2" in rows["build"]["problem"]
+    assert "built on the device, by its tensorrt 8.5.2" in rows["build"]["problem"]
     assert "repaconv bundle" in rows["verify"]["problem"]
     assert repaconv("doctor", "--target", "toaster")[0] == 2
 

@@ -398,5 +398,5 @@ def test_what_cannot_be_trained_is_refused_and_nothing_is_written(converted):
         assert refused.value.hint
         assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
     Path("vit.pth").unlink()
-    with pytest.raises(Refused, match="is gone"):
+    with pytest.raises(Refused, match="is missing"):
         rc.finetune(converted, inputs="x.npz")

@@ -106,12 +106,12 @@ def _of_the_machine(problem: Exception) -> EnvironmentProblem:
     """
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
-        told = f"this machine does not do that: {where}{problem.strerror or said_by(problem)}."
+        told = f"the operating system refused: {where}{problem.strerror or said_by(problem)}."
         return EnvironmentProblem(
             told, hint="Check the path, the permissions and the free space.", code="environment.system"
         )
     if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
-        told = "there is not enough memory for this; what was whole before is whole."
+        told = "not enough memory; existing results are unchanged."
         return EnvironmentProblem(
             told, hint="Free memory, or run it on a machine with more.", code="environment.memory"
         )

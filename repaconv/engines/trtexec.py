@@ -157,7 +157,7 @@ def _named(text: str) -> str:
 
 def _unreadable(what: str, error: Exception) -> Refused:
     return Refused(
-        f"this is not the {what} of trtexec: {error!r}.",
+        f"these are not the {what} of trtexec: {error!r}.",
         hint="Give the files that trtexec of TensorRT 8 to 11 wrote.",
         code="trtexec.format",
     )

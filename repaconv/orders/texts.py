@@ -41,7 +41,7 @@ def whole(text: str, option: str) -> int | None:
     if not text.isdigit() or int(text) == 0:
         raise UsageProblem(
             f"{option}: {text!r} is neither dynamic nor a whole number above zero.",
-            hint=f"{option} dynamic or {option} 8.",
+            hint=f"Give {option} dynamic or, for example, {option} 8.",
             code="usage.number",
         )
     return int(text)

@@ -142,8 +142,8 @@ def _board(target: str) -> Target:
     device = load_target(target)
     if device.runtime != "tensorrt":
         raise UsageProblem(
-            f"{device.name} runs {device.runtime}, a bundle is for boards with TensorRT.",
-            hint=f"repaconv build --target {device.name}",
+            f"{device.name} runs {device.runtime}, but bundles are for boards with TensorRT.",
+            hint=f"Build an engine here instead: repaconv build --target {device.name}",
             code="bundle.target",
         )
     return device
@@ -161,8 +161,8 @@ def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
     batch = at_least_one("batch", order.batch, usual)
     if exported.batch not in ("dynamic", batch):
         raise UsageProblem(
-            f"the model takes {exported.batch} images a call, asked for was {batch}.",
-            hint="Leave --batch out, or export with another.",
+            f"the model has the fixed batch size {exported.batch}, but {batch} was requested.",
+            hint="Leave --batch out, or export with that batch size.",
             code="bench.shape",
         )
     return batch
@@ -211,8 +211,8 @@ def _numbers(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in STORED:
         return np.asarray(value)
     raise UsageProblem(
-        f"the output {name} is no tensor of numbers, which a board could give back.",
-        hint="Export a graph without it, and fold that.",
+        f"the output {name} is not a tensor of numbers, so a board cannot return it.",
+        hint="Export a graph without this output, and fold that.",
         code="bundle.outputs",
     )
 

@@ -105,8 +105,8 @@ def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, 
     """Refuse what the official code folded already, unless that was asked for."""
     if detection.form == "deploy" and not allowed:
         raise Refused(
-            f"{checkpoint} is in {method.name}'s deploy form already ({detection.reason}).",
-            hint="Fold the checkpoint as trained, or give --allow-deployed to fold what the official code leaves.",
+            f"{checkpoint} already has the inference-time architecture of {method.name} ({detection.reason}).",
+            hint="Fold the checkpoint as trained, or accept it as it is with --allow-deployed.",
             code="method.deployed",
         )
 
@@ -127,7 +127,7 @@ def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], 
         lacking = f"{pair} holds no recorded output" if not whole.recorded else f"{method.name} identifies nothing"
         raise UsageProblem(
             f"--identify: {lacking}.",
-            hint="Give what the file does not tell with --set name=value.",
+            hint="Give the settings missing from the checkpoint with --set name=value.",
             code="usage.identify",
         )
     (output,) = whole.recorded.values()
@@ -150,7 +150,10 @@ def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
     if told and not allowed:
         raise Refused(
             f"{told[0]}.",
-            hint="Leave the setting out; --force takes it, and every later artefact says so.",
+            hint=(
+                "Leave the setting out, or accept it with --force; the contradiction is then recorded in every later "
+                "result."
+            ),
             code="setting.contradicts",
         )
     return told

@@ -91,8 +91,8 @@ def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:
     step = next((entry["step"] for entry in reversed(told["commands"])), "build")
     last = [line for line in _log(found, f"{step}.log").splitlines() if "[E]" in line]
     raise Refused(
-        f"the board says: {told['problem']}. {last[0] if last else ''}".rstrip(),
-        hint=f"{step}.log in the result has all that trtexec said.",
+        f"the board reports: {told['problem']}. {last[0] if last else ''}".rstrip(),
+        hint=f"{step}.log in the result contains the whole output of trtexec.",
         code="collect.problem",
     )
 
@@ -143,7 +143,9 @@ def _log(found: dict[str, bytes], name: str) -> str:
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        raise Refused(f"there is no file {path}.", hint="Give the board's result.tar.gz.", code="collect.missing")
+        raise Refused(
+            f"there is no file {path}.", hint="Give the result.tar.gz that the board wrote.", code="collect.missing"
+        )
 
 
 def _read_result(path: Path) -> dict[str, bytes]:
@@ -179,8 +181,8 @@ def _as_json(found: dict[str, bytes], name: str) -> Any:
 
 def _damaged(why: str) -> Refused:
     return Refused(
-        f"this is not a board's result: {why}.",
-        hint="Take result.tar.gz as run.py left it; run it again if it was cut off.",
+        f"this is not the result of a board: {why}.",
+        hint="Give result.tar.gz as run.py wrote it. If run.py was interrupted, run it again.",
         code="collect.damaged",
     )
 
@@ -194,8 +196,8 @@ def _bundle_of(taken: runs.Run, sha256: str) -> tuple[BundleArtefact, Path]:
         if made.bundle_sha256 == sha256:
             return made, runs.Run(path.parent).payload(made.payload)
     raise Refused(
-        f"the result is of no bundle of {taken.folder}.",
-        hint="Give the run that the bundle was made from: repaconv collect RESULT RUN.",
+        f"the result does not belong to any bundle of {taken.folder}.",
+        hint="Give the run from which the bundle was made: repaconv collect RESULT RUN.",
         code="collect.other-bundle",
     )
 
@@ -250,6 +252,6 @@ def _may_differ(made: BundleArtefact, taken: runs.Run) -> int:
             return len(exported.in_float) + len(exported.islands)
     raise Refused(
         f"the ONNX model of {made.payload.path} is no longer in {taken.folder}.",
-        hint="Export and bundle again, and take that to the board.",
+        hint="Export and bundle again, and run that bundle on the board.",
         code="collect.other-bundle",
     )

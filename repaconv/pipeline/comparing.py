@@ -57,7 +57,7 @@ def compare_by(
     right, other = (end_of(Path(each), device, threads) for each in (reference, candidate))
     if order.speed and not (right.path and other.path):
         raise UsageProblem(
-            "--speed is of graphs and engines, and one of the two is neither.",
+            "--speed compares ONNX models and engines, and one of the two is neither.",
             hint="Export it first: repaconv export",
             code="compare.speed",
         )
@@ -103,13 +103,13 @@ def _probed(right: End, low: str) -> tuple[str, Iterator[Pair]]:
             if not graph
             else f"{low} is lossy, and is judged on real inputs"
         )
-        raise UsageProblem(f"{why}.", hint="Give some with --inputs x.npz.", code="compare.inputs")
+        raise UsageProblem(f"{why}.", hint="Give inputs with --inputs x.npz.", code="compare.inputs")
     assert right.path is not None
     try:
         found = probes(loaded(right.path), right.runner.run)
     except Unrunnable as problem:
         raise Refused(
-            f"{right.told.name} runs with nothing that was tried: {problem}.",
+            f"{right.told.name} could not be run on generated inputs: {problem}.",
             hint="Give inputs with --inputs x.npz.",
             code="compare.inputs",
         ) from problem
@@ -157,7 +157,7 @@ def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
     except Exception as error:  # the runtime's own, of many classes
         raise Refused(
             f"{end.told.name} does not run on {shapes_told(feeds)}: {said_by(error)}.",
-            hint="Both must take the same inputs; give some with --inputs x.npz.",
+            hint="Both models must take the same inputs. Give inputs with --inputs x.npz.",
             code="compare.inputs",
         ) from error
 

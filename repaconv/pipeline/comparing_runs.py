@@ -38,7 +38,9 @@ def compare_runs(
     require_format(format, [each for each in PAGES if each != "card"])
     taken = [runs.find_run(Path(each)) for each in dict.fromkeys(map(str, several))]
     if len(taken) < 2:
-        raise UsageProblem("there is but one run.", hint="Name several: repaconv report A B.", code="report.one")
+        raise UsageProblem(
+            "a comparison needs at least two runs.", hint="Name several: repaconv report A B.", code="report.one"
+        )
     above = Path(os.path.commonpath([each.folder.resolve() for each in taken]))
     target = Path(out) if out else above / PAGES[format].replace("report", "runs")
     rows = []

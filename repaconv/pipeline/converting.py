@@ -132,8 +132,8 @@ def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> runs.Run:
         before = read_artefact(run.convert_json, ConvertArtefact).parent
         if not order.force and sha256 != before.sha256 and str(checkpoint.resolve()) != before.path:
             raise Refused(
-                f"{run.folder} holds the conversion of another file, {before.path}.",
-                hint="Give another folder with -o, or --force to replace it.",
+                f"{run.folder} contains the conversion of another file, {before.path}.",
+                hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
     elif run.folder.exists():  # as the fold will look at it

@@ -43,12 +43,12 @@ def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress 
     """
     device, source = load_target(order.target), here(checkpoint)
     if not source.exists():
-        raise Refused(f"there is no {source}.", hint="Check its path.", code="checkpoint.missing")
+        raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
     known = [each for each in runs.PRECISIONS if each in device.precisions]
     if order.precision not in known:
         raise UsageProblem(
-            f"{device.name} is not deployed to in {order.precision!r}.",
-            hint=f"Known here: {', '.join(known)}.",
+            f"deploy does not support {order.precision!r} on {device.name}.",
+            hint=f"Supported: {', '.join(known)}.",
             code="deploy.precision",
         )
     folder = Path(order.out) if order.out else runs.OUT / f"{source.stem}.{device.name}"

@@ -145,7 +145,9 @@ def _bare(path: Path, order: EstimateOrder) -> _Taken:
         UsageProblem: If it has a precision already, and another is asked for.
     """
     if not is_graph(path):
-        raise Refused(f"{path} is no graph.", hint="Give a run's folder or an .onnx file.", code="estimate.graph")
+        raise Refused(
+            f"{path} is not an ONNX model.", hint="Give a run folder or an .onnx file.", code="estimate.graph"
+        )
     require_own_precision(path, order.precision)
     require_inside(path)
     size = as_image_size(order.image_size)
@@ -170,7 +172,7 @@ def _images(
     if len(inputs) != 1:
         raise Refused(
             f"{path} takes {len(inputs)} inputs: {', '.join(entry.name for entry in inputs)}.",
-            hint="repaconv estimates image models, which take one.",
+            hint="The estimate is for models with one input, an image.",
             code="engine.inputs",
         )
     kind = inputs[0].type.tensor_type
@@ -226,7 +228,7 @@ def _works(plan: _Plan) -> list[Work]:
     except Exception as error:  # a graph of any origin
         raise Refused(
             f"{plan.path} is not valid ONNX: {first_line(error)}.",
-            hint="Export it again; `repaconv inspect` shows what it holds.",
+            hint="Export it again. `repaconv inspect` shows its contents.",
             code="onnx.invalid",
         ) from error
 

@@ -34,7 +34,7 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
     asked = address_of(address)
     if asked is None:
         raise UsageProblem(
-            f"{address} is no address.", hint="E.g. repaconv fetch hf://OWNER/NAME@REVISION", code="address.none"
+            f"{address} is not an address.", hint="E.g. repaconv fetch hf://OWNER/NAME@REVISION", code="address.none"
         )
     progress("fetch", 0, 0)
     record = record_of(asked)
@@ -81,7 +81,7 @@ def _brought(address: str, place: Path) -> Path:
         raise _silent(address, error) from error
     if not any((place / name).is_file() for name in WEIGHTS):
         raise Refused(
-            f"{address} has neither {' nor '.join(WEIGHTS)}.",
+            f"{address} contains neither {' nor '.join(WEIGHTS)}.",
             hint="Give the address of the file itself.",
             code="address.weights",
         )
@@ -90,7 +90,7 @@ def _brought(address: str, place: Path) -> Path:
 
 def _silent(address: str, error: Exception) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"{address} cannot be fetched: {said_by(error)}.",
-        hint="Check the address, the network, and your rights there.",
+        f"{address} cannot be downloaded: {said_by(error)}.",
+        hint="Check the address, the network connection and your access rights.",
         code="address.unreachable",
     )

@@ -132,8 +132,11 @@ def _converted(given: Path | None) -> runs.Run:
         given = runs.OUT / runs.LATEST.read_text().strip()
     if given is None or stage_of(runs.Run(given).convert_json) != "convert":
         raise UsageProblem(
-            f"{'there is no run yet' if given is None else f'{given} is no conversion: it has no convert.json'}.",
-            hint="Make one first: repaconv convert CKPT ..., with --to training-form for a method that needs training.",
+            f"{'there is no run yet' if given is None else f'{given} is not a conversion: it has no convert.json'}.",
+            hint=(
+                "Convert a network first: repaconv convert CKPT ..., with --to training-form for methods that need "
+                "training."
+            ),
             code="finetune.no-conversion",
         )
     return runs.Run(given)
@@ -149,8 +152,8 @@ def _parent(done: ConvertArtefact) -> Checkpoint:
 
     if not Path(done.parent.path).is_file():
         raise Refused(
-            f"the network before conversion, {done.parent.path}, is gone: everything is judged by it.",
-            hint="Put it back, or convert again from where it is.",
+            f"the network before conversion, {done.parent.path}, is missing; the result is evaluated against it.",
+            hint="Put the file back, or convert again from where it is now.",
             code="finetune.parent",
         )
     return read_checkpoint(done.parent.path, done.parent.weights, done.parent.sha256)
@@ -174,8 +177,8 @@ def _teacher(order: FinetuneOrder, parent: Checkpoint, original: Original) -> tu
     sizes = [getattr(config, "image_size", None) for config in (own, other)]
     if own.classes != other.classes or own.in_channels != other.in_channels or (all(sizes) and sizes[0] != sizes[1]):
         raise Refused(
-            f"{order.teacher} is no teacher for this network: it has {other.classes} classes of images of "
-            f"{other.in_channels} channels, not {own.classes} of {own.in_channels}, or takes another size.",
+            f"{order.teacher} cannot teach this network: it has {other.classes} classes and {other.in_channels} "
+            f"image channels, not {own.classes} and {own.in_channels}, or takes another image size.",
             hint="Leave --teacher out to learn from the network before conversion.",
             code="finetune.teacher",
         )
@@ -187,7 +190,7 @@ def _pace(order: FinetuneOrder, course: Course) -> Pace:
 
     if order.precision not in ("auto", "fp32", "bf16"):
         raise UsageProblem(
-            f"--precision {order.precision} is not known.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
+            f"--precision {order.precision} is unknown.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
         )
     if order.rate is not None and not 0 < order.rate < 1:
         raise UsageProblem(f"--rate {order.rate:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
@@ -216,9 +219,12 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
     known = (plan.order.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
     if (before.asked, before.started.sha256, before.images_sha256, before.made_by) != known:
         raise Refused(
-            f"a training of something else, or on other images, was broken off in {plan.run.folder} after "
+            f"{plan.run.folder} contains an interrupted training with other options or images, after "
             f"{len(before.epochs) - 1} of {before.planned} epochs.",
-            hint="Repeat its command to go on, give --again to begin anew, or another folder with -o.",
+            hint=(
+                "Repeat its command to resume it, start from the beginning with --again, or give another folder with "
+                "-o."
+            ),
             code="finetune.other",
         )
     return before

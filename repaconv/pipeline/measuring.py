@@ -127,8 +127,8 @@ def given_for(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
         return Given(order)
     if is_bare(model):
         raise UsageProblem(
-            f"{model} is one file, which is written in its form already.",
-            hint="--form chooses among the ONNX models of a run.",
+            f"{model} is a file, whose rewrite preset is fixed.",
+            hint="--form selects among the ONNX models of a run folder.",
             code="usage.idle",
         )
     given = given_form(order, runs.fold_of(runs.find_run(Path(model) if model else None)))

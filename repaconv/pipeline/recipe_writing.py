@@ -54,10 +54,10 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
     path = Path(out) if out else Path(f"{source.stem}.toml")
     if os.path.lexists(path):
         raise UsageProblem(
-            f"{path} is there already.", hint="Give another place with -o, or move it away.", code="recipe.exists"
+            f"{path} already exists.", hint="Give another path with -o, or move the file away.", code="recipe.exists"
         )
     if not source.exists():
-        raise Refused(f"there is no {source}.", hint="Check its path.", code="checkpoint.missing")
+        raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
     progress("inspect", 0, 0)
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
     place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()

@@ -82,8 +82,9 @@ def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progre
         links = (exact, _as_loaded(plan, type(given), work))
         if verdict_of(links) == "failed":
             raise GateFailed(
-                f"{plan.arch.library} loads something else from the folder; nothing was written.",
-                hint="Take another version of it, or write ONNX: repaconv export.",
+                f"the folder, loaded by {plan.arch.library}, gives other outputs than the folded network; nothing "
+                "was written.",
+                hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",
                 code="save.not-equal",
             )
         report = gathered(plan.run, None).model_copy(update={"library": plan.arch.library})
@@ -114,8 +115,11 @@ def _plan(order: SaveOrder, run: str | Path | None) -> _Plan:
     arch = Architecture(folded.arch, folded.config) if isinstance(folded, NetworkFold) else Architecture("", {})
     if arch.library not in LIBRARIES:
         raise Refused(
-            f"no architecture of timm or transformers holds {taken.folder}: it is {folded.told}.",
-            hint="Runs of --arch timm:NAME and of Hugging Face folders can be; repaconv export writes any as ONNX.",
+            f"{taken.folder} cannot be saved in an architecture of timm or transformers: it is {folded.told}.",
+            hint=(
+                "Runs of --arch timm:NAME and of Hugging Face folders can be saved; `repaconv export` writes any run "
+                "as ONNX."
+            ),
             code="save.unheld",
         )
     package(arch.library)
@@ -208,8 +212,8 @@ def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
             module = loader.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of whatever version the library is
         raise GateFailed(
-            f"{plan.arch.library} does not load what it wrote itself: {said_by(error)}; nothing was written.",
-            hint="Take another version of it, or write ONNX: repaconv export.",
+            f"{plan.arch.library} cannot load what it wrote: {said_by(error)}; nothing was written.",
+            hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",
             code="save.not-loaded",
         ) from error
     return _link(plan, module.eval(), "stored", f"the folder, loaded by {plan.arch.library}")

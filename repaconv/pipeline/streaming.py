@@ -101,8 +101,8 @@ def _plan(order: ThroughputOrder, model: str | Path | None, progress: Progress) 
     streams = order.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
     if streams * threads > cores:
         raise UsageProblem(
-            f"{streams} streams of {threads} threads are more than the {cores} cores that there are.",
-            hint="Give fewer --streams or --threads.",
+            f"{streams} streams of {threads} threads are more than the {cores} cores of this machine.",
+            hint="Reduce --streams or --threads.",
             code="throughput.cores",
         )
     return planned(bench, model, None, progress), _Ways(streams, threads)

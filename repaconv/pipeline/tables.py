@@ -44,8 +44,8 @@ def _figures(method: Method) -> dict[str, Any]:
 
     if not method.figures.is_file():
         raise Refused(
-            f"the method {method.name} brings no figures of its paper.",
-            hint="They stand in a .toml beside its file.",
+            f"the method {method.name} has no table of its paper's figures.",
+            hint="The figures belong in a .toml next to the method's file.",
             code="table.none",
         )
     with method.figures.open("rb") as file:

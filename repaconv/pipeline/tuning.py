@@ -162,11 +162,13 @@ def _require_known(order: TuneOrder) -> None:
     """Refuse what there is not, and a loss that nothing judges."""
     if order.objective not in OBJECTIVES:
         raise UsageProblem(
-            f"there is no objective {order.objective!r}.", hint=f"Known: {', '.join(OBJECTIVES)}.", code="objective"
+            f"unknown objective {order.objective!r}.",
+            hint=f"Known objectives: {', '.join(OBJECTIVES)}.",
+            code="objective",
         )
     if Budget.of(order).asked and not (order.inputs or order.images):
         raise UsageProblem(
-            "lower precision is judged on images that the network is meant for, and none were given.",
+            "lower precision is evaluated on images that the network is meant for, and none were given.",
             hint="Give --inputs FILE.npz or --images DIR.",
             code="tune.images",
         )
@@ -180,7 +182,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     """
     if source is not None and not Path(source).exists():
         raise Refused(
-            f"there is no file and no folder {source}.", hint="Give a checkpoint or a run's folder.", code="tune.none"
+            f"there is no file or folder {source}.", hint="Give a checkpoint or a run folder.", code="tune.none"
         )
     if source is None or Path(source).is_dir():
         return runs.find_run(Path(source) if source else None)
@@ -195,8 +197,11 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
         return run
     other = ", ".join(sorted(key for key in {*asked, *has} if asked.get(key) != has.get(key)))
     raise Refused(
-        f"{run.folder} holds another fold than that was asked for: not of the same {other}.",
-        hint=f"repaconv tune {run.folder} tunes that one. Else fold what is meant with -o, and tune its folder.",
+        f"{run.folder} contains another fold than requested: it differs in {other}.",
+        hint=(
+            f"To tune that fold: repaconv tune {run.folder}. Otherwise fold with the options you want and another -o, "
+            "and tune that folder."
+        ),
         code="tune.other-fold",
     )
 

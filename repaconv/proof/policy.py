@@ -103,8 +103,8 @@ def tolerance(
         return Tolerance(kind="exact", rtol=relative, atol=given_atol, noise=2 * (relative or 0.0))
     if given_rtol is not None or given_atol is not None:
         raise UsageProblem(
-            f"the link {link} is lossy: it is judged by agreement, not by an exact tolerance.",
-            hint="Leave --rtol and --atol out for it.",
+            f"the link {link} is lossy, so --rtol and --atol do not apply to it.",
+            hint="Leave --rtol and --atol out for this link.",
             code="tolerance.lossy",
         )
     return _lossy(rule, logits=logits, decides=decides)

@@ -47,8 +47,8 @@ def here(source: str | Path) -> Path:
     record = record_of(address)
     if not record.is_file():
         raise EnvironmentProblem(
-            f"{address} is not here, and nothing is brought from a network unless you ask for it.",
-            hint=f"repaconv fetch {address}",
+            f"{address} is not on this machine, and only `repaconv fetch` downloads.",
+            hint=f"Download it first: repaconv fetch {address}",
             code="address.offline",
         )
     fetched = read_artefact(record, Fetched)
@@ -56,8 +56,8 @@ def here(source: str | Path) -> Path:
         path = record.parent / each.path
         if not path.is_file() or sha256_of(path) != each.sha256:
             raise Refused(
-                f"{path} is not what was fetched from {address}.",
-                hint=f"repaconv fetch {address} brings it again.",
+                f"{path} was changed after it was fetched from {address}.",
+                hint=f"Download it again: repaconv fetch {address}",
                 code="address.changed",
             )
     return record.parent / fetched.path

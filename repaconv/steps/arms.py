@@ -53,14 +53,14 @@ def machine_of(order: TuneOrder, device: Target, *, here: bool) -> Machine:
     asked = _asked(order, beside) - {device.runtime}
     if unknown := sorted(asked - set(beside)):
         raise UsageProblem(
-            f"{device.name} has no runtime {', '.join(unknown)}.",
-            hint=f"It has {', '.join([device.runtime, *beside])}.",
+            f"{device.name} cannot use the runtime {', '.join(unknown)}.",
+            hint=f"It can use {', '.join([device.runtime, *beside])}.",
             code="tune.runtimes",
         )
     if not here:
         if order.runtimes and asked and AUTO not in order.runtimes:
             raise UsageProblem(
-                f"a cluster measures by its target's own runtime, {device.runtime}.",
+                f"on a cluster only the target's own runtime, {device.runtime}, can be measured.",
                 hint="Leave --runtimes out.",
                 code="tune.runtimes",
             )

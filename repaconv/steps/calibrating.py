@@ -30,7 +30,7 @@ def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Readi
     if bool(order.inputs) == bool(order.images):
         raise UsageProblem(
             "both --inputs and --images were given." if order.inputs else "no images were given.",
-            hint="Give images like those that the network is for: --images DIR, or --inputs x.npz.",
+            hint="Give images of the kind that the network is meant for: --images DIR, or --inputs x.npz.",
             code="usage.inputs",
         )
     config = reading.config
@@ -49,7 +49,8 @@ def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Readi
         )
     if fixed and given.size != fixed:
         raise UsageProblem(
-            f"{given.name} are {' x '.join(map(str, given.size or ()))} pixels, the network takes {height} x {width}.",
+            f"{given.name}: the images have {' x '.join(map(str, given.size or ()))} pixels, but the network takes "
+            f"{height} x {width}.",
             hint="Give images of that size, or --set image_size=HEIGHTxWIDTH.",
             code="inputs.shape",
         )
@@ -64,8 +65,8 @@ def require_kernel(side: int) -> None:
     """
     if side not in KERNELS:
         raise UsageProblem(
-            f"--kernel {side} is not known.",
-            hint="Kernels have a side of 3, 5 or 7; 1 has no neighbours.",
+            f"--kernel {side} is not supported.",
+            hint="Supported are 3, 5 and 7, and 1 as a control experiment.",
             code="usage.kernel",
         )
 
@@ -80,17 +81,17 @@ def require_method(order: ConvertOrder) -> None:
 
     if order.to not in (None, TRAINING_FORM):
         raise UsageProblem(
-            f"--to {order.to} is not known.",
-            hint="Known: training-form; without --to the result needs no training.",
+            f"--to {order.to} is unknown.",
+            hint="The only value is training-form; without --to the result needs no training.",
             code="convert.unknown",
         )
     known = TRAINED if order.to else METHODS
     if order.method not in known:
         trained = order.method in TRAINED
         raise UsageProblem(
-            f"nothing converts to {order.method!r} {'without training' if trained else ''}".rstrip() + ".",
-            hint=f"Make its training form, then train that: --to {TRAINING_FORM}, repaconv finetune."
+            f"no conversion to {order.method!r} {'without training ' if trained else ''}exists.",
+            hint=f"Make its training-time network and train that: --to {TRAINING_FORM}, then repaconv finetune."
             if trained
-            else f"Known: {', '.join(known)}.",
+            else f"Known methods: {', '.join(known)}.",
             code="convert.unknown",
         )

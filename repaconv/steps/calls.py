@@ -79,15 +79,16 @@ def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
 
     if path.suffix != ".onnx":
         raise UsageProblem(
-            f"{path} takes {', '.join(f'{port.name} {list(port.shape)}' for port in session.inputs)}, not images.",
-            hint="Measure the graph that it was built from, or its run.",
+            f"{path} has the inputs {', '.join(f'{port.name} {list(port.shape)}' for port in session.inputs)}, "
+            "which are not images.",
+            hint="Measure the graph that it was built from, or its run folder.",
             code="bench.shape",
         )
     try:
         found = probes(model := onnx.load(path), session.run)
     except Unrunnable as error:
         raise UsageProblem(
-            f"{path} does not run on drawn inputs: {error}.", hint="Fold it, and measure the run.", code="bench.shape"
+            f"{path} does not run on random inputs: {error}.", hint="Fold it, and measure the run.", code="bench.shape"
         ) from error
     calls = [drawn(model, found.usual, seed + n, gain=found.gain, below=found.below) for n in range(CALLED)]
     return [Batch(call, whole=True) for call in calls]
@@ -103,17 +104,19 @@ def image_shape(
     """
     if len(model_shape) != 4 or not isinstance(model_shape[1], int):
         raise UsageProblem(
-            f"{path} takes an input of shape {list(model_shape)}, not images [B, C, H, W].",
-            hint="bench measures image models.",
+            f"{path} has an input of shape {list(model_shape)}, which is not images [N, C, H, W].",
+            hint="bench measures models whose input is images.",
             code="bench.shape",
         )
     wanted = (batch, model_shape[1], *(size or model_shape[2:]))
     if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
-        raise UsageProblem(f"{path} takes images of any size.", hint="Say which with --image-size.", code="bench.shape")
+        raise UsageProblem(
+            f"{path} takes images of any size.", hint="Choose a size with --image-size.", code="bench.shape"
+        )
     if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
         raise UsageProblem(
-            f"{path} takes {list(model_shape)}, asked for was {list(wanted)}.",
-            hint="Leave --batch and --image-size out, or export with others.",
+            f"{path} has the fixed input shape {list(model_shape)}, but {list(wanted)} was requested.",
+            hint="Leave --batch and --image-size out, or export with these values.",
             code="bench.shape",
         )
     return (wanted[1], wanted[2], wanted[3])

@@ -110,8 +110,10 @@ class Candidates:
                 raise Refused(
                     "the weights take more than 2 GiB."
                     if graph.data
-                    else "the exported graph does not compute the fold.",
-                    hint="tune works on graphs of one file." if graph.data else "See `repaconv export --onnx`.",
+                    else "the exported graph and the folded network give different outputs.",
+                    hint="tune supports graphs that fit into one file."
+                    if graph.data
+                    else "See `repaconv export --onnx`.",
                     code="tune.graph",
                 )
             self.progress("what applies", 0, 0)

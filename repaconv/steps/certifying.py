@@ -49,8 +49,9 @@ def _require_proved(part: FoldedPart, trained: Reading) -> None:
         own = trained.tensors.get(name)
         if own is None or own.shape != value.shape or not bool((own.double() == value.double()).all()):
             raise GateFailed(
-                f"the folded {name} is not as trained, and no row of the certificate proves it; nothing was written.",
-                hint="This is a defect of the method; please report it with `repaconv inspect`.",
+                f"the folded tensor {name} differs from the trained one, and no row of the certificate covers it; "
+                "nothing was written.",
+                hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
                 code="fold.not-proved",
                 module=name.rpartition(".")[0],
             )
@@ -68,7 +69,7 @@ def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
     return GateFailed(
         f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
         f"nothing was written.{where}",
-        hint="This is a defect of the method; please report it with `repaconv inspect`.",
+        hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
         code="fold.not-exact",
         module=inside or step.module,
     )

@@ -170,7 +170,7 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
         graph = subject.graph(TRAINING, spec, scratch=scratch, progress=progress)
         if not graph.sound:
             raise Refused(
-                "its exported graph does not compute what it does.",
+                "its exported graph gives other outputs than the network itself.",
                 hint="Give another model with --against.",
                 code="bench.training",
             )
@@ -192,7 +192,7 @@ def _other(path: Path, first: Path | None) -> Contender:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise Refused(f"there is no file {path}.", hint="Give an .onnx file or a run's folder.", code="bench.no-model")
+        raise Refused(f"there is no file {path}.", hint="Give an .onnx file or a run folder.", code="bench.no-model")
     return path
 
 

@@ -77,15 +77,15 @@ def export_given(order: ExportOrder, folded: FoldArtefact) -> ExportOrder:
     device = load_target(given.order.target)
     if takes_networks(device):
         raise UsageProblem(
-            f"{given.way.runtime} runs the run's network as it is: there is nothing to export.",
-            hint=f"repaconv bench --form {order.form} measures it.",
+            f"{given.way.runtime} runs the run's PyTorch module directly, so there is nothing to export.",
+            hint=f"Measure it: repaconv bench --form {order.form}.",
             code="export.nothing",
         )
     typed = "fp32" if lowers(device, given.way.precision) else given.way.precision
     if typed in ("fp16", "int8") and not (order.inputs or order.images):
         raise UsageProblem(
-            f"{order.form} is of {typed}, and nothing says on which images its ranges are measured.",
-            hint="Give those that it was tuned with: --images DIR, or --inputs FILE.npz.",
+            f"{order.form} uses {typed}, and no images for its value ranges were given.",
+            hint="Give the images that it was tuned with: --images DIR, or --inputs FILE.npz.",
             code="form.images",
         )
     return replace(given.order, precision=typed)

@@ -52,8 +52,8 @@ def require_here(device: Target, order: BenchOrder, model: str | Path | None, ru
     exported = _exported(device, order, run) if run else None
     lines = ways(device, order, model, exported=exported, home=run.folder if run else Path())
     raise EnvironmentProblem(
-        f"{device.name} is not this machine ({why}), so its latency is measured there, or estimated.",
-        hint="\n  ".join(["One of these:", *lines]),
+        f"{device.name} is not this machine ({why}), so its latency must be measured there or estimated.",
+        hint="\n  ".join(["Use one of these:", *lines]),
         code="bench.elsewhere",
     )
 

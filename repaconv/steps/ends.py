@@ -45,7 +45,7 @@ def end_of(given: Path, device: Target, threads: int) -> End:
         UsageProblem: If it is a checkpoint of which there is no run.
     """
     if not given.exists():
-        raise Refused(f"there is no {given}.", hint="Check its path.", code="compare.missing")
+        raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="compare.missing")
     if given.is_dir() and runs.Run(given).fold_json.is_file():
         return _of_run(given, device, threads)
     return _of_file(given, device, threads) if given.suffix in MODELS else _of_checkpoint(given)
@@ -114,8 +114,8 @@ def _of_checkpoint(path: Path) -> End:
             )
             return End(None, FixedBatch(_Ported(subject, subject.single()), None), subject, told)
     raise UsageProblem(
-        f"{path} is neither a run, a graph nor an engine, and no run in {runs.OUT}/ is of it.",
-        hint=f"Fold it first, which finds out what it is: repaconv fold {path}",
+        f"{path} is not a run folder, an ONNX model or an engine, and no run in {runs.OUT}/ was made from it.",
+        hint=f"Fold it first: repaconv fold {path}",
         code="compare.unknown",
     )
 

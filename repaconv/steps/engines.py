@@ -41,8 +41,8 @@ def require_own_precision(path: str | Path, precision: str) -> None:
     """
     if precision != "fp32":
         raise UsageProblem(
-            f"{path} is one file, which has its precision already.",
-            hint="--precision chooses among the ONNX models of a run.",
+            f"{path} is a file, whose precision is fixed.",
+            hint="--precision selects among the ONNX models of a run folder.",
             code="usage.idle",
         )
 
@@ -54,7 +54,9 @@ def built_as(engine: Path) -> BuildArtefact | None:
         Refused: If there is no engine, or it is not the file that was built.
     """
     if not engine.is_file():
-        raise Refused(f"there is no file {engine}.", hint="Give an engine that was built.", code="engine.missing")
+        raise Refused(
+            f"there is no file {engine}.", hint="Give an engine that `repaconv build` wrote.", code="engine.missing"
+        )
     beside = engine.with_suffix(".json")
     if not beside.is_file() or stage_of(beside) != "build":
         return None
@@ -119,15 +121,16 @@ def version_for(device: Target, engine: Engine) -> str:
         if device.runtime != "tensorrt":
             raise
         raise EnvironmentProblem(
-            f"engines for {device.name} are built there, by its {device.runtime} {device.runtime_version}, not here.",
-            hint=f"Take the model there with all that it needs: repaconv bundle --target {device.name}.",
+            f"engines for {device.name} must be built on the device, by its {device.runtime} {device.runtime_version}.",
+            hint=f"Make a bundle for the device: repaconv bundle --target {device.name}.",
             code="build.elsewhere",
         ) from problem
     wanted = device.runtime_version.split(".")[:2]
     if wanted != [""] and version.split(".")[: len(wanted)] != wanted:
         raise EnvironmentProblem(
-            f"{device.name} has {device.runtime} {device.runtime_version}, here is {version}: its engines do not load.",
-            hint="Build on the device, or for another target: `repaconv targets` lists them.",
+            f"{device.name} has {device.runtime} {device.runtime_version}, but {version} is installed here; "
+            "engines of one version do not load in the other.",
+            hint="Build on the device, or for another target listed by `repaconv targets`.",
             code="build.version",
         )
     return version

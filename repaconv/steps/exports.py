@@ -45,7 +45,7 @@ def exports_of(run: runs.Run, folded: FoldArtefact) -> list[Export]:
         if artefact.model_sha256 != folded.payload.sha256:
             raise Refused(
                 f"{path} was exported from other weights than {run.payload_of_fold(folded)}.",
-                hint="Run `repaconv export --onnx` again.",
+                hint="Export again: repaconv export --onnx",
                 code="artefact.hash",
             )
         found.append(Export(artefact, path, Variant.of(artefact, folded)))
@@ -97,9 +97,9 @@ def export_for(
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
     raise UsageProblem(
-        f"{run.folder} has several {precision} ONNX models for {device.name}, and nothing says which is meant: "
+        f"{run.folder} has several {precision} ONNX models for {device.name}: "
         f"{', '.join(str(_file(run, each)) for each in found)}.",
-        hint="Give the file in place of the run; bench also knows by --batch and --image-size.",
+        hint="Give one of these files instead of the run folder. bench also selects by --batch and --image-size.",
         code="run.several-models",
     )
 

@@ -73,8 +73,8 @@ def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | No
     tuned = _known(shapes) if form == FASTEST else _tuned(Path(str(form)), shapes)
     if tuned.model_sha256 not in ("", folded.payload.sha256):
         raise Refused(
-            f"{form} is lossy, and what it loses was judged of other weights.",
-            hint="Tune this one: repaconv tune CHECKPOINT --max-disagreement SHARE --images DIR.",
+            f"{form} is lossy, and its loss was evaluated with other weights.",
+            hint="Tune this network: repaconv tune CHECKPOINT --max-disagreement SHARE --images DIR.",
             code="form.weights",
         )
     return tuned
@@ -85,15 +85,15 @@ def _tuned(path: Path, shapes: str) -> TuneArtefact:
     if not path.is_file():
         known = ", ".join(NAMED)
         raise UsageProblem(
-            f"there is no form and no file {path}.",
-            hint=f"Known: {known}, and what `repaconv tune` writes.",
+            f"{path} is neither a rewrite preset nor a file.",
+            hint=f"Known presets: {known}; or give a result file of `repaconv tune`.",
             code="form.unknown",
         )
     tuned = read_artefact(path, TuneArtefact)
     if tuned.shapes_sha256 != shapes:
         raise Refused(
-            f"{path} is of a network of other shapes.",
-            hint="Tune this one: repaconv tune CHECKPOINT.",
+            f"{path} belongs to a network with other shapes.",
+            hint="Tune this network: repaconv tune CHECKPOINT.",
             code="form.shapes",
         )
     return tuned
@@ -138,7 +138,7 @@ def _known(shapes: str) -> TuneArtefact:
     found = [tuned for tuned in found if machine_key(tuned.machine) == here and _still_holds(tuned)]
     if not found:
         raise UsageProblem(
-            "nothing is known of these shapes on this machine.",
+            "no result of `tune` for this network's shapes was found on this machine.",
             hint="Run `repaconv tune CHECKPOINT` once, or give --form default.",
             code="form.unknown",
         )

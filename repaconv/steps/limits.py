@@ -35,8 +35,14 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
     engine: Engine = registry.load(registry.ENGINES, device.runtime)
     if engine.device != "cpu" or why_not_here(device):
         raise UsageProblem(
-            f"{device.name} ({device.about}) is many devices, and nothing is known of the limits of yours.",
-            hint="\n  ".join(["--target ./mine.toml, a file with what its data sheet says, dense:", *_own(device)]),
+            f"{device.name} ({device.about}) covers many devices, so the peak throughput of yours is unknown.",
+            hint="\n  ".join(
+                [
+                    "Describe yours in a file, with the figures of its data sheet (dense), and give --target "
+                    "./mine.toml:",
+                    *_own(device),
+                ]
+            ),
             code="estimate.limits",
         )
     in_memory = takes_networks(device)  # ONNX Runtime stands for a runtime that opens no graphs, in float32

@@ -46,20 +46,20 @@ def require_pace(order: ConvertOrder) -> Target | None:
         what = "is not more than 1" if not order.speedup > 1 else "chooses what merges, as --schedule and --keep do"
         raise UsageProblem(
             f"--speedup {order.speedup:g} {what}.",
-            hint="Give how many times as fast it is to be, e.g. --speedup 1.5, and nothing else.",
+            hint="Give the target speedup as a number, e.g. --speedup 1.5.",
             code="convert.speedup",
         )
     device, asked = load_target(order.target), "--curve" if order.speedup is None else "--speedup"
     if takes_networks(device):
         raise UsageProblem(
-            f"{device.name} runs modules, and {asked} measures graphs.",
-            hint="Give the target that will run it, e.g. --target x86-64.",
+            f"{device.name} runs PyTorch modules, but {asked} measures ONNX models.",
+            hint="Give the target on which the network will run, e.g. --target x86-64.",
             code="convert.speedup",
         )
     if why := why_not_here(device):
         raise EnvironmentProblem(
-            f"{device.name} is not this machine ({why}), and {asked} measures.",
-            hint="Run it there, or give --schedule, --keep or --blocks, and measure the run there.",
+            f"{device.name} is not this machine ({why}), and {asked} measures on this machine.",
+            hint="Run it there, or give --schedule, --keep or --blocks and measure the run there.",
             code="bench.elsewhere",
         )
     return device
@@ -136,8 +136,8 @@ class Track:
         made = exported_graph(ways, deploy, tensors, shape, output="logits" if config.classes else "features")
         if not made.sound:
             raise GateFailed(
-                f"the graph of {name} does not compute what the network does: {made.links[0].note}.",
-                hint="Export it alone to see where: repaconv export --onnx.",
+                f"the exported graph of {name} gives other outputs than the network: {made.links[0].note}.",
+                hint="Export it alone to see where they differ: repaconv export --onnx.",
                 code="convert.graph",
             )
         path = self.scratch / f"{name}.onnx"

@@ -36,14 +36,14 @@ def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> 
     if not re.fullmatch(r"[0-9a-fA-F]{64}", wanted):
         raise UsageProblem(
             f"--sha256 {wanted} is not 64 hexadecimal digits.",
-            hint="As sha256sum writes it; `repaconv inspect` says a file's.",
+            hint="Give the hash as sha256sum prints it; `repaconv inspect` shows that of a file.",
             code="usage.sha256",
         )
     found = found or (sha256_of(path) if path.is_file() else None)
     if found and found != wanted.lower():
         raise Refused(
-            f"{path} has the SHA-256 {found}, and {wanted.lower()} was asked for; nothing else of it was read.",
-            hint="It is another file than the one that was pinned, or it was damaged on its way: get it again.",
+            f"{path} has the SHA-256 {found}, but {wanted.lower()} was expected; it was not read further.",
+            hint="It is another file, or it was damaged in transit. Get it again.",
             code="file.sha256",
         )
     return found

@@ -40,14 +40,20 @@ def require_computed(device: Target, precision: str, quantiser: str) -> None:
         )
     if precision == "tf32":
         raise UsageProblem(
-            "no graph is typed in tf32: the runtime computes a float32 one so.",
-            hint=f"repaconv export --onnx --target {device.name}, then bench --target {device.name} --precision tf32.",
+            "tf32 is no precision of a file: the runtime computes a float32 model in it.",
+            hint=(
+                f"Export in fp32 with repaconv export --onnx --target {device.name}, then bench --target {device.name} "
+                "--precision tf32."
+            ),
             code="precision",
         )
     if precision == "bf16" and device.typed_by == "runtime":
         raise UsageProblem(
-            f"{device.runtime} makes bf16 of a float32 graph itself.",
-            hint=f"repaconv export --onnx --target {device.name}, then build --target {device.name} --precision bf16.",
+            f"{device.runtime} converts a float32 model to bf16 itself.",
+            hint=(
+                f"Export in fp32 with repaconv export --onnx --target {device.name}, then build --target {device.name} "
+                "--precision bf16."
+            ),
             code="precision",
         )
     if precision == "int8":

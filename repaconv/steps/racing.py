@@ -71,9 +71,9 @@ class Race:
         speeds = sorted(ratio.median for ratio in self.raced.values())
         nearest = min(speeds, key=lambda speed: abs(speed / self.wanted - 1))
         return GateFailed(
-            f"{what} {self.wanted:g} times as fast on {self.track.device.name}: of {len(speeds)} that were measured "
-            f"the fastest is {speeds[-1]:.2f} times as fast, the nearest {nearest:.2f}.",
-            hint="Ask for less, or convert otherwise: --method dwconv and --method pyra save in other places.",
+            f"{what} a speedup of {self.wanted:g}x on {self.track.device.name}: of {len(speeds)} measured "
+            f"configurations the fastest reaches {speeds[-1]:.2f}x, the nearest {nearest:.2f}x.",
+            hint="Ask for a smaller speedup, or try the other method: --method dwconv or --method pyra.",
             code="convert.speedup",
         )
 
@@ -114,7 +114,7 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
 
     found = paced(Tokens.of(plain.config), race.wanted, measure, loss)
     if found is None:
-        raise race.lost("no schedule of merging makes the network")
+        raise race.lost("no merging schedule reaches")
     return found.schedule
 
 
@@ -139,5 +139,5 @@ def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, order: Seq
 
     count = fewest(len(order), race.wanted, measure)
     if count is None:
-        raise race.lost(f"replacing all blocks ({how.kind}) does not make the network")
+        raise race.lost(f"replacing all blocks ({how.kind}) does not reach")
     return count

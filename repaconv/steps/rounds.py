@@ -141,7 +141,7 @@ class Here:
         if taken:
             self._remember(deployment, session, taken.peak())
         if not known and not self.sound.of(deployment, session, deployment.batch):
-            raise Refused("it does not compute what the baseline does.", hint="Leave it.", code="tune.wrong")
+            raise Refused("its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong")
         call = call_of(session, feeds)
         if not self.together:
             return Ready(call, deployment.batch, isinstance(session, OnCard))

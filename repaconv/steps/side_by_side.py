@@ -160,8 +160,8 @@ def _profile(subject: Contender, opened: Opened, feeds: Feeds, samples: Mapping[
 
     if not opened.profiles:
         raise EnvironmentProblem(
-            f"there is no profile of {subject.path.name} by {opened.engine.partition(' ')[0]}.",
-            hint="Profile the ONNX model of a target that runs ONNX Runtime.",
+            f"{opened.engine.partition(' ')[0]} gives no profile of {subject.path.name}.",
+            hint="Profile the ONNX model of a target that uses ONNX Runtime.",
             code="bench.profile",
         )
     found = opened.session.profile(feeds, runs=PROFILED, warmup_runs=PROFILED // 4)

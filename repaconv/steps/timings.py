@@ -31,8 +31,8 @@ class Timings(NamedTuple):
         pin = path.with_name(f"{path.name}.sha256")
         if pin.is_file() and pin.read_text().strip() != sha256_of(path):
             raise Refused(
-                f"the timing cache {path} is not the file that was written: its hash is another.",
-                hint=f"Delete it and {pin.name}, and let the builder measure again.",
+                f"the timing cache {path} was changed after it was written: its hash differs.",
+                hint=f"Delete it and {pin.name}; the builder then measures again.",
                 code="build.timing-cache",
             )
         return cls(path, path.read_bytes())

@@ -118,15 +118,15 @@ def _write_parts(
 
 def _not_the_deploy_form(what: str) -> GateFailed:
     return GateFailed(
-        f"the fold gives {what}, which is not the deploy form's; nothing was written.",
-        hint="This is a defect of the method; please report it with `repaconv inspect`.",
+        f"the fold gives {what}, which is not in the inference-time architecture; nothing was written.",
+        hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
         code="fold.not-whole",
     )
 
 
 def _beyond(name: str) -> Refused:
     return Refused(
-        f"the folded {name} has values that float32 cannot hold; nothing was written.",
-        hint="The deploy form is stored and run in float32, up to 3.4e38: scale these weights, or train them again.",
+        f"the folded tensor {name} has values that float32 cannot represent; nothing was written.",
+        hint="Folded weights are stored in float32, which ends at 3.4e38. Rescale these weights, or train again.",
         code="fold.float32",
     )

@@ -233,8 +233,7 @@ def test_what_shows_on_other_values_than_standard_normal_ones_is_not_folded_thro
     if how == "nothing":
         assert rows(rc.fold(net))[0] == ("1", "ls1 -> attn.proj")
     else:
-        with pytest.raises(Refused, match="no part proves"):
-            rc.fold(net)
+        assert rows(rc.fold(net)) == []
 
 
 def test_large_values_through_a_softmax_refuse_no_exact_fold():

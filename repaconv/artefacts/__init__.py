@@ -36,6 +36,7 @@ from repaconv.artefacts.fetching import Fetched as Fetched
 from repaconv.artefacts.finetuning import Epoch as Epoch
 from repaconv.artefacts.finetuning import FinetuneArtefact as FinetuneArtefact
 from repaconv.artefacts.folding import KINDS as KINDS
+from repaconv.artefacts.folding import NOTHING_TO_FOLD as NOTHING_TO_FOLD
 from repaconv.artefacts.folding import FoldArtefact as FoldArtefact
 from repaconv.artefacts.folding import FoldStep as FoldStep
 from repaconv.artefacts.folding import GraphFold as GraphFold

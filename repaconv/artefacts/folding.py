@@ -25,6 +25,9 @@ from repaconv.artefacts.records import (
     TensorInfo,
 )
 
+NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
+"""What every fold says that changed nothing: of a file, of an architecture, of a live module."""
+
 
 class FoldStep(Record):
     """One row of the fold certificate: what went where, and the float64 difference it makes.

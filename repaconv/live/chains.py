@@ -9,11 +9,12 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from repaconv.folds.kernels import Kernel
 from repaconv.live.forms import IMAGE, LAST, Form, Forms
-from repaconv.live.trace import LOOKS, Called, Step, Trace, Value
+from repaconv.live.trace import LOOKS, Called, Step, Trace, Value, inner_name
 
 
 class Layer(NamedTuple):
@@ -68,14 +69,15 @@ def _children(trace: Trace, call: Called) -> dict[Value, Called]:
 
 def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple[Link | None, Value] | None:
     """The last link up to a value, and the value before it."""
-    forms = [(axis, _form(call, value, axis)) for axis in (IMAGE, LAST)]
+    forms = list(zip((IMAGE, LAST), forms_of(call, value), strict=True))
     layers = [(Layer(k, axis, f.several), s) for axis, f in forms if f is not None for s, k in f.terms.items()]
     layers = [(layer, source) for layer, source in layers if source is not value]
     several = next((one for one in layers if one[0].several), None)
     if several is not None:
         return several
-    if (child := children.get(value)) is not None and child.input is not None:
-        return child.name.removeprefix(f"{call.name}.") if call.name else child.name, child.input
+    child = children.get(value)
+    if child is not None and child.input is not None and (name := inner_name(child.name, call.name)):
+        return name, child.input
     scale = next((one for one in layers if one[0].kernel.is_diagonal), None)
     if scale is not None:
         return scale
@@ -85,6 +87,31 @@ def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple
     if step.same is not None:
         return None, step.same
     return _applied(step)
+
+
+def forms_of(call: Called, value: Value) -> tuple[Form | None, Form | None]:
+    """A value as one kernel of one other, along either axis of channels (`IMAGE`, `LAST`)."""
+    return _form(call, value, IMAGE), _form(call, value, LAST)
+
+
+def alike(a: Sequence[Link], b: Sequence[Link]) -> bool:
+    """Whether two calls of a part are the same chain."""
+    return len(a) == len(b) and all(map(_alike, a, b))
+
+
+def _alike(a: Link, b: Link) -> bool:
+    if isinstance(a, Layer) and isinstance(b, Layer):
+        return a.axis == b.axis and _same_kernel(a.kernel, b.kernel)
+    if isinstance(a, Applied) and isinstance(b, Applied):
+        return (a.function, repr(a.args), repr(a.kwargs)) == (b.function, repr(b.args), repr(b.kwargs))
+    return isinstance(a, str) and a == b
+
+
+def _same_kernel(a: Kernel, b: Kernel) -> bool:
+    biases = [np.zeros(len(each.weight)) if each.bias is None else each.bias for each in (a, b)]
+    if (a.groups, a.strides, a.taps, a.reach) != (b.groups, b.strides, b.taps, b.reach):
+        return False
+    return np.array_equal(a.weight, b.weight) and np.array_equal(biases[0], biases[1])
 
 
 def _form(call: Called, value: Value, axis: int) -> Form | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +14,8 @@ from torch import nn
 from repaconv.live.parts import joined, like, put, watched
 from repaconv.live.trace import Step, Trace, Value
 
-Weights = dict[str, "np.ndarray | None"]
-"""Parameters by their whole names, in float64; None for one that is no more."""
+Weights = dict[str, "np.ndarray | float | None"]
+"""Parameters by their whole names, in float64; None for one that is no more, a number where a plain one replaces it."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,33 @@ class Change:
         told: What went where.
         weights: New parameters.
         rebuilt: Parts that become a chain of children of theirs, by name, and of new layers.
+        instead: What is tried where the whole computes something else with this one.
     """
 
     at: str
     told: str
     weights: Weights = field(default_factory=dict)
     rebuilt: Mapping[str, tuple[str | nn.Module, ...]] = field(default_factory=dict)
+    instead: Change | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from others of the same module."""
+        return self.at, self.told
 
     @property
     def touches(self) -> set[str]:
         """The parts that it changes."""
         return {name.rpartition(".")[0] for name in self.weights} | set(self.rebuilt)
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """A place that a fold has the shape of, and why it was not folded."""
+
+    at: str
+    what: str
+    why: str
 
 
 def applied(root: nn.Module, change: Change) -> nn.Module:
@@ -46,6 +62,10 @@ def applied(root: nn.Module, change: Change) -> nn.Module:
         owner, _, last = name.rpartition(".")
         part = root.get_submodule(owner)
         old = getattr(part, last)
+        if isinstance(array, float):
+            delattr(part, last)  # torch lets no number take the place of a parameter
+            setattr(part, last, array)
+            continue
         typed = old if old is not None else next(part.parameters())
         new = None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(typed)
         setattr(part, last, None if new is None else nn.Parameter(new, requires_grad=typed.requires_grad))
@@ -81,11 +101,29 @@ class Places:
         every = (*root.named_parameters(), *root.named_buffers())
         self._sizes = {name: tensor.numel() for name, tensor in every if tensor.is_floating_point()}
 
-    def free(self, name: str) -> bool:
-        """Whether a part may be put in another's place."""
-        if self._calls[name] != 1 or any(within(other, name) for other in self._shared):
-            return False
-        return not any(watched(part) for part in self.root.get_submodule(name).modules())
+    def bound(self, name: str, *, kept: Collection[str] = (), repeats: bool = False) -> str:
+        """Why a part may not be replaced by another; empty if it may.
+
+        Args:
+            name: Of the part.
+            kept: Names of what is in the part and will be in the other: it may be shared, and watched.
+            repeats: Whether the part may be called several times.
+        """
+
+        def goes(other: str) -> bool:
+            return within(other, name) and not any(within(other, inner) for inner in kept)
+
+        shared = sorted(filter(goes, self._shared))
+        if shared:
+            return f"{shared[0] or 'it'} is shared: the same module or tensor has another name as well"
+        calls = self._calls[name]
+        if calls != 1 and not (repeats and calls):
+            return f"it is called {calls} times in one run"
+        inner = ((joined(name, at), part) for at, part in self.root.get_submodule(name).named_modules())
+        hooked = next((at for at, part in inner if goes(at) and watched(part)), None)
+        if hooked is not None:
+            return f"{hooked or 'it'} has a hook, a parametrization or a forward of its own"
+        return ""
 
     def owner(self, step: Step, *values: Value | None) -> str | None:
         """The part that holds these parameters, if this step alone reads them, in it, and it may be changed."""
@@ -103,5 +141,5 @@ class Places:
         inner = [joined(at, part) for at, links in change.rebuilt.items() for part in links if isinstance(part, str)]
         gone -= sum(size for name, size in self._sizes.items() if any(within(name, part) for part in inner))
         gone += sum(self._sizes.get(name, 0) for name in change.weights)
-        new = sum(array.size for array in change.weights.values() if array is not None)
+        new = sum(array.size for array in change.weights.values() if isinstance(array, np.ndarray))
         return new + sum(parameter.numel() for part in kept for parameter in part.parameters()) > gone

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from repaconv.artefacts import FoldStep
+from repaconv.artefacts import NOTHING_TO_FOLD, FoldStep
 from repaconv.errors import Refused
 from repaconv.live.calls import Call, difference, in_float64, outputs, rounding, shaken, usable
 from repaconv.live.changes import applied
@@ -51,7 +51,8 @@ def fold_parts(
 ) -> tuple[nn.Module, tuple[FoldStep, ...]]:
     """A folded copy in eval mode, a row of the certificate for every part, and one for the whole module.
 
-    What is shared, hooked or read from outside is not folded; ``left`` of the last row says so.
+    What is shared, hooked or read from outside is not folded; ``left`` of the last row says so. Where nothing folds,
+    the copy is unchanged, and the row of the whole is the only one.
 
     Args:
         module: Not changed.
@@ -60,7 +61,7 @@ def fold_parts(
         idle_ratio: Of channel-idle FFNs, where neither an attribute nor their statistics tell.
 
     Raises:
-        Refused: If nothing in it folds, or the module cannot be run.
+        Refused: If the module cannot be run.
     """
     own = in_float64(module)
     folding = _Folding(module, method, (partial(idle_ffn, idle_ratio=idle_ratio), *RULES))
@@ -78,7 +79,8 @@ def fold_parts(
     changes = structured.changes if structured else ()
     left = (*folding.left, *(structured.left if structured else ()))
     if not edits and not changes:
-        raise Refused("; ".join(left) or "no part proves to be a known fold.", code="live.nothing")
+        step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), left=left, max_rel_error=0.0)
+        return copy.deepcopy(module).eval(), (step,)
     error = structured.error if structured else whole.error(after)
     folded = _copied(module, edits)
     for change in changes:

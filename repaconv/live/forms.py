@@ -45,7 +45,7 @@ def numbers(value: Any) -> np.ndarray | None:
 def per_channel(constant: Any, value: Value, axis: int) -> Vector | None:
     """A constant that is broadcast to a value as one number a channel; None where it is not that."""
     found, rank = numbers(constant), len(value.shape)
-    if found is None or constant is None or found.ndim > rank:
+    if found is None or constant is None or rank < 2 or found.ndim > rank:
         return None
     whole = found.reshape((1,) * (rank - found.ndim) + found.shape)
     if whole.size != whole.shape[axis]:
@@ -254,7 +254,8 @@ def _bordered(forms: Forms, step: Step) -> Form | None:
     return Form({source: one.around(pads) for source, one in inner.terms.items()}, inner.several)
 
 
-_ADD = dict.fromkeys(("add", "sub", "subtract"), _added)
+ADDS = ("add", "sub", "subtract")
+_ADD = dict.fromkeys(ADDS, _added)
 _MULTIPLY = dict.fromkeys(("mul", "multiply", "div", "truediv", "true_divide"), _multiplied)
 _RULES: dict[str, Callable[[Forms, Step], Form | None]] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),

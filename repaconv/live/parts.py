@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_leaves
 
 New = Mapping[str, nn.Module]
 """What stands in place of a part's children afterwards, by name; of the part itself where the name is empty."""
@@ -23,11 +24,14 @@ def child_at(module: nn.Module, name: str) -> nn.Module | None:
 def shared(module: nn.Module) -> set[str]:
     """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory.
 
-    Tensors of a file that was mapped lie beside each other in one storage, and share nothing.
+    A module that holds no numbers (`holds_nothing`), such as one activation of a whole network, counts as shared
+    nowhere: what it computes depends on its input alone, and no fold changes it. Tensors of a file that was mapped lie
+    next to each other in one storage, and share nothing.
     """
     places: dict[int, list[str]] = defaultdict(list)
     for name, part in module.named_modules(remove_duplicate=False):
-        places[id(part)].append(name)
+        if not holds_nothing(part):
+            places[id(part)].append(name)
     found = {name for names in places.values() if len(names) > 1 for name in names}
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     end, last = 0, ""
@@ -41,6 +45,19 @@ def _bytes(tensor: Tensor) -> tuple[int, int]:
     """The addresses from its first to behind its last number."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+def holds_nothing(part: nn.Module) -> bool:
+    """Whether a module has no parameter, buffer or plain tensor, in itself or in what it holds."""
+    inner = list(part.modules())
+    if any(tensor is not None for one in inner for held in (one._parameters, one._buffers) for tensor in held.values()):
+        return False
+    return not any(isinstance(leaf, Tensor) for one in inner for leaf in tree_leaves(_attributes(one)))
+
+
+def _attributes(part: nn.Module) -> list[object]:
+    """What was set on a module besides what torch keeps there."""
+    return [value for name, value in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")]
 
 
 def watched(part: nn.Module) -> bool:

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 from torch import nn
 
 from repaconv.live.calls import rounding
-from repaconv.live.chains import Layer, chain_of
-from repaconv.live.changes import Change, Places, applied, within
-from repaconv.live.forms import IMAGE, LAST, as_module, numbers, per_channel
-from repaconv.live.parts import shared
+from repaconv.live.chains import Layer, alike, chain_of, forms_of
+from repaconv.live.changes import Change, Places, Unfolded, Weights, applied, within
+from repaconv.live.forms import ADDS, IMAGE, LAST, as_module, numbers, per_channel
+from repaconv.live.parts import holds_nothing, joined, shared
 from repaconv.live.scales import NORMS, Scale, into_producer, into_readers, layer_of
 from repaconv.live.trace import Called, Step, Trace, Value, parameters_of
 from repaconv.live.whole import Whole
@@ -50,18 +51,37 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
     """
     trial = _Trial(module, whole, exact)
     made: list[Change] = []
-    wrong: list[Change] = []
+    wrong: dict[tuple[str, str], tuple[Change, float]] = {}
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
         places = Places(trial.module, trace, shared(trial.module) | apart)
-        found = sorted(_found(places, {(c.at, c.told) for c in wrong}), key=lambda c: _kind(trial.module, c))
+        every = list(_found(places, set(wrong)))
+        found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _kind(trial.module, c))
         if not found:
             break
-        sound = trial.take(found)
-        made += sound
-        wrong += [change for change in found if change not in sound]
-    left = [f"{change.at or 'it'}, {change.told}: the whole would compute something else" for change in wrong]
-    return Structured(trial.module, tuple(made), trial.error, (*left, *_standing(trace)))
+        trial.wrong.clear()
+        made += trial.take(found)
+        wrong |= {change.key: (change, error) for change, error in trial.wrong}
+    left = [Unfolded(c.at, c.told, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
+    left += [place for place in every if isinstance(place, Unfolded)]
+    left += _scales_left(places)
+    return Structured(trial.module, tuple(made), trial.error, (*_told(left), *_standing(trace)))
+
+
+def _why_wrong(error: float) -> str:
+    """Why a fold that looked right was given up."""
+    if error == float("inf"):
+        return "the code of the module needs what would be gone, and does not run without it"
+    return f"the outputs of the whole would differ by {error:.1e}"
+
+
+def _told(places: list[Unfolded]) -> Iterator[str]:
+    """One sentence for every reason, with all places of it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in places:
+        found.setdefault((each.what, each.why), []).append(each.at or "the module itself")
+    for (what, why), names in found.items():
+        yield f"{', '.join(dict.fromkeys(names))}: {what} not folded, {why}"
 
 
 def _kind(module: nn.Module, change: Change) -> str:
@@ -74,6 +94,7 @@ class _Trial:
 
     def __init__(self, module: nn.Module, whole: Whole, exact: float) -> None:
         self.module, self.error, self._whole, self._exact = module, 0.0, whole, exact
+        self.wrong: list[tuple[Change, float]] = []
 
     def take(self, changes: list[Change]) -> list[Change]:
         """Those of some folds with which the whole computes the same, made."""
@@ -85,7 +106,10 @@ class _Trial:
             self.module, self.error = after, error
             return changes
         half = len(changes) // 2
-        return self.take(changes[:half]) + self.take(changes[half:]) if half else []
+        if half:
+            return self.take(changes[:half]) + self.take(changes[half:])
+        self.wrong.append((changes[0], error))
+        return []
 
     @cached_property
     def _rounded(self) -> float:
@@ -94,35 +118,71 @@ class _Trial:
         return min(ROUNDINGS * own, MOST)
 
 
-def _found(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change]:
-    """Folds that touch no part twice."""
+def _found(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:
+    """Folds that touch no part twice, and places that have the shape of one but may not be folded."""
     touched: set[str] = set()
     for rules in ((_parallel,), (_scale, _own_scale, _norm)):  # what is one layer in the end needs no other fold
-        for change in (change for call in places.trace.calls for rule in rules for change in rule(places, call)):
-            apart = not any(within(a, b) or within(b, a) for a in change.touches for b in touched)
-            if apart and (change.at, change.told) not in refused and not places.grows(change):
-                touched |= change.touches
-                yield change
+        for found in (change for call in places.trace.calls for rule in rules for change in rule(places, call)):
+            if isinstance(found, Unfolded):
+                yield found
+                continue
+            change: Change | None = found
+            while change is not None and change.key in refused:
+                change = change.instead
+            if change is None or any(within(a, b) or within(b, a) for a in change.touches for b in touched):
+                continue
+            if places.grows(change):
+                yield Unfolded(change.at, change.told, "it would leave more numbers than there were")
+                continue
+            touched |= change.touches
+            yield change
 
 
-def _parallel(places: Places, call: Called) -> Iterator[Change]:
-    """A part that is a chain with layers in parallel."""
+def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
+    """A part that is a chain with layers in parallel, the same one in every call of it."""
     links = chain_of(places.trace, call) or []
-    if not any(isinstance(link, Layer) and link.several for link in links) or not places.free(call.name):
+    if not any(isinstance(link, Layer) and link.several for link in links):
+        yield from _sums(places, call)
         return
-    made = [as_module(link.kernel) if isinstance(link, Layer) else link for link in links]
-    layers = [str(new) for new, link in zip(made, links, strict=True) if isinstance(link, Layer)]
-    parts = tuple(new for new in made if new is not None)
-    if len(parts) == len(made):
-        yield Change(call.name, f"layers in parallel -> {', '.join(layers)}", rebuilt={call.name: parts})
+    kept = [joined(call.name, link) for link in links if isinstance(link, str)]
+    what, why = "layers in parallel", places.bound(call.name, kept=kept, repeats=True)
+    calls = places.trace.called(call.name)
+    if not why and not all(alike(links, chain_of(places.trace, one) or []) for one in calls if one is not call):
+        why = "it computes something else in another call"
+    if why:
+        yield Unfolded(call.name, what, why)
+    elif call is calls[0]:
+        made = [as_module(link.kernel) if isinstance(link, Layer) else link for link in links]
+        layers = [str(new) for new, link in zip(made, links, strict=True) if isinstance(link, Layer)]
+        parts = tuple(new for new in made if new is not None)
+        if len(parts) == len(made):
+            yield Change(call.name, f"{what} -> {', '.join(layers)}", rebuilt={call.name: parts})
+        else:
+            yield Unfolded(call.name, what, "torch has no layer that pads as the merged one would have to")
 
 
-def _scale(places: Places, call: Called) -> Iterator[Change]:
+def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
+    """Sums of layers in a part that does other things as well, so that no chain can take its place."""
+    sums = (
+        step.output
+        for step in places.trace.steps[call.first : call.last]
+        if step.module == call.name and step.name in ADDS and step.output is not None
+    )
+    if any(form is not None and form.several for value in sums for form in forms_of(call, value)):
+        why = "its forward does more with them than one layer after the other"
+        yield Unfolded(call.name, "layers in parallel", why)
+
+
+def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     """A part that begins with a scale and a shift of what it takes, and goes on with children of its own."""
     first, *rest = chain_of(places.trace, call) or [""]
     others = tuple(link for link in rest if not isinstance(link, Layer))
-    if not isinstance(first, Layer) or first.several or len(others) < len(rest) or not places.free(call.name):
+    if not isinstance(first, Layer) or first.several or len(others) < len(rest):
         return
+    if places.bound(call.name, kept=[joined(call.name, link) for link in others if isinstance(link, str)]):
+        return
+    if first.kernel.learnt == 0 and holds_nothing(places.root.get_submodule(call.name)):
+        return  # no scale, but what hands on its input, as dropout does
     assert call.input is not None
     assert call.output is not None
     scale = Scale(first.axis, first.kernel.weight.reshape(-1), first.kernel.bias)
@@ -142,7 +202,18 @@ def _own_scale(places: Places, call: Called) -> Iterator[Change]:
                 factor = per_channel(other, x, axis)
                 into = into_producer(places, x, Scale(axis, factor, None)) if factor is not None else None
                 if into is not None and name is not None:
-                    yield Change(call.name, f"{name} -> {into[0]}", {**into[1], name: None})
+                    yield _without(call.name, name, into, other.tensor.ndim)
+
+
+def _without(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change:
+    """A scale that went elsewhere: first without its parameter, as a forward may ask for; else with 1 in its place.
+
+    A forward that multiplies by it in any case gets the number 1, or one that reads it as a tensor, a tensor of one 1.
+    """
+    told = f"{name} -> {into[0]}"
+    last = Change(at, f"{told}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
+    number = Change(at, f"{told}, 1 in its place", {**into[1], name: 1.0}, instead=last)
+    return Change(at, told, {**into[1], name: None}, instead=number)
 
 
 def _parameter(places: Places, step: Step, x: object, other: object) -> str | None:
@@ -167,6 +238,34 @@ def _norm(places: Places, call: Called) -> Iterator[Change]:
         if held is not None and into is not None:
             gone = {f"{held.name}.weight": None, **({f"{held.name}.bias": None} if held.bias is not None else {})}
             yield Change(call.name, f"the affine of {call.name} -> {into[0]}", {**into[1], **gone})
+
+
+def _scales_left(places: Places) -> Iterator[Unfolded]:
+    """Scales per channel and affines of norms that are left next to layers, and why."""
+    for step in places.trace.steps:
+        if step.name in ("mul", "multiply") and len(step.args) == 2 and step.output is not None:
+            for x, other in (step.args, step.args[::-1]):
+                if isinstance(x, Value) and not x.constant and x.shape == step.output.shape:
+                    yield from _scale_left(places, step, x, other)
+        elif step.name in NORMS and layer_of(places, step) is not None and step.module:
+            why = "not all that read it are layers that could take it, or one would need a bias at its padding"
+            yield Unfolded(step.module, "the affine of a norm", why)
+
+
+def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator[Unfolded]:
+    factors = [(axis, per_channel(other, x, axis)) for axis in (IMAGE, LAST)]
+    factors = [(axis, factor) for axis, factor in factors if factor is not None and not (factor == 1).all()]
+    if not factors:
+        return
+    if any(into_producer(places, x, Scale(axis, factor, None)) for axis, factor in factors if factor is not None):
+        if not isinstance(other, Value) or not parameters_of(other):
+            why = "its forward holds the number itself; a fold of its ONNX graph takes it"
+            yield Unfolded(step.module, "a constant factor behind a layer", why)
+        elif _parameter(places, step, x, other) is None:
+            why = "the parameter is one number, is used elsewhere as well, or is not that part's own"
+            yield Unfolded(step.module, "a scale behind a layer", why)
+    elif isinstance(other, Value) and len(names := sorted(parameters_of(other))) == 1 and other.tensor.numel() > 1:
+        yield Unfolded(step.module, f"the scale {names[0]}", "no layer of its own and alone makes what it scales")
 
 
 def _standing(trace: Trace) -> Iterator[str]:

@@ -124,6 +124,7 @@ class Trace(TorchFunctionMode):
         self.steps: list[Step] = []
         self.calls: list[Called] = []
         self._open: list[Called] = []
+        self._names: dict[int, list[str]] = {}  # of a part that stands in several places, all
         self._values: dict[int, Value] = {}
         self._kept: list[Any] = []  # so that no id comes twice
 
@@ -153,20 +154,26 @@ class Trace(TorchFunctionMode):
     def _attach(self, own: nn.Module) -> None:
         for name, tensor in (*own.named_parameters(), *own.named_buffers()):
             self._values[id(tensor)] = Value(tensor, constant=True, name=name)
-        for name, part in own.named_modules():
+        for name, part in own.named_modules(remove_duplicate=False):
+            self._names.setdefault(id(part), []).append(name)
+        for part in own.modules():
             for tensor in vars(part).values():
                 if isinstance(tensor, Tensor):
                     self._values.setdefault(id(tensor), Value(tensor, constant=True))
-            part.register_forward_pre_hook(self._enter(name), with_kwargs=True)
+            part.register_forward_pre_hook(self._enter, with_kwargs=True)
             part.register_forward_hook(self._leave)
 
-    def _enter(self, name: str) -> Callable[..., None]:
-        def enter(_part: nn.Module, args: Any, kwargs: Any) -> None:
-            call = Called(name, self._open[-1] if self._open else None, len(self.steps))
-            call.input = self._one((args, kwargs))
-            self._open.append(call)
+    def _enter(self, part: nn.Module, args: Any, kwargs: Any) -> None:
+        parent = self._open[-1] if self._open else None
+        call = Called(self._name(part, parent), parent, len(self.steps))
+        call.input = self._one((args, kwargs))
+        self._open.append(call)
 
-        return enter
+    def _name(self, part: nn.Module, parent: Called | None) -> str:
+        """Of the places where a part stands, the one inside what calls it; its first if it stands in none there."""
+        names = self._names[id(part)]
+        inside = (name for name in names if parent is not None and inner_name(name, parent.name))
+        return next(inside, names[0])
 
     def _leave(self, _part: nn.Module, _args: Any, given: Any) -> None:
         call = self._open.pop()
@@ -213,6 +220,13 @@ class Trace(TorchFunctionMode):
             if len(tensors) == 1:
                 step.output = value
             self._values[id(tensor)] = value
+
+
+def inner_name(name: str, part: str) -> str:
+    """The name of something inside a part, as that part has it; empty if it is not inside."""
+    if not part:
+        return name
+    return name.removeprefix(f"{part}.") if name.startswith(f"{part}.") else ""
 
 
 def _held(value: Any, of: Callable[[Tensor], Value]) -> Any:

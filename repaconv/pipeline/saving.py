@@ -139,12 +139,9 @@ def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
     from repaconv.live.holding import held, unheld
 
     before = copy.deepcopy(given).double()
-    try:
-        folded, _ = fold_parts(before, "auto", _example(plan))
-    except Refused as nothing:
-        if nothing.code != "live.nothing" or plan.subject.folded.applied:
-            raise
-        folded = before
+    folded, steps = fold_parts(before, "auto", _example(plan))
+    if len(steps) == 1 and plan.subject.folded.applied:
+        raise unheld("nothing of what its graph folds can be folded in the module")
     module = copy.deepcopy(before)
     module.load_state_dict(held(folded, module), strict=True)
     link = _link(plan, module, "fold", f"{plan.arch.name}, its numbers in float64")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry
-from repaconv.artefacts import FoldStep, Origin
+from repaconv.artefacts import NOTHING_TO_FOLD, FoldStep, Origin
 from repaconv.errors import Refused, RepaconvError, UsageProblem
 from repaconv.subjects.origin import choose_method
 
@@ -25,7 +25,8 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
 
     Where a method knows the whole network by its state dict, and its deploy form gives the module's own output, that
     is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module. Either way
-    the whole is run, before against after, in float64.
+    the whole is run, before against after, in float64. Where nothing folds, the copy is unchanged, and its certificate
+    has one row, ``nothing to fold``; ``left`` of a certificate's last row says what was not folded, and why.
 
     Args:
         module: Not changed; on any device, of any float type, which the result has too.
@@ -35,7 +36,7 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
             tried that the module says or its first layers suggest.
 
     Raises:
-        Refused: If nothing in it folds, or the module as a whole cannot be run.
+        Refused: If the module as a whole cannot be run, or a method was asked for that folds nothing in it.
     """
     from repaconv.live.calls import undisturbed
 
@@ -58,24 +59,23 @@ def _in_parts(
     """The module with what folds in it; ``why`` it is not known whole.
 
     Raises:
-        Refused: If nothing in it folds.
+        Refused: If nothing in it folds, and something was asked for by name.
+        RepaconvError: ``why``, if nothing in it folds and the whole would, were that mended.
         UsageProblem: If a setting is of no use for parts.
     """
     from repaconv.live.edits import fold_parts
 
     ratio = settings.get("idle_ratio")
-    try:
-        folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
-    except Refused as nothing:
-        if nothing.code != "live.nothing":
-            raise
-        if isinstance(why, Refused) and why.code not in ("method.mismatch", "live.other"):
-            raise why from None
-        raise Refused(
-            f"nothing in this {type(module).__name__} folds: {why.message} In parts: {nothing.message}",
-            hint="What folds: layers in parallel, norms and scales beside layers, adapters, idle channels.",
-            code="live.nothing",
-        ) from nothing
+    folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
+    if steps[0].folded == (NOTHING_TO_FOLD,):
+        steps = (_nothing(steps[0], why),)
+        if method != "auto" or ratio is not None:
+            raise Refused(
+                f"nothing in this {type(module).__name__} folds as asked for: {why.message} "
+                f"In parts: {'; '.join(steps[0].left) or 'none proves to be a known fold.'}",
+                hint="Leave out the method and the idle ratio, and whatever folds is folded.",
+                code="live.nothing",
+            )
     unused = [name for name in settings if name != "idle_ratio"]
     if unused:
         raise UsageProblem(
@@ -85,6 +85,17 @@ def _in_parts(
             code="setting.unknown",
         )
     return _told(folded, steps)
+
+
+def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
+    """The row of a module in which nothing folds, with why it is no known network where its keys are those of one.
+
+    Raises:
+        RepaconvError: ``why``, if it is a known network that is not as it should be.
+    """
+    if not isinstance(why, Refused) or why.code not in ("method.mismatch", "live.other"):
+        raise why
+    return step if why.code == "method.mismatch" else step.model_copy(update={"left": (why.message, *step.left)})
 
 
 def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:

@@ -49,7 +49,7 @@ def _first(sentence: str) -> str:
 
 def _graph(done: GraphFold) -> None:
     """What it was taken for, every change of the graph, what it costs before and after, and the links."""
-    from repaconv.artefacts import NetworkFold
+    from repaconv.artefacts import NOTHING_TO_FOLD, NetworkFold
 
     if isinstance(done, NetworkFold) and done.known:
         but = f", but for {done.known.differs}" if done.known.differs else ""
@@ -73,11 +73,7 @@ def _graph(done: GraphFold) -> None:
         out().print(f"[yellow]left alone:[/] {plain(_first(sentence))}")
     if done.links:
         out().print(links(done.links))
-    nothing = (
-        "all of the fold was taken back"
-        if done.taken_back
-        else "nothing to fold: the graph as given is the deploy form"
-    )
+    nothing = "all of the fold was taken back" if done.taken_back else NOTHING_TO_FOLD
     told = f"{len(done.changes)} changes, opset {done.opset}" if done.changes else nothing
     told += f"; in float64 by {done.float64}" if done.float64 else f"; {WITHOUT}"
     out().print(f"{coloured(done.verdict)}: {told}")

@@ -234,6 +234,29 @@ def test_scales_that_stay_say_why():
     assert "0: the scale 0.beta not folded, no layer" in before
 
 
+class Normalized(torch.autograd.Function):
+    """A norm with its own derivative, as NAFNet has one: its weights are other objects inside."""
+
+    @staticmethod
+    def forward(_ctx, x, weight):
+        y = x - x.mean(1, keepdim=True)
+        return weight.view(1, x.shape[1], 1, 1) * (y / (y.pow(2).mean(1, keepdim=True) + 1e-6).sqrt())
+
+
+class OwnNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4))
+
+    def forward(self, x):
+        return Normalized.apply(x, self.weight)
+
+
+def test_a_scale_in_a_function_with_its_own_derivative_says_why_it_stays():
+    sentences = " ".join(unfolded(nn.Sequential(OwnNorm(), nn.Conv2d(4, 4, 1), nn.ReLU())))
+    assert "0: the scale 0.weight not folded" in sentences
+
+
 def plain_net():
     """MTCNN's PNet and Compact: convolutions with an activation between any two."""
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Dropout(0.1), nn.Conv2d(4, 2, 1)).eval()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -124,6 +124,7 @@ class Trace(TorchFunctionMode):
         self.steps: list[Step] = []
         self.calls: list[Called] = []
         self._open: list[Called] = []
+        self._held: dict[tuple[Any, ...], Value] = {}  # parameters and buffers by where their numbers lie
         self._names: dict[int, list[str]] = {}  # of a part that stands in several places, all
         self._values: dict[int, Value] = {}
         self._kept: list[Any] = []  # so that no id comes twice
@@ -154,6 +155,8 @@ class Trace(TorchFunctionMode):
     def _attach(self, own: nn.Module) -> None:
         for name, tensor in (*own.named_parameters(), *own.named_buffers()):
             self._values[id(tensor)] = Value(tensor, constant=True, name=name)
+            if tensor.numel():
+                self._held.setdefault(_memory(tensor), self._values[id(tensor)])
         for name, part in own.named_modules(remove_duplicate=False):
             self._names.setdefault(id(part), []).append(name)
         for part in own.modules():
@@ -189,8 +192,10 @@ class Trace(TorchFunctionMode):
         return self._value(leaves[0]) if len(leaves) == 1 and isinstance(leaves[0], Tensor) else None
 
     def _value(self, tensor: Tensor) -> Value:
-        if id(tensor) not in self._values:
-            self._values[id(tensor)] = Value(tensor)
+        if id(tensor) not in self._values:  # an autograd.Function is given its weights as other objects
+            held = self._held.get(_memory(tensor)) if tensor.layout == strided and tensor.numel() else None
+            self._values[id(tensor)] = held or Value(tensor)
+            self._kept.append(tensor)
         return self._values[id(tensor)]
 
     def _note(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
@@ -220,6 +225,10 @@ class Trace(TorchFunctionMode):
             if len(tensors) == 1:
                 step.output = value
             self._values[id(tensor)] = value
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def inner_name(name: str, part: str) -> str:

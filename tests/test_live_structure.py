@@ -231,7 +231,7 @@ def test_scales_that_stay_say_why():
     assert "does not run without it" in needs
     before = " ".join(unfolded(nn.Sequential(Scaled("before")).double()))
     assert "0: a constant factor behind a layer not folded, its forward holds the number itself" in before
-    assert "0: the scale 0.beta not folded, no layer" in before
+    assert "0.beta: a learned scale not folded, no layer" in before
 
 
 class Normalized(torch.autograd.Function):
@@ -254,7 +254,7 @@ class OwnNorm(nn.Module):
 
 def test_a_scale_in_a_function_with_its_own_derivative_says_why_it_stays():
     sentences = " ".join(unfolded(nn.Sequential(OwnNorm(), nn.Conv2d(4, 4, 1), nn.ReLU())))
-    assert "0: the scale 0.weight not folded" in sentences
+    assert "0.weight: a learned scale not folded" in sentences
 
 
 def plain_net():

@@ -64,7 +64,7 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
         wrong |= {change.key: (change, error) for change, error in trial.wrong}
     left = [Unfolded(c.at, c.told, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
     left += [place for place in every if isinstance(place, Unfolded)]
-    left += _scales_left(places)
+    left += [place for place in _scales_left(places) if place.at not in {each.at for each in left}]
     return Structured(trial.module, tuple(made), trial.error, (*_told(left), *_standing(trace)))
 
 
@@ -265,7 +265,8 @@ def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator
             why = "the parameter is one number, is used elsewhere as well, or is not that part's own"
             yield Unfolded(step.module, "a scale behind a layer", why)
     elif isinstance(other, Value) and len(names := sorted(parameters_of(other))) == 1 and other.tensor.numel() > 1:
-        yield Unfolded(step.module, f"the scale {names[0]}", "no layer of its own and alone makes what it scales")
+        why = "no layer of which nothing else reads the output comes right before it in the forward"
+        yield Unfolded(names[0], "a learned scale", why)
 
 
 def _standing(trace: Trace) -> Iterator[str]:

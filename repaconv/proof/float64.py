@@ -28,6 +28,8 @@ LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """For which it has no kernel, so that nobody need ask it with all the weights; or one that says no when it is run."""
 FLOATS = (1, 10, 16)
 """ONNX's numbers of float32, float16 and bfloat16."""
+WIDER = dict.fromkeys(FLOATS, 11)
+"""Each with that of float64."""
 
 
 class Float64:
@@ -55,7 +57,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph in float64 throughout, its inputs and outputs included."""
     from repaconv.graphs.retyping import retyped
 
-    return retyped(model, dict.fromkeys(FLOATS, 11))
+    return retyped(model, WIDER)
 
 
 def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
@@ -64,9 +66,9 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
     from onnx.reference import ReferenceEvaluator
 
     from repaconv.graphs.bare import outline
-    from repaconv.graphs.retyping import kept_single
+    from repaconv.graphs.retyping import kept_constants
 
-    weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_single(model.graph.node)
+    weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_constants(model, WIDER)
     evaluator = ReferenceEvaluator(widened(outline(model, ())), new_ops=by_torch())
     names = [output.name for output in model.graph.output]
     steps = list(zip(evaluator.rt_nodes_, _read_last(evaluator.rt_nodes_, names), strict=True))

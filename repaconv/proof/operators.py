@@ -17,7 +17,7 @@ from repaconv.proof.resizing import before_places, resized
 
 def by_torch() -> list[Any]:
     """Classes that onnx's `ReferenceEvaluator` takes as `new_ops`."""
-    return [*_convolutions(), *_sizes(), _pad(), *_gathers(), _grid_sample(), *_pointwise(), *_pools()]
+    return [*_convolutions(), *_sizes(), _pad(), *_gathers(), _grid_sample(), *_pointwise(), *_pools(), _suppression()]
 
 
 def _convolutions() -> list[Any]:
@@ -203,6 +203,46 @@ def _pools() -> list[Any]:
             return ((done if counted else done / share).numpy(),)
 
     return [MaxPool, AveragePool]
+
+
+def _suppression() -> Any:
+    from onnx.reference.op_run import OpRun
+
+    class NonMaxSuppression(OpRun):  # type: ignore[misc]
+        """Onnx's own compares one pair of boxes after the other, and takes no scalars."""
+
+        def _run(
+            self, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, **how: Any
+        ) -> Any:
+            most, overlap = (0 if given is None else np.reshape(given, -1)[0] for given in (most, overlap))
+            found = []
+            for batch, corners in enumerate(map(_corners, boxes, [how.get("center_point_box")] * len(boxes))):
+                for kind, score in enumerate(scores[batch]):
+                    above = np.arange(len(score)) if least is None else np.flatnonzero(score > np.reshape(least, -1)[0])
+                    left, kept = above[np.argsort(-score[above], kind="stable")], 0
+                    while len(left) and kept < most:
+                        best, left, kept = left[0], left[1:], kept + 1
+                        found.append((batch, kind, best))
+                        left = left[~(_overlaps(corners[best], corners[left]) > overlap)]
+            return (np.array(found, np.int64).reshape(-1, 3),)
+
+    return NonMaxSuppression
+
+
+def _corners(boxes: NDArray[Any], by_center: Any) -> NDArray[Any]:
+    """Boxes [n, 4] by their least corners and their greatest."""
+    if by_center:
+        return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], 1)
+    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1)
+
+
+def _overlaps(one: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Intersection over union of a box [4] with others [n, 4]; 0 with what has no area."""
+    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
+    common = np.where((sides > 0).all(1), sides.prod(1), 0)
+    areas, own = (others[:, 2:] - others[:, :2]).prod(1), (one[2:] - one[:2]).prod()
+    some = (common > 0) & (areas > 0) & (own > 0)
+    return np.where(some, common / np.where(some, areas + own - common, 1), 0)
 
 
 def _upsampled(x: NDArray[Any], scales: Any, how: Mapping[str, Any]) -> tuple[NDArray[Any]]:

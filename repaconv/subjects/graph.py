@@ -84,14 +84,16 @@ class GraphSubject:
     @cached_property
     def exact(self) -> GraphForm:
         """Folded again, with its constants in float64; the reference's like where nothing evaluates that."""
-        from repaconv.proof.float64 import widened
+        from repaconv.graphs.retyping import unsupported
+        from repaconv.proof.float64 import WIDER, widened
 
         double = bool(self.folded.float64)
         known = to_oldest(Evaluated(self.given)).graph.model if self.folded.changes else self.given
         given = widened(known) if double else known  # ONNX's converter writes float32 into a float64 graph
         if not self.folded.changes:
             return self._form(given, double=double)
-        return self._form(folded(self.source, given, self.folded.taken_back)[0], double=double)
+        typed = not (double and unsupported(known, WIDER))
+        return self._form(folded(self.source, given, self.folded.taken_back, typed=typed)[0], double=double)
 
     @cached_property
     def stored(self) -> GraphForm:

@@ -1,0 +1,180 @@
+"""The float64 copy of a graph: what an operator takes in float32 alone is known by its schema, and `verify` goes on."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+
+import repaconv as rc
+from repaconv.artefacts import VerifyArtefact
+from repaconv.graphs.bare import check
+from repaconv.proof.float64 import Float64, widened
+from repaconv.proof.operators import by_torch
+from repaconv.proof.runners import load_onnx
+
+F, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+RANDOM = np.random.default_rng(0)
+
+
+def node(kind: str, read: str, write: str, **named) -> onnx.NodeProto:
+    return helper.make_node(kind, ["" if name == "-" else name for name in read.split()], write.split(), **named)
+
+
+def graph(nodes, weights, outputs, inputs=None, name="net") -> onnx.GraphProto:
+    tensors = [
+        numpy_helper.from_array(w if isinstance(w, np.ndarray) else RANDOM.standard_normal(w).astype(np.float32), n)
+        for n, w in weights.items()
+    ]
+    ends = [[helper.make_tensor_value_info(n, *kind) for n, kind in side.items()] for side in (inputs or {}, outputs)]
+    return helper.make_graph(nodes, name, *ends, tensors)
+
+
+def written(net: onnx.GraphProto, opset: int = 18, path: str = "net.onnx") -> onnx.ModelProto:
+    model = helper.make_model(net, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return model
+
+
+CONV_BN = [
+    node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+    node("BatchNormalization", "c s b m v", "n"),
+]
+WEIGHTS = {"w": (4, 3, 3, 3), "s": (4,), "b": (4,), "m": (4,), "v": np.ones(4, np.float32)}
+IMAGES = {"x": (F, ["N", 3, "H", "W"])}
+
+
+def require_verified() -> VerifyArtefact:
+    """Folded and verified in float64; the graph must be one that folds."""
+    found = rc.fold("net.onnx", measure=False)
+    assert found.applied
+    assert found.float64
+    verified = rc.verify()
+    assert verified.verdict == "passed", [(link.name, link.verdict, link.note) for link in verified.links]
+    return verified
+
+
+def test_scales_that_an_old_exporter_computes_stay_float32():
+    """Upsample's scales by the old exporter, constants not folded: a Concat of two Constant nodes."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Upsample(scale_factor=2))
+    net.append(nn.Conv2d(8, 4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            net.eval(),
+            torch.randn(1, 3, 16, 16),
+            "net.onnx",
+            dynamo=False,
+            training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "n", 2: "h", 3: "w"}},
+        )
+    assert any(one.op_type == "BatchNormalization" for one in onnx.load("net.onnx").graph.node)
+    require_verified()
+
+
+def detector() -> onnx.GraphProto:
+    """Boxes and scores of a convolution; NonMaxSuppression, which takes float32 alone, runs where there are several."""
+    chosen = graph(
+        [node("NonMaxSuppression", "boxes scores most overlap least", "kept")],
+        {"most": np.array(5), "least": np.array(-9, np.float32)},
+        {"kept": (INT, ["K", 3])},
+        name="chosen",
+    )
+    none = graph([node("Identity", "nothing", "none")], {}, {"none": (INT, [0, 3])}, name="none")
+    nodes = [
+        *CONV_BN,
+        node("Reshape", "n flat", "f"),
+        node("Transpose", "f", "boxes", perm=[0, 2, 1]),
+        node("ReduceSum", "f channel", "scores", keepdims=1),
+        node("Size", "boxes", "size"),
+        node("Greater", "size few", "several"),
+        node("If", "several", "kept_boxes", then_branch=chosen, else_branch=none),
+    ]
+    weights = {**WEIGHTS, "flat": np.array([0, 4, -1]), "channel": np.array([1]), "few": np.array(4)}
+    weights |= {"overlap": np.array(0.5, np.float32), "nothing": np.zeros((0, 3), np.int64)}
+    outputs = {"boxes": (F, ["N", "A", 4]), "kept_boxes": (INT, ["K", 3])}
+    return graph(nodes, weights, outputs, IMAGES)
+
+
+def test_what_takes_float32_alone_inside_a_branch_is_cast_there():
+    model = written(detector())
+    check(widened(model), full=True)
+    require_verified()
+
+
+def test_a_constant_around_a_branch_that_is_read_there_as_scales_alone_stays_float32():
+    resized = graph([node("Resize", "n - scales", "r")], {}, {"r": (F, ["N", 4, "P", "Q"])}, name="resized")
+    shrunk = graph([node("Resize", "n - computed", "r2")], {}, {"r2": (F, ["N", 4, "P", "Q"])}, name="shrunk")
+    nodes = [
+        *CONV_BN,
+        node("ReduceSum", "n", "sum", keepdims=0),
+        node("Greater", "sum zero", "yes"),
+        node("Mul", "scales_2 two", "computed"),
+        node("If", "yes", "y", then_branch=resized, else_branch=shrunk),
+    ]
+    doubled, halved = np.array([1, 1, 2, 2], np.float32), np.array([0.5, 0.5, 1, 1], np.float32)
+    weights = {**WEIGHTS, "zero": np.zeros((), np.float32), "scales": doubled, "scales_2": halved}
+    written(graph(nodes, {**weights, "two": np.array(2, np.float32)}, {"y": (F, ["N", 4, "P", "Q"])}, IMAGES))
+    copy = widened(onnx.load("net.onnx"))
+    check(copy, full=True)
+    kinds = {weight.name: weight.data_type for weight in copy.graph.initializer}
+    assert kinds["scales"] == F
+    assert kinds["scales_2"] == kinds["w"] == TensorProto.DOUBLE
+    require_verified()
+
+
+def test_an_operator_that_gives_float32_alone_is_evaluated_in_float64():
+    """Celu: a cast around it would round the very numbers that are compared."""
+    nodes = [*CONV_BN, node("Celu", "n", "y", alpha=0.7)]
+    model = written(graph(nodes, WEIGHTS, {"y": (F, ["N", 4, "H", "W"])}, IMAGES))
+    image = RANDOM.standard_normal((2, 3, 5, 6)).astype(np.float32)
+    found = Float64(model).run({"x": image})["y"]
+    plain = written(graph(CONV_BN, WEIGHTS, {"n": (F, ["N", 4, "H", "W"])}, IMAGES), path="plain.onnx")
+    plain.graph.initializer.clear()
+    plain.graph.initializer.extend(model.graph.initializer)
+    before = Float64(plain).run({"x": image})["n"]
+    right = np.where(before > 0, before, np.float32(0.7) * np.expm1(before / np.float64(np.float32(0.7))))
+    np.testing.assert_allclose(found, right, rtol=1e-13, atol=1e-15)
+    fold = next(link for link in require_verified().links if link.name == "fold")
+    assert fold.metrics.max_rel_error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("Constant", {"value_float": 0.1}), ("ConstantOfShape", {})], ids=["a number", "zeros"]
+)
+def test_constants_that_are_float32_by_default_are_widened(kind, named):
+    read = "" if kind == "Constant" else "shape"
+    nodes = [*CONV_BN, node(kind, read, "k", **named), node("Add", "n k", "y")]
+    model = written(graph(nodes, {**WEIGHTS, "shape": np.array([1])}, {"y": (F, ["N", 4, "H", "W"])}, IMAGES))
+    check(widened(model), full=True)
+    require_verified()
+
+
+@pytest.mark.parametrize("center", [0, 1])
+def test_boxes_are_suppressed_as_onnx_runtime_does(center):
+    """Two images, three classes, boxes that overlap, tied scores, a limit, and thresholds that are scalars."""
+    net = graph(
+        [node("NonMaxSuppression", "boxes scores most overlap least", "kept", center_point_box=center)],
+        {"most": np.array(7), "overlap": np.array(0.4, np.float32), "least": np.array(0.2, np.float32)},
+        {"kept": (INT, ["K", 3])},
+        {"boxes": (F, [2, 40, 4]), "scores": (F, [2, 3, 40])},
+    )
+    model = written(net)
+    corners = RANDOM.uniform(0, 1, (2, 40, 2))
+    boxes = np.concatenate([corners, corners + RANDOM.uniform(-0.2, 0.6, (2, 40, 2))], -1).astype(np.float32)
+    feeds = {"boxes": np.abs(boxes) if center else boxes}
+    feeds["scores"] = RANDOM.integers(0, 20, (2, 3, 40)).astype(np.float32) / 20
+    reference = ReferenceEvaluator(model, new_ops=by_torch()).run(None, feeds)[0]
+    found = load_onnx(model).run(feeds)["kept"]
+    assert len(found) > 12
+    np.testing.assert_array_equal(reference, found)

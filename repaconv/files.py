@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from repaconv import still
-from repaconv.artefacts import SCHEMA_VERSION, Payload, Record
+from repaconv.artefacts import PREVIOUS, SCHEMA_VERSION, Payload, Record
 from repaconv.errors import EnvironmentProblem, Refused
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -237,14 +237,17 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
     """Read ``<stage>.json`` back.
 
     Raises:
-        Refused: If it is not JSON, of another schema version, or not of this kind.
+        Refused: If it is not JSON, of a newer or a much older schema version, or not of this kind.
     """
     try:
         plain = from_json(path.read_text(encoding="utf-8"))
-        if isinstance(plain, dict) and plain.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        version = plain.get("schema_version", SCHEMA_VERSION) if isinstance(plain, dict) else SCHEMA_VERSION
+        if version == PREVIOUS["schema_version"]:
+            return kind.model_validate({**plain, "schema_version": SCHEMA_VERSION}, context=PREVIOUS)
+        if version != SCHEMA_VERSION:
             raise Refused(
-                f"{path} has schema version {plain['schema_version']}, but this version of repaconv reads "
-                f"{SCHEMA_VERSION}.",
+                f"{path} has schema version {version}, but this version of repaconv reads {SCHEMA_VERSION} and "
+                f"{PREVIOUS['schema_version']}.",
                 hint="Run the stage again with this version of repaconv.",
                 code="artefact.schema",
             )

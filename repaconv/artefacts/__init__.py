@@ -49,6 +49,7 @@ from repaconv.artefacts.gating import GateReport as GateReport
 from repaconv.artefacts.inspecting import BlockCost as BlockCost
 from repaconv.artefacts.inspecting import FileInspection as FileInspection
 from repaconv.artefacts.inspecting import Inspection as Inspection
+from repaconv.artefacts.records import PREVIOUS as PREVIOUS
 from repaconv.artefacts.records import SCHEMA_VERSION as SCHEMA_VERSION
 from repaconv.artefacts.records import Accuracy as Accuracy
 from repaconv.artefacts.records import Artefact as Artefact

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+PREVIOUS = {"schema_version": SCHEMA_VERSION - 1}
+"""The context in which `Record.model_validate` reads a file of the previous schema version."""
 
 
 Verdict = Literal["passed", "failed", "not verified"]
@@ -32,7 +34,18 @@ def parse_image_size(text: str) -> ImageSize:
 class Record(BaseModel):
     """A frozen result; unknown fields are errors, so a newer file is not half-read."""
 
+    FORMER: ClassVar[Mapping[str, str]] = {}
+    """What fields were called in the previous schema version: former name to name."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, plain: Any, info: ValidationInfo) -> Any:
+        if info.context != PREVIOUS or not isinstance(plain, dict):
+            return plain
+        former = {old: new for each in reversed(cls.__mro__) for old, new in vars(each).get("FORMER", {}).items()}
+        return {former.get(name, name): value for name, value in plain.items()}
 
 
 class Fact(Record):

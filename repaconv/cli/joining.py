@@ -39,6 +39,12 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
 
     listed = sorted(options(), key=_panel)
     called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
+    called.former_options = {  # type: ignore[attr-defined]
+        f"--{each.knob.former.replace('_', '-')}": each.option
+        for order in orders.values()
+        for each in knobs(order)
+        if each.knob.former
+    } | getattr(command, "former_options", {})
     return called
 
 

@@ -20,7 +20,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Strict(TyperCommand):
-    """A command that refuses options which do nothing where they stand."""
+    """A command that refuses options which do nothing where they stand, and still takes those of former names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed; an option's former name is replaced by its name, and that is said."""
+        from repaconv.cli import render
+
+        former: dict[str, str] = getattr(self.callback, "former_options", {})
+        ends = args.index("--") if "--" in args else len(args)
+        for place, word in enumerate(args[:ends]):
+            name, mark, value = word.partition("=")
+            if name in former:
+                render.told(f"{name} is now called {former[name]}; the old name goes with the next release")
+                args[place] = f"{former[name]}{mark}{value}"
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, with what was typed looked at first."""

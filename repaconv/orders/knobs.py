@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -29,6 +30,7 @@ class Knob:
         default_text: How the help describes the default, where that is no plain value ("from the target").
         panel: The group of `--help` that lists the option; see `repaconv.orders.panels`.
         recorded: Whether an artefact repeats it. What says where a result goes, or what it is held against, is not.
+        former: Former name of the field; for one release it is still accepted in Python, in recipes and as an option.
     """
 
     help: str
@@ -40,6 +42,7 @@ class Knob:
     default_text: str | None = None
     panel: str | None = None
     recorded: bool = True
+    former: str = ""
 
     __is_annotated_types_grouped_metadata__ = True
 
@@ -136,6 +139,19 @@ def _asked(field: Field[Any], hint: Any) -> Asked:
     return Asked(field.name, of, knob, inspect.Parameter.empty if field.default is MISSING else field.default)
 
 
+def former_names(order: type[Order]) -> dict[str, str]:
+    """The fields of an order that had another name in the previous release: former name to name."""
+    return {each.knob.former: each.name for each in knobs(order) if each.knob.former}
+
+
+def renamed(given: Mapping[str, Any], order: type[Order]) -> dict[str, Any]:
+    """Arguments by name, with former names replaced; each is reported by a `DeprecationWarning`."""
+    former = former_names(order)
+    for name in former.keys() & given.keys():
+        warnings.warn(f"{name} is now called {former[name]}", DeprecationWarning, stacklevel=3)
+    return {former.get(name, name): value for name, value in given.items()}
+
+
 def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., Result]:
     """A stage as it is called in Python: what its order has is given by name, and documented so.
 
@@ -152,6 +168,7 @@ def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., R
 
     @wraps(stage)
     def called(*positional: Any, **given: Any) -> Result:
+        given = renamed(given, order)
         signature.bind(*positional, **given)
         wanted = order(**{name: given.pop(name) for name in names & set(given)})
         return stage(wanted, *positional, **given)

@@ -10,7 +10,7 @@ from repaconv.artefacts import GraphFold, Known, MethodFold, NetworkFold
 from repaconv.errors import Refused, UsageProblem
 from repaconv.files import require_nameable
 from repaconv.onnxfile import is_graph
-from repaconv.orders.knobs import knobs
+from repaconv.orders.knobs import knobs, renamed
 from repaconv.orders.stages import FoldOrder
 from repaconv.pipeline.checkpoint_folding import fold_file
 from repaconv.progress import Progress, silent
@@ -67,6 +67,7 @@ def fold(
         Refused: If it cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
+    arguments = renamed(arguments, FoldOrder)
     example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
     settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}

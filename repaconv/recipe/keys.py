@@ -137,6 +137,10 @@ class Recipe(Record):
         }
 
 
+FORMER: dict[str, str] = {}
+"""Top-level keys that had another name in the previous release, and are still read for this one."""
+
+
 def own_file(arch: str) -> str:
     """The Python file of ``FILE.py:FUNCTION``; empty for a library's architecture."""
     file = arch.partition(":")[0]

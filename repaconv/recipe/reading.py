@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from repaconv.errors import UsageProblem, nearest
-from repaconv.orders.knobs import Asked, knobs
-from repaconv.recipe.keys import NOT_HERE, OPTIONAL, SECTIONS, Recipe, Reference, own_file
+from repaconv.orders.knobs import Asked, former_names, knobs
+from repaconv.recipe.keys import FORMER, NOT_HERE, OPTIONAL, SECTIONS, Recipe, Reference, own_file
 from repaconv.toml import At, Lines, NoToml, Problem, place_of, problems, read_toml
 
 IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
@@ -92,7 +92,7 @@ def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
     Raises:
         RecipeProblem: If what it extends is not there, or is itself.
     """
-    plain, lines = read_toml(path, "recipe")
+    plain, lines = _with_current_names(*read_toml(path, "recipe"))
     base = plain.get("extends")
     if not isinstance(base, str):
         return plain, lines
@@ -107,6 +107,24 @@ def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
     below, places = _whole(other, (*above, path))
     away = os.path.relpath(other.parent, path.parent)
     return _over(_moved(below, away), plain), {**places, **lines}
+
+
+def _with_current_names(plain: dict[str, Any], lines: Lines) -> tuple[dict[str, Any], Lines]:
+    """A recipe's table and the places of its keys, with the keys of the previous release under their names of today."""
+    former: dict[tuple[str, ...], tuple[str, ...]] = {(old,): (new,) for old, new in FORMER.items()}
+    former |= {
+        (section, old): (section, new)
+        for section, order in SECTIONS.items()
+        for old, new in former_names(order).items()
+    }
+
+    def current(value: Any, above: tuple[str, ...] = ()) -> Any:
+        if not isinstance(value, dict) or len(above) > 1:
+            return value
+        named = {(*above, name): each for name, each in value.items()}
+        return {former.get(keys, keys)[-1]: current(each, keys) for keys, each in named.items()}
+
+    return current(plain), {former.get(keys, keys): at for keys, at in lines.items()}
 
 
 def _over(below: Any, above: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import Any
 
 LONGEST = 1000
 """Characters of a message: names that a file brings may be of any length."""
+TELEMETRY = "openvino_telemetry"
 
 
 def in_one_line(text: str) -> str:
@@ -116,15 +118,24 @@ class Interrupted(RepaconvError):
 
 
 def require_module(module: str, called: str, hint: str) -> Any:
-    """Import what an extra or a device brings.
+    """Import what an extra or a device brings, without OpenVINO's telemetry.
+
+    OpenVINO and NNCF report that they were imported, and leave an identifier in the home folder, unless their package
+    for it is missing at that moment.
 
     Raises:
         EnvironmentProblem: If it cannot be imported; ``hint`` is what mends that.
     """
+    before = sys.modules.get(TELEMETRY)
+    sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # as where it is not installed
     try:
         return import_module(module)
     except ImportError as error:
         raise EnvironmentProblem(f"{called} cannot be imported: {error}.", hint=hint, code="runtime.missing") from error
+    finally:
+        sys.modules.pop(TELEMETRY)
+        if before is not None:
+            sys.modules[TELEMETRY] = before
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

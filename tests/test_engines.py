@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -345,3 +348,14 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
         found = [bool(session.run(feeds)["y"].any()) for session in (flushing, usual, flushing, usual)]
         assert found == [False, not before, False, not before]
         assert flushes() == before
+
+
+@pytest.mark.parametrize("module", ["openvino", "nncf"])
+def test_what_is_imported_reports_nothing_and_leaves_nothing_in_the_home_folder(tmp_path, module):
+    """OpenVINO and NNCF leave an identifier there, and send it, where their telemetry is installed."""
+    pytest.importorskip(module, reason=f"{module} is absent")
+    told = f"from repaconv.errors import require_module; require_module({module!r}, '', '')"
+    home = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "home").mkdir()
+    subprocess.run([sys.executable, "-c", told], env=home, check=True, capture_output=True, timeout=120)
+    assert not list((tmp_path / "home").iterdir())

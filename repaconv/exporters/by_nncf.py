@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from repaconv.errors import EnvironmentProblem, Refused, first_line, require_module
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds
 
-TELEMETRY = "openvino_telemetry"
 INSTALLED_BY = "pip install 'repaconv[quantise]'"
 
 
@@ -39,7 +37,8 @@ def quantised(
     """
     import onnx
 
-    nncf = without_telemetry()
+    nncf = require_module("nncf", "NNCF", INSTALLED_BY)
+    nncf.set_log_level(logging.ERROR)
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     how = nncf.AdvancedQuantizationParameters(
@@ -73,20 +72,6 @@ def require_nncf() -> None:
     """
     if find_spec("nncf") is None:
         raise EnvironmentProblem("NNCF is not installed.", hint=INSTALLED_BY, code="runtime.missing")
-
-
-def without_telemetry() -> Any:
-    """NNCF without its telemetry, which it has by default, and which leaves a number in the home folder."""
-    before = sys.modules.get(TELEMETRY)
-    sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # as where it is not installed
-    try:
-        nncf = require_module("nncf", "NNCF", INSTALLED_BY)
-    finally:
-        sys.modules.pop(TELEMETRY)
-        if before is not None:
-            sys.modules[TELEMETRY] = before
-    nncf.set_log_level(logging.ERROR)
-    return nncf
 
 
 def _is_transformer(model: onnx.ModelProto) -> bool:

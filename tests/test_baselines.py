@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from conftest import TINY
 
 import repaconv as rc
-from repaconv.artefacts import Baselines
+from repaconv.artefacts import Baselines, MeasuredModel
 from repaconv.files import read_artefact, write_artefact
+from repaconv.methods.riformer import METHOD
 from repaconv.steps.baselines import by_baseline, history_of, key_of, name_in
 
 RUN = Path("repaconv-out/tiny")
@@ -97,6 +100,65 @@ def test_a_model_that_was_named_must_be_the_same_file(measured):
     assert changed.verdict == "not verified"
     assert "another other.onnx" in changed.told
     assert by_baseline(path, "m", measured(), 0.05).verdict == "not verified"
+
+
+def test_a_baseline_of_another_network_is_not_compared_with(measured):
+    path = Path("b.json")
+
+    def of(done, sha256="first", **counts):
+        return done.model_copy(update={"network": MeasuredModel(sha256=sha256, kind="graph", counts=counts)})
+
+    def judged(done, **settings):
+        return by_baseline(path, "m", done, 0.05, **settings)
+
+    assert judged(of(measured(), parameters=10, MACs=100), update=True).verdict == "passed"
+    again = judged(of(measured(seed=1), parameters=10, MACs=100))
+    assert (again.verdict, again.of) == ("passed", "")
+    trained_on = judged(of(measured(seed=1), "second", parameters=10, MACs=100))  # other weights take as long
+    assert trained_on.verdict == "passed"
+    assert "the baseline is of another file (sha256 first, now second)" in trained_on.told
+    assert "another file" in trained_on.changes(measured())["note"]
+
+    other = of(measured(0.5, seed=1), "third", parameters=4, MACs=50)  # that it is faster says nothing
+    for machine in (HERE, THERE):
+        found = judged(other.model_copy(update={"machine": machine}))
+        assert (found.verdict, found.regression) == ("inconclusive", None)
+        assert found.told == (
+            "the baseline is of another network: graph, 100 MACs, 10 parameters; what was measured is graph, "
+            "50 MACs, 4 parameters"
+        )
+        assert "--update-baseline" in found.hint
+    assert judged(other, require=True).verdict == "failed"
+    assert judged(other).changes(other)["quality"].verdict == "inconclusive"  # bench leaves with 5
+    written = judged(other, update=True)
+    assert written.told.startswith("written as the baseline; the one before was of another network: graph, 100")
+    assert judged(of(measured(0.5, seed=2), "third", parameters=4, MACs=50)).verdict == "passed"
+    assert judged(of(measured(), parameters=10, MACs=100)).verdict == "inconclusive"
+
+    known = read_artefact(path, Baselines).model_dump(mode="json")
+    for entries in known["machines"].values():
+        for entry in entries.values():
+            del entry["network"]
+    write_artefact(path, Baselines.model_validate(known))
+    assert "a model that it does not name" in judged(of(measured(0.5), "third", parameters=4, MACs=50)).told
+
+
+def test_bench_says_of_which_network_its_baseline_is(tiny):
+    rc.fold(tiny)
+    rc.export(batch=1)
+    rc.bench(rounds=2, batch=1, baseline="b.json", update_baseline=True, accept_inconclusive=True)
+    given = METHOD.example(TINY, seed=7)
+    torch.save({"state_dict": given, "args": {"img_size": 32}}, tiny)
+    rc.fold(tiny, force=True)
+    rc.export(batch=1)
+    assert "the baseline is of another file" in rc.bench(rounds=2, batch=1, baseline="b.json").note
+    fewer = {name: tensor[:4] if name.startswith("head.") else tensor for name, tensor in given.items()}  # classes
+    torch.save({"state_dict": fewer, "args": {"img_size": 32}}, tiny)
+    rc.fold(tiny, force=True)
+    rc.export(batch=1)
+    found = rc.bench(rounds=2, batch=1, baseline="b.json")
+    assert (found.regression, found.inconclusive) == (None, True)
+    assert "the baseline is of another network: riformer on metaformer, " in found.note
 
 
 def test_a_baseline_is_of_one_question(measured):

@@ -19,14 +19,16 @@ from conftest import SHARED, one_net_a_method
 from faults import wrong_initializer
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.artefacts import Check, GatedRecipe, GateReport
+from repaconv import models, registry
+from repaconv.artefacts import Accuracy, Check, GatedRecipe, GateReport, Link
 from repaconv.cli import reports
 from repaconv.errors import UsageProblem
 from repaconv.measure.statistics import Timed, regression
 from repaconv.methods.nondeep.published import example_meta
+from repaconv.orders.stages import GateOrder
 from repaconv.pipeline import running
 from repaconv.recipe import Recipe, read_recipe
+from repaconv.steps.checking import Judge
 from repaconv.toml import key_lines
 
 HERE = Path(__file__).parent
@@ -280,9 +282,10 @@ def test_all_that_is_wrong_in_a_recipe_is_told_at_once_by_its_line(tmp_path):
     path.write_text(f'checkpoint = "c.pth"\narch = "gone.py:build"\n{text}')
     checks = rc.gate([path]).recipes[0].checks
     assert [(check.line, check.code) for check in checks] == [
-        (2, "recipe.missing"), (4, "recipe.missing"), (6, "target.unknown"), (8, "target.unreadable")
+        (1, "checkpoint.missing"), (2, "recipe.missing"), (4, "recipe.missing"), (6, "target.unknown"),
+        (8, "target.unreadable"),
     ]  # fmt: skip
-    assert "Did you mean orin-nano?" in checks[2].hint
+    assert "Did you mean orin-nano?" in checks[3].hint
 
 
 def test_what_a_setting_lacks_is_told_in_the_words_of_a_recipe(tmp_path):
@@ -304,6 +307,107 @@ def test_lines_of_keys():
 def test_settings_are_what_the_command_line_would_give():
     given = Recipe.model_validate({"checkpoint": "c", "set": {"a": [16, 0], "b": 3, "c": "x", "d": 1e-6}})
     assert given.settings == {"a": "16,0", "b": "3", "c": "x", "d": "1e-06"}
+
+
+# --- accuracy -----------------------------------------------------------------------------------------
+
+
+def digits(folder: Path, text: str, *, ruined: bool = False) -> Path:
+    """A recipe of a network that was trained on digits; ruined, its head names other classes."""
+    given = torch.load(models.checkpoint("repavit"), weights_only=False)
+    if ruined:
+        head = (given.get("model") or given)["head.weight"]
+        head[:7] = head[:7].roll(1, 0)
+    torch.save(given, folder / "d.pth")
+    path = folder / "d.toml"
+    path.write_text(
+        f'checkpoint = "d.pth"\n[export]\nsimplify = false\nbatch = 1\n[verify]\ninputs = "{models.HELD_OUT}"\n{text}'
+    )
+    return path
+
+
+def test_a_ruined_model_fails_by_its_accuracy(tmp_path):
+    """All links compare it with itself and pass; what fails it is the accuracy that the recipe expects."""
+    reference = '[reference]\nsource = "the training"\ntop1 = 99.4\n'
+    checks = accuracies(rc.gate([digits(tmp_path, f"min_top1 = 99.0\n{reference}")]), 0)
+    assert [check.verdict for check in checks] == ["passed", "passed"]
+    assert "top-1 accuracy 99.40% on 500 images, the lowest of 3 versions" in checks[0].message
+    ruined = digits(tmp_path, reference, ruined=True)
+    line = ruined.read_text().splitlines().index("top1 = 99.4") + 1
+    (check,) = accuracies(rc.gate([ruined]), 1)
+    assert (check.verdict, check.line) == ("failed", line)
+    assert "[reference] top1 = 99.4 less max_drop = 1: 98.40% at least" in check.message
+    (check,) = accuracies(rc.gate([digits(tmp_path, "min_top1 = 75.0\n", ruined=True)]), 1)
+    assert (check.verdict, check.line) == ("failed", line - 2)
+
+
+def accuracies(report: GateReport, code: int) -> list[Check]:
+    others = [check for check in report.recipes[0].checks if check.name != "accuracy"]
+    assert report.exit_code == code
+    assert not [check for check in others if check.verdict == "failed"]
+    return [check for check in report.recipes[0].checks if check.name == "accuracy"]
+
+
+def accuracy_checks(links: list[Link], text: str) -> list[tuple[str, str]]:
+    """What a recipe makes of a verification of these links."""
+    from repaconv.artefacts import VerifyArtefact
+    from repaconv.recipe import Recipe
+    from repaconv.toml import parse_toml
+
+    plain, lines = parse_toml(text, "r.toml", "recipe")
+    judge = Judge(Path("r.toml"), GateOrder())
+    judge.lines = lines
+    done = VerifyArtefact(
+        made_by={}, verdict="passed", policy="", inputs="four random images", input_shape=(4, 1, 8, 8),
+        model_sha256="", links=tuple(links), for_scale={},
+    )  # fmt: skip
+    judge.verify(done, Recipe.model_validate(plain))
+    return [(check.verdict, check.message) for check in judge.checks if check.name == "accuracy"]
+
+
+def right(images: int, of: int, candidate: str = "ONNX", name: str = "onnx") -> Link:
+    share = images / of
+    counts = Accuracy(
+        images=of, reference=1.0, candidate=share, only_reference=of - images, only_candidate=0,
+        difference=share - 1, low=share - 1, high=share - 1, p_value=1.0,
+    )  # fmt: skip
+    return Link(
+        name=name, reference="training form", candidate=candidate, tolerance=None, metrics=None, verdict="passed",
+        accuracy=counts,
+    )  # fmt: skip
+
+
+def test_accuracy_below_a_limit_fails_unless_too_few_images_show_it():
+    head = 'checkpoint = "c"\n[verify]\nimages = "val"\n'
+    top1 = '[reference]\nsource = "a paper"\ntop1 = 90.0\n'
+    reference = head + top1
+    assert accuracy_checks([right(890, 1000)], reference)[0][0] == "passed"  # to the point
+    assert accuracy_checks([right(889, 1000)], reference)[0][0] == "inconclusive"  # 8 in 10 luck
+    assert accuracy_checks([right(820, 1000)], reference)[0][0] == "failed"
+    assert accuracy_checks([right(7, 10)], reference)[0][0] == "inconclusive"
+    assert accuracy_checks([right(889, 1000)], f"{head}min_top1 = 89.0\n")[0][0] == "failed"  # the user's own images
+    (check,) = accuracy_checks([right(95, 100), right(30, 100, "int8")], reference)  # the lowest of all counts
+    assert check[0] == "failed"
+    assert check[1].startswith("int8: top-1 accuracy 30.00% on 100 images, the lowest of 2 versions")
+    recorded = right(0, 100, "official output", "recorded")
+    assert accuracy_checks([right(95, 100), recorded], reference)[0][0] == "passed"  # that is not a version of ours
+
+
+def test_a_limit_without_labels_is_not_passed():
+    head = 'checkpoint = "c"\n[verify]\nimages = "val"\n'
+    top1 = '[reference]\nsource = "a paper"\ntop1 = 90.0\n'
+    unlabelled = [right(1, 1).model_copy(update={"accuracy": None})]
+    assert [verdict for verdict, _ in accuracy_checks(unlabelled, head + top1)] == ["not verified"]
+    assert [verdict for verdict, _ in accuracy_checks(unlabelled, f"{head}max_drop = 2.0\n{top1}")] == ["failed"]
+    ((verdict, message),) = accuracy_checks(unlabelled, f"{head}min_top1 = 75.0\n")
+    assert verdict == "failed"
+    assert "no accuracy was measured on four random images" in message
+    convert = f"{head}{top1}[convert]\ninputs = 'x.npz'\n"
+    assert accuracy_checks([right(10, 100)], convert)[0][0] == "not verified"  # a conversion has its own budget
+    assert (
+        accuracy_checks([right(10, 100)], convert.replace("[reference]", "max_drop = 3.0\n[reference]"))[0][0]
+        == "failed"
+    )
 
 
 # --- baselines ----------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from repaconv import models
 from repaconv.errors import UsageProblem
+from repaconv.files import sha256_of
+from repaconv.pipeline.recipe_writing import new_recipe
 from repaconv.pipeline.running import run
 from repaconv.recipe import RecipeProblem, read_recipe, schema
 from repaconv.steps.named import missing
@@ -38,8 +41,12 @@ BROKEN = [
     ('checkpoint = "c"\n^method = "repavitt"\n', "Did you mean repavit?"),
     ('checkpoint = "c"\n[report]\n^format = "htm"\n', "Did you mean html?"),
     ('checkpoint = "c"\n[set]\n^num_heads = { a = 1 }\n', "What the file does not tell"),
-    ('checkpoint = "c"\n[reference]\nsource = "s"\n^top1 = 120\n', "Per cent of first classes"),
+    ('checkpoint = "c"\n[reference]\nsource = "s"\n^top1 = 120\n', "Top-1 accuracy in percent"),
     ('checkpoint = "c"\n[verify]\n^inputs = "dijits.npz"\n', "Did you mean digits.npz?"),
+    ('checkpoint = "c"\n[verify]\n^min_top1 = 75.0\n', "Leave it out."),
+    ('checkpoint = "c"\n[verify]\ninputs = "digits.npz"\n^max_drop = 2.0\n', "Leave it out."),
+    ('checkpoint = "c"\n[verify]\ninputs = "digits.npz"\n^min_top1 = 0.75\n', "accuracy in percent"),
+    ('checkpoint = "c"\n^sha256 = "abc"\n', "another file is refused"),
     ('^extends = "bass.toml"\n', "Did you mean base.toml?"),
     ('checkpoint = "c"\n[verify\n^count = 3\n', "Mend that line: [verify"),
     ('checkpoint = "c"\n[verify]\ncount = ^\n', "Mend that line: count ="),
@@ -54,6 +61,7 @@ def test_what_is_wrong_is_told_with_its_line_its_column_and_a_remedy(text, remed
     path = tmp_path / "r.toml"
     path.write_text(before + after)
     (tmp_path / "digits.npz").write_bytes(b"")
+    (tmp_path / "c").write_bytes(b"")
     (tmp_path / "base.toml").write_text('checkpoint = "c"\n')
     done = run(path)
     assert (done.exit_code, done.steps, len(done.checks)) == (2, (), 1)
@@ -78,7 +86,21 @@ def test_all_faults_are_told_at_once(tmp_path):
     )
     assert [check.line for check in run(path).checks] == [1, 1, 3, 4, 6, 8]
     path.write_text('checkpoint = "c"\nmethod = "m"\n[verify]\nimages = "v"\nrequire = ["r"]\n[export]\ntarget = "t"\n')
-    assert [check.line for check in run(path).checks] == [2, 4, 5, 7]
+    assert [check.line for check in run(path).checks] == [1, 2, 4, 5, 7]
+
+
+def test_faults_of_every_kind_are_told_at_once(tmp_path):
+    """A key that there is not, a value that is none, a key that does nothing, files and names that are not there."""
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'checkpoint = "gone.pth"\nmethod = "repavitt"\nnum_heads = 3\n[verify]\nimages = "gone"\n[export]\n'
+        'target = "x86_64"\n[bench]\nrounds = 3\n[reference]\nmodel = "m"\n[report]\nformat = "htm"\n'
+    )
+    assert [check.line for check in run(path).checks] == [1, 2, 3, 5, 7, 9, 10, 13]
+    path.write_text('checkpoint = "gone.pth"\n[bench]\nrequire = true\n[verify]\nrequire = ["recordet"]\n')
+    assert [check.line for check in run(path).checks] == [1, 3, 5]
+    path.write_text('checkpoint = "gone.pth"\n')  # alone it is a refusal of the input
+    assert run(path).exit_code == 4
 
 
 def test_a_recipe_says_what_is_other_than_in_the_one_it_extends(tmp_path):
@@ -95,6 +117,7 @@ def test_a_recipe_says_what_is_other_than_in_the_one_it_extends(tmp_path):
     assert lines["verify", "require"].file == str(path)
     assert lines["verify", "inputs"][:2] == (4, 1)
     (tmp_path / "base.toml").write_text('extends = "root.toml"\ncheckpoint = "c.pth"\n[verify]\ncuont = 3\n')
+    (tmp_path / "c.pth").write_bytes(b"")
     check = run(path).checks[0]
     assert (Path(check.file).resolve(), check.line) == ((tmp_path / "base.toml").resolve(), 4)  # where it stands
     (tmp_path / "root.toml").write_text('extends = "own/r.toml"\n')
@@ -125,9 +148,12 @@ def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
     assert not missing(found, Path("tiny.toml"), lines)
     assert repaconv("new-recipe", tiny)[0] == 2  # it is there already
     assert Path("tiny.toml").read_text() == text
-    uncommented = re.sub(r"^# (?=[a-z_]+ = |\[)", "", text, flags=re.M)  # what it suggests is valid, too
+    uncommented = re.sub(r"^# (?=[a-z_0-9]+ = |\[)", "", text, flags=re.M)  # what it suggests is valid, too
+    uncommented = uncommented.replace("count = 4", 'images = "val"')  # limits of accuracy need labels
     Path("all.toml").write_text(uncommented.replace("baseline", "# baseline").replace("max_reg", "# max_reg"))
-    assert read_recipe(Path("all.toml"))[0].build is not None
+    everything = read_recipe(Path("all.toml"))[0]
+    assert everything.build is not None
+    assert (everything.verify.min_top1, everything.reference.top1) == (75.0, 75.0)
     (tmp_path / "sub").mkdir()
     repaconv("new-recipe", models.checkpoint("pyra"), "-o", "sub/p.toml")
     assert (Path("sub") / read_recipe(Path("sub/p.toml"))[0].checkpoint).resolve() == models.checkpoint(
@@ -137,6 +163,19 @@ def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):
     assert repaconv("new-recipe", "g.onnx")[0] == 0
     assert read_recipe(Path("g.toml"))[0].method == "auto"
     assert repaconv("new-recipe", "none.pth")[0] == 4
+
+
+def test_a_new_recipe_pins_the_checkpoint_and_expects_what_it_claims(tiny):
+    given = torch.load(tiny, weights_only=True)
+    torch.save({"state_dict": given.get("state_dict", given), "max_accuracy": 81.25}, "net.pth")
+    new_recipe("net.pth")
+    found, lines = read_recipe(Path("net.toml"))
+    assert not missing(found, Path("net.toml"), lines)
+    assert found.sha256 == sha256_of(Path("net.pth"))
+    assert (found.reference.top1, found.reference.source) == (81.25, "the checkpoint's max_accuracy (81.25)")
+    torch.save({"state_dict": given.get("state_dict", given), "max_accuracy": 10.0}, "net.pth")
+    done = run(Path("net.toml"))
+    assert (done.exit_code, done.checks[0].code) == (4, "file.sha256")
 
 
 HERE = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ from repaconv.artefacts.benching import Baselines as Baselines
 from repaconv.artefacts.benching import BenchArtefact as BenchArtefact
 from repaconv.artefacts.benching import HistoryEntry as HistoryEntry
 from repaconv.artefacts.benching import Latency as Latency
+from repaconv.artefacts.benching import MeasuredModel as MeasuredModel
 from repaconv.artefacts.benching import ModuleTime as ModuleTime
 from repaconv.artefacts.benching import NodeTime as NodeTime
 from repaconv.artefacts.benching import Profile as Profile

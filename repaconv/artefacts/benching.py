@@ -9,13 +9,41 @@ from pydantic import Field
 from repaconv.artefacts.records import SCHEMA_VERSION, Artefact, ImageSize, Link, Record
 
 
+class MeasuredModel(Record):
+    """Which network was measured.
+
+    Attributes:
+        sha256: Of the checkpoint or graph that the run was made from; of a model file without a run, its own.
+        kind: The method and its backbone, or that it is a graph; empty of an engine without a run.
+        counts: What there is of it before a fold, by name: parameters, MACs, or the nodes of a model file.
+    """
+
+    sha256: str
+    kind: str = ""
+    counts: dict[str, float] = Field(default={})
+
+    def is_other(self, than: MeasuredModel) -> bool:
+        """Whether it is another network; other weights of one network are the same."""
+        known = self.kind and than.kind and self.sha256 != than.sha256
+        return bool(known) and (self.kind, self.counts) != (than.kind, than.counts)
+
+    @property
+    def told(self) -> str:
+        """What it is, in words."""
+        return ", ".join(
+            [self.kind or "a model", *(f"{count:,.0f} {name}" for name, count in sorted(self.counts.items()))]
+        )
+
+
 class Baseline(Record):
     """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick.
 
     ``yardstick_ms`` is empty where nothing ran beside it; the rounds are of so many ``openings``, one after the other.
+    ``network`` is None in files of before it was kept.
     """
 
     sha256: str
+    network: MeasuredModel | None = None
     p50_ms: float
     subject_ms: tuple[float, ...]
     yardstick_sha256: str = ""
@@ -174,6 +202,7 @@ class BenchArtefact(Artefact):
     """
 
     stage: str = "bench"
+    network: MeasuredModel | None = None
     variant: str = ""
     target: str
     runtime: str

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import runs
-from repaconv.artefacts import BenchArtefact, Link
+from repaconv.artefacts import BenchArtefact, Link, MeasuredModel, MethodFold
 from repaconv.errors import UsageProblem
 from repaconv.files import alone_in, payload_of, sha256_of
+from repaconv.onnxfile import read_graph
 from repaconv.orders.knobs import by_name
 from repaconv.orders.stages import BenchOrder
 from repaconv.progress import Progress, silent
@@ -21,6 +22,7 @@ from repaconv.steps.comparing import agreement
 from repaconv.steps.contenders import contenders_of
 from repaconv.steps.deploying import Given, given_form
 from repaconv.steps.elsewhere import require_here
+from repaconv.steps.ends import parameters_of
 from repaconv.steps.engines import lowers, require_own_precision
 from repaconv.steps.side_by_side import Found, Plan, side_by_side
 
@@ -171,6 +173,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         verdict="failed" if agreed and agreed.verdict == "failed" and not order.against else "passed",
         unverified=plan.known.overridden,
         asked=order.words(),
+        network=_network(plan),
         variant=plan.variant,
         target=plan.device.name,
         runtime=models[first].engine,
@@ -202,6 +205,20 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         agreement=agreed,
         note="; ".join(part for part in (plan.known.note, found.note) if part),
     )
+
+
+def _network(plan: Plan) -> MeasuredModel:
+    """What was measured, by the file that it was made from."""
+    if plan.known.subject is not None:
+        folded = plan.known.subject.folded
+        kind = folded.told if isinstance(folded, MethodFold) else folded.called  # how an architecture is named may vary
+        counts = {name: before for name, before, _ in folded.saved if name != "nodes"}
+        return MeasuredModel(sha256=folded.origin.sha256, kind=kind, counts=counts)
+    path = plan.subjects[0].path
+    if path.suffix != ".onnx":
+        return MeasuredModel(sha256=sha256_of(path))
+    counts = {"parameters": parameters_of(path), "nodes": len(read_graph(path).graph.node)}
+    return MeasuredModel(sha256=sha256_of(path), kind="graph", counts=counts)
 
 
 def _agreed(plan: Plan, found: Found) -> Link | None:

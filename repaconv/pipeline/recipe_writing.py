@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from repaconv.artefacts import Fact, Inspection, NewRecipe
+from repaconv.artefacts import Claim, Fact, Inspection, NewRecipe
 from repaconv.errors import Refused, UsageProblem
-from repaconv.files import write_text
+from repaconv.files import sha256_of, write_text
 from repaconv.onnxfile import is_graph
 from repaconv.pipeline.inspection import inspect
 from repaconv.progress import Progress, silent
@@ -22,6 +22,8 @@ REST = """
 [verify]
 count = 4                      # random images; or images = "val/" (of one folder a class), or inputs = "recorded.npz"
 require = ["onnx"]             # links that must have been run: "recorded" where inputs has the official output
+# min_top1 = 75.0              # lowest top-1 accuracy in percent: a ruined checkpoint passes all links and fails here
+# max_drop = 1.0               # points of top-1 accuracy below [reference] top1; both need images with labels
 # rtol = {{ onnx = 1e-5 }}       # a tolerance other than the policy's
 
 [export]
@@ -61,7 +63,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
     progress("inspect", 0, 0)
     seen = None if is_graph(source) or source.is_dir() else inspect(source)
     place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
-    lines = [*_head(source, seen, place), *(_settings(seen) if seen else ())]
+    lines = [*_head(source, seen, place), *(_settings(seen) if seen else ()), *_reference(seen)]
     write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
     return NewRecipe(
         recipe=str(path), method=(seen.method or "") if seen else "", problems=seen.problems if seen else ()
@@ -75,6 +77,10 @@ def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
         yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
     yield "# repaconv run does all of this, repaconv gate judges it for CI; paths are relative to this file."
     yield f"checkpoint = {_value(place)}"
+    if source.is_file():
+        yield "# Any other file is refused. After a new training, write the new hash here."
+        pinned = seen.origin.sha256 if seen else sha256_of(source)
+        yield f"sha256 = {_value(pinned)}"
     if seen and seen.method:
         yield f"method = {_value(seen.method)}"
     elif seen:
@@ -104,6 +110,17 @@ def _settings(seen: Inspection) -> Iterator[str]:
         yield f"# {name} = {_example(example)}".ljust(30) + " # an example"
     for fact in open_ones:
         yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {UNTOLD}"
+
+
+def _reference(seen: Inspection | None) -> Iterator[str]:
+    """The accuracy that the checkpoint's own record claims, else what one would be."""
+    claim = next((fact for fact in seen.facts if isinstance(fact, Claim)), None) if seen else None
+    percent = round(100 * claim.value, 4) if claim else 75.0
+    off = "" if claim and percent > 1 else "# "
+    yield ""
+    yield f"{off}[reference]".ljust(30) + " # what it should reach; top1 is enforced where images have labels"
+    yield f"{off}source = {_value(claim.source if claim else 'who measured it, and on which images')}"
+    yield f"{off}top1 = {percent:g}".ljust(30) + " # percent"
 
 
 def _example(text: str) -> str:

@@ -36,10 +36,10 @@ from repaconv.pipeline.verification import verify_by
 from repaconv.plans.journal import Journal
 from repaconv.plans.walk import Done, Made, Turn, dry, walk
 from repaconv.progress import Progress, silent
-from repaconv.recipe import BenchSection, RecipeProblem, own_file, read_recipe
+from repaconv.recipe import BenchSection, RecipeProblem, examined, own_file
 from repaconv.steps.addresses import address_of, here
 from repaconv.steps.checking import Judge, worst
-from repaconv.steps.named import missing
+from repaconv.steps.named import missing, no_checkpoint
 from repaconv.steps.pinning import require_pinned
 from repaconv.steps.planned import Planned, planned
 from repaconv.steps.recipes import Placed
@@ -75,9 +75,9 @@ def read_placed(path: Path) -> Placed:
     Raises:
         UsageProblem: If it is wrong.
     """
-    recipe, lines = read_recipe(path)
-    if wrong := missing(recipe, path, lines):
-        raise RecipeProblem(wrong)
+    recipe, lines, wrong = examined(path)
+    if wrong := (*wrong, *missing(recipe, path, lines)):
+        raise RecipeProblem((*wrong, *no_checkpoint(recipe, path, lines)))
     if address_of(recipe.checkpoint):  # what was fetched from there, if that is as it came
         recipe = recipe.model_copy(update={"checkpoint": str(here(recipe.checkpoint).resolve())})
     return Placed(recipe, path, lines)
@@ -156,6 +156,8 @@ class Way:
         """A page says nothing of its own; a measurement is judged by what its section says of baselines."""
         if stage == "bench":
             self.judge.bench(done, placed.placed(placed.recipe.bench or BenchSection()))
+        elif stage == "verify":
+            self.judge.verify(done, placed.recipe)
         elif stage != "report":
             getattr(self.judge, stage)(done)
 

@@ -23,8 +23,10 @@ from repaconv.recipe.keys import BundleSection as BundleSection
 from repaconv.recipe.keys import ExportSection as ExportSection
 from repaconv.recipe.keys import Recipe as Recipe
 from repaconv.recipe.keys import ReportSection as ReportSection
+from repaconv.recipe.keys import VerifySection as VerifySection
 from repaconv.recipe.keys import own_file as own_file
 from repaconv.recipe.keys import schema as schema
 from repaconv.recipe.reading import RecipeProblem as RecipeProblem
 from repaconv.recipe.reading import Wrong as Wrong
+from repaconv.recipe.reading import examined as examined
 from repaconv.recipe.reading import read_recipe as read_recipe

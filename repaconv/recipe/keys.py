@@ -17,6 +17,25 @@ Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifySection(VerifyOrder):
+    """What is verified, on which images, and how accurate every version of the network must be.
+
+    The limits are no part of what `verify` is asked for: its result is judged by them each time.
+    """
+
+    min_top1: Annotated[
+        float | None,
+        Knob("Lowest top-1 accuracy in percent, e.g. 75.0; needs images with labels.", recorded=False),
+        Field(gt=1, le=100),
+    ] = None
+    max_drop: Annotated[
+        float,
+        Knob("How many points the top-1 accuracy may be below [reference] top1.", recorded=False),
+        Field(ge=0, lt=100),
+    ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportSection(ExportOrder):
     """Which graphs are made: one a precision."""
 
@@ -62,7 +81,7 @@ class ReportSection(Order):
 
 SECTIONS: dict[str, type[Order]] = {
     "convert": ConvertOrder,
-    "verify": VerifyOrder,
+    "verify": VerifySection,
     "export": ExportSection,
     "build": BuildSection,
     "bundle": BundleSection,
@@ -87,11 +106,16 @@ OPTIONAL = ("reference", "convert", "export", "build", "bundle", "bench", "repor
 
 
 class Reference(Record):
-    """What somebody else says of this network, and what to expect here; it is shown and not judged."""
+    """What somebody else says of this network, and what to expect here; of it ``top1`` alone is enforced."""
 
     source: str = Field(description="Who says it: a paper and its table.")
     model: str = Field(default="", description="What it is called there.")
-    top1: float | None = Field(default=None, description="Per cent of first classes that are right.", gt=0, le=100)
+    top1: float | None = Field(
+        default=None,
+        description="Top-1 accuracy in percent, e.g. 81.3; enforced where the images of [verify] have labels.",
+        gt=1,
+        le=100,
+    )
     parameters: str = Field(default="", description="As printed there.")
     macs: str = Field(default="", description="As printed there.")
     speed: str = Field(default="", description="As printed there.")
@@ -109,7 +133,9 @@ class Recipe(Record):
     method: str = Field(default="auto", description="The method, or auto.")
     force: bool = Field(default=False, description="Take settings that contradict the checkpoint, and say so.")
     weights: str | None = Field(default=None, description="Which set of the file, e.g. model_ema.")
-    sha256: str | None = Field(default=None, description="The checkpoint's: another file is refused.")
+    sha256: str | None = Field(
+        default=None, description="The checkpoint's: another file is refused.", pattern="^[0-9a-fA-F]{64}$"
+    )
     out: str | None = Field(default=None, description="The run's folder; repaconv-out/<stem> of the recipe.")
     form: str = Field(
         default="default", description="How graphs are written: default, official, fastest-known or tune's file."
@@ -119,7 +145,7 @@ class Recipe(Record):
     )
     reference: Reference | None = Field(default=None, description="What somebody else says of this network.")
     convert: ConvertOrder | None = Field(default=None, description="Convert it, which is lossy, in place of a fold.")
-    verify: VerifyOrder = Field(default=VerifyOrder(), description="What is proved, on which images.")
+    verify: VerifySection = Field(default=VerifySection(), description="What is proved, on which images.")
     export: ExportSection | None = Field(default=ExportSection(), description="Which graphs are made; false for none.")
     build: BuildSection | None = Field(default=None, description="An engine, where the target's runtime is here.")
     bundle: BundleSection | None = Field(default=None, description="What goes to a board that builds its engines.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,24 @@ from repaconv.recipe.keys import FORMER, NOT_HERE, OPTIONAL, SECTIONS, Recipe, R
 from repaconv.toml import At, Lines, NoToml, Problem, place_of, problems, read_toml
 
 IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
-    ("verify", ("count",), lambda verify: verify.inputs, "an .npz is taken whole"),
-    ("verify", ("seed",), lambda verify: verify.inputs or verify.images, "it is of random images"),
-    ("verify", ("classes",), lambda verify: not verify.images, "it names the classes of images"),
-    ("export", ("inputs", "images"), lambda export: set(export.precisions) <= {"fp32"}, "float32 has no ranges"),
+    ("verify", ("count",), lambda recipe: recipe.verify.inputs, "an .npz is taken whole"),
+    ("verify", ("seed",), lambda recipe: recipe.verify.inputs or recipe.verify.images, "it is of random images"),
+    ("verify", ("classes",), lambda recipe: not recipe.verify.images, "it names the classes of images"),
+    (
+        "verify",
+        ("min_top1", "max_drop"),
+        lambda recipe: not (recipe.verify.inputs or recipe.verify.images),
+        "random images have no labels; give verify.images or verify.inputs",
+    ),
+    (
+        "verify",
+        ("max_drop",),
+        lambda recipe: (recipe.verify.inputs or recipe.verify.images) and _reference_top1(recipe) is None,
+        "there is no [reference] top1",
+    ),
+    ("export", ("inputs", "images"), lambda recipe: set(recipe.export.precisions) <= {"fp32"}, "float32 has no ranges"),
     ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),
-    ("bench", ("require", "max_regression"), lambda bench: not bench.baseline, "there is no baseline"),
+    ("bench", ("require", "max_regression"), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
 )
 """Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
 
@@ -59,23 +72,67 @@ def read_recipe(path: Path) -> tuple[Recipe, Lines]:
         UsageProblem: If it cannot be read.
         RecipeProblem: Of all that is wrong in it.
     """
+    found = examined(path)
+    if found.wrong:
+        raise RecipeProblem(found.wrong)
+    return found.recipe, found.lines
+
+
+class Examined(NamedTuple):
+    """A recipe as far as it is sound, the place of each key, and all that is wrong with it by itself.
+
+    A value that is wrong is left out of ``recipe``, so that what it names elsewhere can be looked at in one go.
+    """
+
+    recipe: Recipe
+    lines: Lines
+    wrong: tuple[Wrong, ...]
+
+
+def examined(path: Path) -> Examined:
+    """Read a recipe, and find all that is wrong with it.
+
+    Raises:
+        UsageProblem: If it cannot be read.
+        RecipeProblem: If it is not TOML, or extends what is not there.
+    """
     try:
         plain, lines = _whole(path, ())
     except NoToml as problem:
         told = problem.message.partition(": ")[2]
         raise RecipeProblem([Wrong(problem.at, told, _mend(problem.at), problem.code)]) from problem
-    where, recipe = str(path), None
-    wrong = list(_unknown(plain, where, lines))
+    where = str(path)
+    recipe, invalid = _sound({key: None if _off(key, value) else value for key, value in plain.items()}, where, lines)
+    unknown = dict(_unknown(plain, where, lines))
+    faulty = {keys[0] for keys in (*unknown, *(each.keys for each in invalid)) if keys}
+    wrong = [*unknown.values()]
+    wrong += [Wrong(each.at, each.told, _remedy(each), "recipe.invalid") for each in invalid]
+    return Examined(recipe, lines, (*wrong, *_idle(recipe, plain, where, lines, faulty)))
+
+
+def _sound(plain: dict[str, Any], where: str, lines: Lines) -> tuple[Recipe, list[Problem]]:
+    """The recipe without what is invalid in it, and what that is; unknown keys are told elsewhere."""
     try:
-        recipe = Recipe.model_validate({key: None if _off(key, value) else value for key, value in plain.items()})
+        return Recipe.model_validate(plain), []
     except ValidationError as error:
-        found = [each for each in problems(error, where, lines) if each.error["type"] not in UNKNOWN]
-        wrong += [Wrong(each.at, each.told, _remedy(each), "recipe.invalid") for each in found]
-    if recipe and not wrong:
-        wrong = list(_idle(recipe, plain, where, lines))
-    if recipe is None or wrong:
-        raise RecipeProblem(wrong)
-    return recipe, lines
+        found = problems(error, where, lines)
+    rest = copy.deepcopy(plain)
+    for each in found:
+        _drop(rest, each.keys)
+    recipe, more = _sound({"checkpoint": "", **rest}, where, lines)
+    return recipe, [each for each in (*found, *more) if each.error["type"] not in UNKNOWN]
+
+
+def _drop(table: dict[str, Any], keys: tuple[str, ...]) -> None:
+    """Take a value out, the whole table of one that is missing in it; the first key goes where a deeper one is not."""
+    *above, last = keys
+    inner: Any = table
+    for key in above:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and last in inner:
+        del inner[last]
+    else:
+        table.pop(keys[0], None)
 
 
 def _off(key: str, value: Any) -> bool:
@@ -158,19 +215,25 @@ def _path(value: Any, away: str, section: str, key: str) -> Any:
 # --- what is wrong --------------------------------------------------------------------------------------
 
 
-def _idle(recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[Wrong]:
-    """Keys that would do nothing."""
+def _idle(
+    recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Lines, faulty: Container[str]
+) -> Iterator[Wrong]:
+    """Keys that would do nothing; not of a section in which a key is wrong, by which they may do something."""
     for section, keys, idle, why in IDLE:
-        given = getattr(recipe, section) if section else recipe
         table: Any = plain.get(section) if section else plain
-        for key in keys if isinstance(table, dict) and idle(given) else ():
+        known = not any(each in faulty for each in (section or "convert", "reference"))
+        for key in keys if isinstance(table, dict) and known and idle(recipe) else ():
             if key in table:
                 named = (section, key) if section else (key,)
                 told = f"{'.'.join(named)} would do nothing here: {why}."
                 yield Wrong(place_of(lines, named, where), told, "Leave it out.", "recipe.idle")
 
 
-def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[Wrong]:
+def _reference_top1(recipe: Recipe) -> float | None:
+    return recipe.reference.top1 if recipe.reference else None
+
+
+def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tuple[tuple[str, ...], Wrong]]:
     """Keys that there are not, with those that there are."""
     known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
     known |= {(name,): [each.name for each in keys_of(name)] for name in SECTIONS}
@@ -180,7 +243,8 @@ def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[Wro
             if key not in keys:
                 told = f"{'.'.join((*table, key))}: extra inputs are not permitted."
                 hint = f"{nearest(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
-                yield Wrong(place_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                wrong = Wrong(place_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                yield (*table, key), wrong
 
 
 def _elsewhere(key: str, table: tuple[str, ...]) -> str:

@@ -20,27 +20,35 @@ Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
 
 
 class Judged(NamedTuple):
-    """What a baseline says of a measurement, in words, and whether one was written."""
+    """What a baseline says of a measurement, in words, and whether one was written; ``of`` says of which model it is
+    where that is another file than the one that was measured."""
 
     verdict: Verdict
-    told: str
+    compared: str
     hint: str = ""
     regression: Regression | None = None
     written: bool = False
+    of: str = ""
+
+    @property
+    def told(self) -> str:
+        """All of it, in words."""
+        return "; ".join(filter(None, [self.compared, self.of]))
 
     def changes(self, artefact: BenchArtefact) -> dict[str, Any]:
         """What a baseline changes in the artefact: its regression, its verdict, its quality, what is noted."""
-        told = self.told if self.regression is None else ""
+        told = self.told if self.regression is None else self.of
         changed: dict[str, Any] = {
             "regression": self.regression,
             "note": "; ".join(part for part in (artefact.note, told, self.hint if told else "") if part),
         }
         if self.verdict == "failed":
             changed["verdict"] = "failed"
-        if self.verdict == "inconclusive" and self.regression and artefact.quality.verdict != "inconclusive":
+        if self.verdict == "inconclusive" and artefact.quality.verdict != "inconclusive":
             found = self.regression
-            reason = f"the change from the baseline is known to {found.low:.3f}..{found.high:.3f} only"
-            reasons = (*artefact.quality.reasons, reason if found.same_machine else self.hint)
+            reason = f"the change from the baseline is known to {found.low:.3f}..{found.high:.3f} only" if found else ""
+            reason = reason if found and found.same_machine else self.hint if found else self.compared
+            reasons = (*artefact.quality.reasons, reason)
             changed["quality"] = artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})
         return changed
 
@@ -57,7 +65,8 @@ def by_baseline(
 ) -> Judged:
     """Judge a measurement by the file's baseline, or write it there.
 
-    On the machine of the baseline it is passed or failed. Where that is another, the figures relative to what ran
+    A baseline of another network is compared with nothing, which is inconclusive; of other weights it is said that they
+    are. On the machine of the baseline it is passed or failed. Where that is another, the figures relative to what ran
     beside the model are held against those of every machine that has some; since they compare only roughly, that passes
     or is inconclusive. A measurement that is inconclusive itself passes nothing and is not written.
 
@@ -74,10 +83,14 @@ def by_baseline(
     if update and doubted and not accept_inconclusive:
         hint = "Measure again, with more rounds or on a quieter machine; --accept-inconclusive writes it all the same."
         return Judged("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
+    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    of = _of_which(known, name, done)
     if update:
         keep_baseline(path, name, done)
-        return Judged("passed", "written as the baseline", written=True)
-    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+        return Judged("passed", "written as the baseline", written=True, of=of.replace(IS_OF, "the one before was of"))
+    if of.startswith(ANOTHER):
+        hint = "Give the checkpoint back, or write a baseline of the new model with --update-baseline, and commit it."
+        return Judged("failed" if require else "inconclusive", of, hint)
     found = _compared(known, name, done, allowed)
     if found is None:
         hint = "Run with --update-baseline here, and commit the file."
@@ -87,9 +100,35 @@ def by_baseline(
     if not found.same_machine:
         passed = found.verdict == "passed" and not doubted
         elsewhere = "Write a baseline of this machine with --update-baseline."
-        return Judged("passed" if passed else "inconclusive", found.told, "" if passed else elsewhere, found)
+        return Judged("passed" if passed else "inconclusive", found.told, "" if passed else elsewhere, found, of=of)
     verdict = "inconclusive" if doubted and found.verdict == "passed" else found.verdict
-    return Judged(verdict, found.told, noisy if verdict == "inconclusive" else "", found)
+    return Judged(verdict, found.told, noisy if verdict == "inconclusive" else "", found, of=of)
+
+
+IS_OF = "the baseline is of"
+ANOTHER = f"{IS_OF} another network"
+"""Begins what is said of a baseline with which nothing is compared."""
+
+
+def _of_which(known: Baselines, name: str, done: BenchArtefact) -> str:
+    """That the baseline is of another network, or of other weights of the same one; empty where it is of this file.
+
+    It is the one of this machine; where there is none, those of others, of which one of this network is enough.
+    """
+    here, key, now = machine_key(done.machine), key_of(name, done), done.network
+    kept = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
+    kept = {here: kept[here]} if here in kept else kept
+    if now is None or not kept:
+        return ""
+    networks = [each.network for each in kept.values() if each.network]
+    if not networks:
+        return f"{IS_OF} a model that it does not name, as earlier versions wrote it"
+    same = [each for each in networks if not now.is_other(each)]
+    if not same:
+        return f"{ANOTHER}: {networks[0].told}; what was measured is {now.told}"
+    if any(each.sha256 == now.sha256 for each in same):
+        return ""
+    return f"{IS_OF} another file (sha256 {same[0].sha256[:12]}, now {now.sha256[:12]})"
 
 
 def name_in(path: Path, subject: Path) -> str:
@@ -118,6 +157,7 @@ def baseline_of(done: BenchArtefact) -> Baseline:
     subject, *beside = done.latencies if _yardstick(done) else done.latencies[:1]
     return Baseline(
         sha256=subject.sha256,
+        network=done.network,
         p50_ms=subject.p50_ms,
         subject_ms=subject.samples_ms,
         yardstick_sha256=beside[0].sha256 if beside else "",
@@ -155,7 +195,9 @@ def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Base
     """Baselines of the same, by machine; a yardstick that was named must still be the same file."""
     key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
     found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
-    return {m: then for m, then in found.items() if not named or then.yardstick_sha256 == now.yardstick_sha256}
+    other = {m for m, then in found.items() if now.network and then.network and now.network.is_other(then.network)}
+    fits = {m: then for m, then in found.items() if not named or then.yardstick_sha256 == now.yardstick_sha256}
+    return {machine: then for machine, then in fits.items() if machine not in other}
 
 
 def _timed(kept: Baseline) -> Timed:

@@ -19,8 +19,9 @@ from repaconv.artefacts import (
 )
 from repaconv.errors import GateFailed, RepaconvError
 from repaconv.orders.stages import GateOrder
-from repaconv.proof.policy import LOSSY
-from repaconv.recipe import BenchSection, RecipeProblem, Wrong
+from repaconv.proof.policy import LOSSY, LUCK
+from repaconv.proof.verdicts import by_chance
+from repaconv.recipe import BenchSection, Recipe, RecipeProblem, Wrong
 from repaconv.steps.baselines import by_baseline, name_in
 from repaconv.steps.named import in_recipe, key_of
 from repaconv.steps.sentences import measured, told_of
@@ -28,6 +29,8 @@ from repaconv.toml import At, Lines, place_of
 
 WORST = (1, 4, 3, 2, 5, 0)
 """The worst first: what failed, was refused, is missing here, was asked wrongly, is not known."""
+ROUNDED = 1e-9
+"""Percent by which a share of images may be below a limit that it is meant to meet: 497 of 500 are 99.4%."""
 _CODES = {"failed": 1, "inconclusive": 5}
 _EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOSSY)
 """Links that a recipe asks for in its section of exports."""
@@ -97,15 +100,59 @@ class Judge:
             message = f"{done.target} does not take the graph: {told}"
             self.note("export", "rules", "failed", message, ("export", "target"))
 
-    def verify(self, done: VerifyArtefact) -> None:
-        """All links of the chain, and accuracy that somebody claims."""
+    def verify(self, done: VerifyArtefact, recipe: Recipe) -> None:
+        """All links of the chain, the accuracy by the recipe's limits, and accuracy that somebody claims."""
         for link in done.links:
             self.link("verify", link)
+        self._accuracy(done, recipe)
         if done.verdict == "not verified":
             self.note("verify", "chain", "inconclusive", "no link shows anything of this network", ("verify",))
         for claim in done.claims if any(link.accuracy for link in done.links) else ():
             told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not judged"
             self.note("verify", "claim", "not verified", told, ("verify",))
+
+    def _accuracy(self, done: VerifyArtefact, recipe: Recipe) -> None:
+        """The least accurate version of the network, by ``min_top1`` and by ``[reference] top1`` less ``max_drop``.
+
+        All links compare versions with one another, so a checkpoint that was ruined before it was folded passes them.
+        A limit that the user gave is kept or not. The reference is known of other images, mostly: where these are so
+        few that chance explains what lies below it, that is inconclusive.
+        """
+        verify, reference = recipe.verify, recipe.reference.top1 if recipe.reference else None
+        given = ("verify", "max_drop") in self.lines
+        measured = [link for link in done.links if link.accuracy and link.name != "recorded"]
+        limits: list[tuple[tuple[str, ...], float, str, bool]] = []
+        if verify.min_top1 is not None:
+            limits.append((("verify", "min_top1"), verify.min_top1, "[verify] min_top1", True))
+        if reference is not None and recipe.convert and not given:
+            told = "[reference] top1 is of the network before its conversion: [verify] max_drop enforces it"
+            self.note("verify", "accuracy", "not verified", told, ("reference", "top1"))
+        elif reference is not None:
+            told = f"[reference] top1 = {reference:g} less max_drop = {verify.max_drop:g}"
+            place = ("verify", "max_drop") if given else ("reference", "top1")
+            limits.append((place, reference - verify.max_drop, told, given))
+        for keys, least, told, required in limits:
+            if not measured:
+                why = f"no accuracy was measured on {done.inputs}, and {told} needs images with labels"
+                self.note("verify", "accuracy", "failed" if required else "not verified", why, keys)
+                continue
+            worst = min(measured, key=lambda link: link.accuracy.candidate if link.accuracy else 1.0)
+            self._accuracy_of(worst, len(measured), least, told, keys)
+
+    def _accuracy_of(self, worst: Link, versions: int, least: float, told: str, keys: tuple[str, ...]) -> None:
+        """One limit, in percent."""
+        assert worst.accuracy
+        found, images = worst.accuracy.candidate, worst.accuracy.images
+        verdict, hint = "passed", ""
+        if 100 * found < least - ROUNDED:
+            chance = by_chance(round((1 - found) * images), images, 1 - least / 100)
+            verdict = "inconclusive" if keys[-1] != "min_top1" and chance >= LUCK else "failed"
+            hint = "Verify on more images with labels." if verdict == "inconclusive" else ""
+        which = f", the lowest of {versions} versions" if versions > 1 else ""
+        message = (
+            f"{worst.candidate}: top-1 accuracy {found:.2%} on {images} images{which}; {told}: {least:.2f}% at least"
+        )
+        self.note("verify", "accuracy", verdict, message, keys, hint=hint)
 
     def build(self, done: BuildArtefact) -> None:
         """What the engine computes in, and that it computes the same."""

@@ -79,7 +79,7 @@ def _of_file(path: Path, device: Target, threads: int) -> End:
     if path.suffix == ".onnx":
         graph = read_graph(path)
         files += [path.parent / name for name in external_files(graph)]
-        parameters, nodes = _parameters(path), len(graph.graph.node)
+        parameters, nodes = parameters_of(path), len(graph.graph.node)
     told = ComparedEnd(
         name=str(path),
         engine=found.engine,
@@ -92,7 +92,7 @@ def _of_file(path: Path, device: Target, threads: int) -> End:
     return End(path, FixedBatch(found.session, batch), subject, told)
 
 
-def _parameters(path: Path) -> int:
+def parameters_of(path: Path) -> int:
     """Numbers that the graph holds."""
     import math
 

@@ -13,6 +13,7 @@ from repaconv.exporters.precision import QUANTISERS
 from repaconv.exporters.simplify import TOOLS
 from repaconv.proof.policy import LINKS
 from repaconv.recipe import Recipe, Wrong, own_file
+from repaconv.steps.addresses import address_of
 from repaconv.steps.common import load_target
 from repaconv.toml import Lines, place_of
 
@@ -30,6 +31,16 @@ def missing(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
     """What is not there, each with its place."""
     found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
     return [Wrong(place_of(lines, each.keys, str(path)), *each[1:]) for each in found]
+
+
+def no_checkpoint(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
+    """That the checkpoint is gone, to be told next to other faults; alone it is a refusal of the input, by fold."""
+    source = path.parent / recipe.checkpoint
+    if not recipe.checkpoint or address_of(recipe.checkpoint) or source.exists():
+        return []
+    told = f"checkpoint: there is no {source}."
+    hint = "Paths are relative to the recipe's folder."
+    return [Wrong(place_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
 
 
 class _Lacking(NamedTuple):
@@ -50,7 +61,7 @@ def _targets(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
 
 
 def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
-    """The checkpoint says itself that it is gone: its refusal is that of the input."""
+    """Files of all keys but the checkpoint; see `no_checkpoint`."""
     named: list[tuple[tuple[str, ...], Any]] = [(("arch",), own_file(recipe.arch or ""))]
     named += [
         ((section, key), getattr(getattr(recipe, section), key, None)) for section, keys in READ.items() for key in keys

@@ -26,7 +26,7 @@ from repaconv.testing import write_example
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
-QUICK = ("README.md", "docs/tutorial-timm.md", "docs/how-to/own-method.md")
+QUICK = ("README.md", "docs/tutorials/timm-model.md", "docs/how-to/own-method.md")
 
 
 def name_of(page: Path) -> str:

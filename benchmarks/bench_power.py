@@ -6,7 +6,7 @@ Two ONNX models of one kind: 40 matrix products, and 42, which is 5% more work. 
 and under a minute:
 
 - planted: 42 against 40; called if bench says *faster*;
-- same: 40 against a copy; called if bench says anything but *no difference shown*;
+- same: 40 against a copy; called if bench says *faster* or *slower*;
 - load: the same with a process that spins on every core during it; its verdict must not be *trusted*.
 """
 

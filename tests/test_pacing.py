@@ -145,12 +145,13 @@ def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_tak
     there = Path("repaconv-out/vit-dwconv/convert.json")
     there.write_text(canonical_json(done.model_copy(update={"pace": pace, "trade": trade}).model_dump(mode="json")))
     page = Path(rc.report().wrote[0]).read_text()
-    assert "1.250 times as fast on x86-64 as before (1.200 to 1.300, 95%), 1.2 was asked for" in page
+    assert "converted: speedup 1.250 over before (95% interval 1.200 to 1.300): faster, on x86-64; " in page
+    assert "a speedup of 1.2 was asked for" in page
     assert "<tr><td>3, 3, 0</td><td" in page
-    assert '<td>merged</td><td>3, 3, 0</td><td class="n">1.750</td>' in page
+    assert '<td>merged</td><td>3, 3, 0</td><td class="n">1.750 (1.200 to 1.300)</td>' in page
     assert "<td>depthwise, taken</td>" in page
     assert page.count('class="taken"') == 1
-    assert "merged 3, 3, 0: 62.5%, 1.75 times as fast" in page
+    assert "merged 3, 3, 0: 62.5%, speedup 1.75" in page
 
 
 @pytest.mark.slow

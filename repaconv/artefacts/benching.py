@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from repaconv.artefacts.records import SCHEMA_VERSION, Artefact, ImageSize, Link, Record
 
@@ -82,9 +82,13 @@ class Regression(Record):
         whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
         beside = f"each relative to the {self.yardstick} beside it" if self.yardstick else "in milliseconds"
         rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
+        interval = f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
+        if self.verdict == "inconclusive":
+            found = f"not conclusive (about {self.ratio:.1f}x the time, {interval})"
+            return f"compared with {whose}, {beside}{rough}: {found}, {1 + self.allowed:.3f} is allowed"
         return (
-            f"takes {self.ratio:.3f} times as long as {whose}, {beside}{rough} ({self.confidence:.0%} interval "
-            f"{self.low:.3f} to {self.high:.3f}), {1 + self.allowed:.3f} is allowed"
+            f"takes {self.ratio:.3f} times as long as {whose}, {beside}{rough} ({interval}), "
+            f"{1 + self.allowed:.3f} is allowed"
         )
 
 
@@ -118,7 +122,45 @@ class Ratio(Record):
     confidence: float
     p10: float
     p90: float
-    verdict: Literal["faster", "slower", "no difference shown"]
+    verdict: Literal["faster", "slower", "no difference shown", "not conclusive"]
+
+    def under(self, quality: Quality | None) -> Ratio:
+        """The same without a claim, where the measurement that it is of is inconclusive."""
+        doubted = quality is not None and quality.verdict == "inconclusive"
+        return self.model_copy(update={"verdict": "not conclusive"}) if doubted else self
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether it says anything."""
+        return self.verdict != "not conclusive"
+
+    @property
+    def interval(self) -> str:
+        """In words."""
+        return f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
+
+    @property
+    def cell(self) -> str:
+        """It in a table that says what is compared."""
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})" if self.conclusive else self._about
+
+    @property
+    def _about(self) -> str:
+        return f"{self.verdict} (about {self.median:.1f}x)"
+
+    def told(self, subject: str = "", other: str = "") -> str:
+        """It as a sentence without its full stop, which claims no more than was shown.
+
+        Args:
+            subject: What is measured, where that is more than its name.
+            other: What it is compared with, likewise.
+        """
+        subject, other = subject or self.subject, other or self.other
+        if not self.conclusive:
+            return f"{subject} against {other}: {self._about}"
+        if self.verdict == "no difference shown":
+            return f"{subject} against {other}: {self.verdict} (ratio {self.median:.3f}, {self.interval})"
+        return f"{subject}: speedup {self.median:.3f} over {other} ({self.interval}): {self.verdict}"
 
 
 class Quality(Record):
@@ -218,14 +260,26 @@ class BenchArtefact(Artefact):
     machine: dict[str, Any]
     protocol: str = ""
     latencies: tuple[Latency, ...]
-    ratio: Ratio | None
     quality: Quality
+    ratio: Ratio | None
     profile: Profile | None = None
     regression: Regression | None = None
     agreement: Link | None
     note: str = ""
 
+    @field_validator("ratio")
+    @classmethod
+    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
+        return ratio and ratio.under(info.data.get("quality"))
+
     @property
     def inconclusive(self) -> bool:
         """Whether the measurement says nothing."""
         return self.quality.verdict == "inconclusive"
+
+    @property
+    def compared(self) -> str:
+        """The ratio in words, with the precision of both; empty where nothing ran beside it."""
+        named = {row.name: f"{row.name} ({row.precision})" if row.precision else row.name for row in self.latencies}
+        found = self.ratio
+        return found.told(named.get(found.subject, ""), named.get(found.other, "")) if found else ""

@@ -54,6 +54,12 @@ class Pace(Record):
     raced: tuple[Raced, ...]
     machine: str
 
+    @property
+    def told(self) -> str:
+        """What was reached, in words."""
+        reached = self.reached.told("converted", "before")
+        return f"{reached}, on {self.target}; a speedup of {self.wanted:g} was asked for: {self.machine}"
+
 
 class Trade(Record):
     """Every kind of conversion on a target beside the one that was taken, and what each costs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationInfo, field_validator
+
 from repaconv.artefacts.benching import Quality, Ratio
 from repaconv.artefacts.records import Artefact, ImageSize, Record
 
@@ -45,12 +47,31 @@ class ThroughputArtefact(Artefact):
     session: dict[str, str]
     machine: dict[str, Any]
     rows: tuple[Throughput, ...]
+    quality: Quality
     scaling: Ratio
     ratio: Ratio | None
-    quality: Quality
     note: str = ""
+
+    @field_validator("scaling", "ratio")
+    @classmethod
+    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
+        return ratio and ratio.under(info.data.get("quality"))
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """What the streams are worth, and how it stands to what runs beside it, in words."""
+        named = {row.name: f"{row.name} ({row.precision})" for row in self.rows}
+        found = [each for each in (self.scaling, self.ratio) if each]
+        return tuple(_many(each, named.get(each.subject, ""), named.get(each.other, "")) for each in found)
 
     @property
     def inconclusive(self) -> bool:
         """Whether the measurement says nothing."""
         return self.quality.verdict == "inconclusive"
+
+
+def _many(found: Ratio, subject: str, other: str) -> str:
+    subject, other = subject or found.subject, other or found.other
+    if not found.conclusive:
+        return found.told(subject, other)
+    return f"{subject} has {found.median:.3f} times the throughput of {other} ({found.interval})"

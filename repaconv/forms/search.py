@@ -144,7 +144,9 @@ class _Rows:
         self.measured(finalists, rounds, "finalist")
         shown = [each for each in finalists if (ratio := self.found[each].ratio) and ratio.low > 1]
         winner = max(shown, key=self.gain, default=self.baseline)
-        self.say(winner, told="the fastest" if shown else "the baseline; nothing is shown to be faster")
+        best = self.found[winner].ratio
+        taken = "the fastest" if best is None or best.conclusive else "taken; its measurement is not conclusive"
+        self.say(winner, told=taken if shown else "the baseline; nothing is shown to be better")
         return [self.found.pop(winner), *self.found.values()]
 
 
@@ -162,7 +164,7 @@ def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -
         elif behind and not first_exact:
             rows.say(arm.start, told="far behind in its default form")
         elif any(_own(arm.start) == _own(other.start) for other in found):
-            rows.say(arm.start, told="slower than another that is like it")
+            rows.say(arm.start, told="not better than another that is like it")
         elif allowed(arm.start):
             found.append(arm)
         else:

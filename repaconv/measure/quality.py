@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.artefacts import Quality, Ratio
 from repaconv.measure import card
-from repaconv.measure.statistics import parts
+from repaconv.measure.statistics import parts, ratio
 from repaconv.measure.watch import Watched
+
+if TYPE_CHECKING:
+    from repaconv.measure.protocol import Measured
 
 FEWEST = 20
 """Rounds; below, no interval means much."""
@@ -62,6 +66,20 @@ def quality(
         before=watched.before,
         after=watched.after,
     )
+
+
+def compared(
+    found: Measured,
+    subject: tuple[str, NDArray[np.float64]],
+    other: tuple[str, NDArray[np.float64]],
+    seed: int,
+) -> Ratio:
+    """The ratio of two of those that were measured, each a name and its milliseconds, without a claim where the
+    measurement is inconclusive."""
+    speed = ratio(*subject, *other, seed, found.openings)
+    samples = dict((subject, other))
+    judged = quality(samples, found.watched, compared=speed, stable=found.stable, openings=found.openings)
+    return speed.under(judged)
 
 
 def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio | None) -> Iterator[str]:

@@ -20,6 +20,7 @@ class Point(NamedTuple):
         share: What it keeps, 0..1.
         solid: Whether it is filled.
         taken: Whether it is the one that was taken, which is ringed.
+        sure: Whether its speed was shown; what was not is hollow, and beats nothing.
     """
 
     title: str
@@ -28,13 +29,13 @@ class Point(NamedTuple):
     share: float
     solid: bool = True
     taken: bool = False
+    sure: bool = True
 
     def beaten(self, others: Sequence[Point]) -> bool:
         """Whether another is at least as good in both, and better in one."""
         own = (self.speed, self.share)
-        return any(
-            each.speed >= self.speed and each.share >= self.share and (each.speed, each.share) != own for each in others
-        )
+        better = (each for each in others if each.sure and each.speed >= self.speed and each.share >= self.share)
+        return not self.sure or any((each.speed, each.share) != own for each in better)
 
 
 def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -65,7 +66,7 @@ def curve_svg(points: Sequence[Point], what: str) -> str:
     box = f'viewBox="0 0 {WIDTH} {HEIGHT + LINE * len(series)}" font-family="sans-serif" font-size="11" role="img"'
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>{escape(what)} against speed</title>']
     lines += axes(
-        [f"{slow + (fast - slow) * part:.2f} times as fast" for part in ticks],
+        [f"speedup {slow + (fast - slow) * part:.2f}" for part in ticks],
         [f"{low + (high - low) * part:.1%}" for part in ticks],
     )
     joined = " ".join("{:.1f},{:.1f}".format(*at(each)) for each in best)
@@ -80,8 +81,9 @@ def curve_svg(points: Sequence[Point], what: str) -> str:
 
 
 def _drawn(each: Point, x: float, y: float, colour: str, *, named: bool) -> list[str]:
-    told = escape(f"{each.title}: {each.share:.1%}, {each.speed:.2f} times as fast")
-    fill = colour if each.solid else "none"
+    speed = f"speedup {each.speed:.2f}" if each.sure else f"not conclusive (about {each.speed:.1f}x)"
+    told = escape(f"{each.title}: {each.share:.1%}, {speed}")
+    fill = colour if each.solid and each.sure else "none"
     lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>']
     if each.taken:
         lines.append(f'<circle class="taken" cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="{colour}"/>')

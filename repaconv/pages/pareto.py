@@ -9,6 +9,8 @@ from typing import NamedTuple
 from repaconv.artefacts import ReportRow
 from repaconv.pages.curve import CEILING, COLOURS, FLOOR, HEIGHT, LEFT, RIGHT, WIDTH, axes
 
+PALE = ' opacity=".35"'
+
 
 class _Point(NamedTuple):
     """A run as folded, and its time as trained."""
@@ -17,11 +19,13 @@ class _Point(NamedTuple):
     ms: float
     accuracy: float
     before_ms: float | None
+    sure: bool
 
     def beaten(self, others: Sequence[_Point]) -> bool:
-        """Whether another is at least as good in both, and better in one."""
-        return any(
-            each.ms <= self.ms
+        """Whether another is at least as good in both, and better in one; what is not known well beats nothing."""
+        return not self.sure or any(
+            each.sure
+            and each.ms <= self.ms
             and each.accuracy >= self.accuracy
             and (each.ms, each.accuracy) != (self.ms, self.accuracy)
             for each in others
@@ -32,7 +36,7 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
     """The picture; empty where fewer than two runs were measured alike and know their accuracy."""
     where = next((row.target for row in rows if row.accuracy and row.after_ms), "")
     points = [
-        _Point(row.title, row.after_ms, row.accuracy.candidate, row.before_ms)
+        _Point(row.title, row.after_ms, row.accuracy.candidate, row.before_ms, row.quality != "inconclusive")
         for row in rows
         if row.accuracy and row.after_ms and row.target == where
     ]
@@ -58,10 +62,9 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
             ends = f'x1="{x(each.before_ms):.1f}" x2="{x(each.ms):.1f}" y1="{at:.1f}" y2="{at:.1f}"'
             lines.append(f'<line {ends} stroke="{colour}" stroke-dasharray="3 3"/>')
             lines.append(f'<circle cx="{x(each.before_ms):.1f}" cy="{at:.1f}" r="5" fill="none" stroke="{colour}"/>')
-        told = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms"
-        lines.append(
-            f'<circle cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{colour}"><title>{escape(told)}</title></circle>'
-        )
+        told = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms{'' if each.sure else ', inconclusive'}"
+        dot = f'cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{colour}"{"" if each.sure else PALE}'
+        lines.append(f"<circle {dot}><title>{escape(told)}</title></circle>")
         weight = "normal" if each.beaten(points) else "bold"
         place = f'x="{x(each.ms) + 8:.1f}" y="{at - 7:.1f}" font-weight="{weight}"'
         lines.append(f'<text {place} fill="{colour}">{escape(each.title)}</text>')

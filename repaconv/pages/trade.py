@@ -10,7 +10,10 @@ def trade_svg(trade: Trade) -> str:
     """What is kept on the images that choose against the speed on the target; what was taken is ringed."""
     rows = (trade.taken, *trade.others)
     unchanged = Point("unconverted", "unconverted", 1.0, 1.0)
-    points = [Point(named(row), row.kind, row.speed.median, kept(row), taken=row is trade.taken) for row in rows]
+    points = [
+        Point(named(row), row.kind, row.speed.median, kept(row), taken=row is trade.taken, sure=row.speed.conclusive)
+        for row in rows
+    ]
     return curve_svg([unchanged, *points], "what is kept")
 
 

@@ -101,7 +101,7 @@ def _measured(row: ReportRow, bench: BenchArtefact) -> ReportRow:
     many = "s" if bench.threads > 1 else ""
     return row.model_copy(
         update={
-            "target": f"{bench.target}, {bench.threads} thread{many}, batch {bench.batch}",
+            "target": f"{bench.target}, {bench.precision}, {bench.threads} thread{many}, batch {bench.batch}",
             "before_ms": others[0].p50_ms if others else None,
             "after_ms": after.p50_ms,
             "ratio": bench.ratio,

@@ -50,6 +50,7 @@ class Judged(NamedTuple):
             reason = reason if found and found.same_machine else self.hint if found else self.compared
             reasons = (*artefact.quality.reasons, reason)
             changed["quality"] = artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})
+            changed["ratio"] = artefact.ratio and artefact.ratio.under(changed["quality"])
         return changed
 
 
@@ -96,13 +97,12 @@ def by_baseline(
         hint = "Run with --update-baseline here, and commit the file."
         none: Verdict = "failed" if require else "inconclusive" if doubted else "not verified"
         return Judged(none, _why_none(known, path, name, done), hint)
-    noisy = "More rounds, or a quieter machine."
+    hint = "More rounds, or a quieter machine."
     if not found.same_machine:
-        passed = found.verdict == "passed" and not doubted
-        elsewhere = "Write a baseline of this machine with --update-baseline."
-        return Judged("passed" if passed else "inconclusive", found.told, "" if passed else elsewhere, found, of=of)
-    verdict = "inconclusive" if doubted and found.verdict == "passed" else found.verdict
-    return Judged(verdict, found.told, noisy if verdict == "inconclusive" else "", found, of=of)
+        hint = "Write a baseline of this machine with --update-baseline."
+    if (doubted and found.verdict == "passed") or (not found.same_machine and (doubted or found.verdict == "failed")):
+        found = found.model_copy(update={"verdict": "inconclusive"})
+    return Judged(found.verdict, found.told, hint if found.verdict == "inconclusive" else "", found, of=of)
 
 
 IS_OF = "the baseline is of"

@@ -155,7 +155,7 @@ def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple
     exact += [row for row in rows if row.deployment == baseline]
     given_up = rows[0].model_copy(update={"told": f"{loss.told}, on images that chose nothing"})
     others = [row for row in rows[1:] if row is not exact[0]]
-    return [exact[0].model_copy(update={"told": "the fastest exact one"}), given_up, *others], loss
+    return [exact[0].model_copy(update={"told": "the best exact one"}), given_up, *others], loss
 
 
 def _alike(deployment: Deployment) -> Deployment:

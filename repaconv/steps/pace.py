@@ -93,7 +93,7 @@ class Track:
             GateFailed: If a graph does not compute what its network does.
         """
         from repaconv.measure.protocol import measure_anew, pinned
-        from repaconv.measure.statistics import ratio
+        from repaconv.measure.quality import compared
         from repaconv.proof.data import random_inputs
 
         paths = {ORIGINAL: self.graph, **{name: self._graph(*each, name) for name, each in readings.items()}}
@@ -113,7 +113,7 @@ class Track:
                 tick=lambda done, total: self.progress("measure", done, total),
             )
         times = found.samples_ms
-        return {name: ratio(name, times[name], ORIGINAL, times[ORIGINAL], 0, found.openings) for name in readings}
+        return {name: compared(found, (name, times[name]), (ORIGINAL, times[ORIGINAL]), 0) for name in readings}
 
     def _opened(self, path: Path) -> Opened:
         usual = self.device.bench

@@ -86,7 +86,7 @@ class Here:
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Rounds of these beside the baseline."""
         from repaconv.measure.protocol import measure_anew, pinned
-        from repaconv.measure.statistics import ratio
+        from repaconv.measure.quality import compared
 
         images: dict[Deployment, int] = {}
         left: dict[Deployment, str] = {}
@@ -96,7 +96,7 @@ class Here:
         times = {each: found.samples_ms[names[each]] / count for each, count in images.items()}
         base = times.pop(self.baseline)
         ratios = {
-            each: ratio("deployment", own, "baseline", base, self.seed, found.openings) for each, own in times.items()
+            each: compared(found, ("deployment", own), ("baseline", base), self.seed) for each, own in times.items()
         }
         return {**left, **ratios}
 

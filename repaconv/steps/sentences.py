@@ -9,8 +9,7 @@ def measured(done: BenchArtefact) -> str:
     """A measurement in one sentence."""
     told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
     if done.ratio:
-        told += f", {done.ratio.median:.3f} times as fast as the {done.ratio.other}"
-        told += f" ({done.ratio.low:.3f} to {done.ratio.high:.3f})"
+        told += f"; {done.compared}"
     if done.quality.verdict != "trusted":
         told += f"; measurement {done.quality.verdict}: {'; '.join(done.quality.reasons)}"
     return told

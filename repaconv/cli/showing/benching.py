@@ -20,16 +20,13 @@ def show(done: BenchArtefact) -> None:
         rows.add_row(plain(row.name), *times, rate, plain(f"{row.engine}, {row.precision}"))
     out().print(rows)
     if found := done.ratio:
-        out().print(
-            f"{found.subject} is [bold]{found.median:.3f}[/] times as fast as {found.other} "
-            f"({found.confidence:.0%} interval {found.low:.3f} to {found.high:.3f}; "
-            f"rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}): {found.verdict}"
-        )
+        rounds = f"; rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}" if found.conclusive else ""
+        out().print(plain(done.compared + rounds))
     if done.agreement and done.agreement.metrics:
         link, seen = done.agreement, done.agreement.metrics
         words = f" ({plain(link.note)})" if link.note else ""
         allowed = f", {link.tolerance.told} is allowed" if link.tolerance else ""
-        out().print(f"their outputs differ by {seen.max_rel_error:.1e}{allowed}: {coloured(link.verdict)}{words}")
+        out().print(f"outputs: relative error {seen.max_rel_error:.1e}{allowed}: {coloured(link.verdict)}{words}")
     if kept := done.regression:
         out().print(f"{plain(kept.told)}: {coloured(kept.verdict)}")
     told = "; ".join(done.quality.reasons) or "nothing speaks against it"

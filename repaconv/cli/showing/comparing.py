@@ -24,7 +24,5 @@ def show(done: CompareArtefact) -> None:
     rows(header, lines)
     out().print(links(done.links))
     if done.measured and done.measured.ratio:
-        ratio = done.measured.ratio
-        told = f"{ratio.median:.3f} times as fast as the reference ({ratio.low:.3f} to {ratio.high:.3f})"
-        out().print(f"{told}, measurement {coloured(done.measured.quality.verdict)}")
+        out().print(f"{plain(done.measured.compared)}; measurement {coloured(done.measured.quality.verdict)}")
     out().print(f"{coloured(done.verdict)} on {plain(done.inputs)}")

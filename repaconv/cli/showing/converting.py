@@ -43,18 +43,15 @@ def show(done: ConvertArtefact) -> None:
 
 
 def _print_pace(pace: Pace) -> None:
-    rows = table("merged or replaced", "times as fast", "95%")
+    rows = table("merged or replaced", "speedup, 95%")
     for each in sorted(pace.raced, key=lambda each: each.speed.median):
         rows.add_row(*_raced(each))
     out().print(rows)
-    reached = f"{pace.reached.median:.2f} ({pace.reached.low:.2f} to {pace.reached.high:.2f})"
-    out().print(
-        f"{reached} times as fast on {pace.target} as before, {pace.wanted:g} was asked for: {plain(pace.machine)}"
-    )
+    out().print(plain(pace.told))
 
 
 def _print_trade(trade: Trade) -> None:
-    rows = table("conversion", "merged or replaced", "times as fast", "95%", "error", "agreement")
+    rows = table("conversion", "merged or replaced", "speedup, 95%", "error", "agreement")
     for each in sorted((trade.taken, *trade.others), key=lambda each: each.speed.median):
         kept = each.tried
         named = f"{each.kind}, taken" if each is trade.taken else each.kind
@@ -65,11 +62,10 @@ def _print_trade(trade: Trade) -> None:
     out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; the costs are of the images that choose[/]")
 
 
-def _raced(each: Raced) -> tuple[str, str, str]:
-    """What it is, how many times as fast, and the interval."""
+def _raced(each: Raced) -> tuple[str, str]:
+    """What it is, and how many times as fast."""
     several = [", ".join(map(str, numbers)) for numbers in (each.blocks, each.schedule) if numbers]
-    what, speed = "; ".join(several), each.speed
-    return what, f"{speed.median:.2f}", f"{speed.low:.2f} to {speed.high:.2f}"
+    return "; ".join(several), each.speed.cell
 
 
 def _print_tried(tried: tuple[Tried, ...]) -> None:

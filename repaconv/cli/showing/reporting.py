@@ -9,7 +9,7 @@ from repaconv.cli.render import coloured, out, plain, rows
 def show(done: Report | RunsReport) -> None:
     """What is on the page: of one run, or of several a row each."""
     if isinstance(done, RunsReport):
-        header = ("run", "verdict", "accuracy", "parameters", "times as fast", "same first class")
+        header = ("run", "verdict", "accuracy", "parameters", "speedup", "same first class")
         rows(header, [_row(each) for each in done.rows])
         return
     proved = sum(link.verdict == "passed" for link in done.links)
@@ -28,6 +28,6 @@ def _row(row: ReportRow) -> tuple[str, ...]:
         row.verdict,
         f"{accuracy.reference:.1%} -> {accuracy.candidate:.1%}" if accuracy else "",
         f"{before:,.0f} -> {after:,.0f}",
-        f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "",
+        ratio.cell if ratio else "",
         ", ".join(f"{name} {kept:.1%}" for name, kept in row.lower),
     )

@@ -8,7 +8,7 @@ from repaconv.cli.render import coloured, out, plain, table
 from repaconv.cli.showing.parts import rounds_of, size
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import Ratio, ThroughputArtefact
+    from repaconv.artefacts import ThroughputArtefact
 
 
 def show(done: ThroughputArtefact) -> None:
@@ -20,9 +20,8 @@ def show(done: ThroughputArtefact) -> None:
         rate = f"{row.images_per_second:,.1f}"
         rows.add_row(plain(row.name), streams, rate, *times, plain(f"{row.engine}, {row.precision}"))
     out().print(rows)
-    for found in (done.scaling, done.ratio):
-        if found:
-            out().print(_told(found))
+    for told in done.compared:
+        out().print(plain(told))
     told = "; ".join(done.quality.reasons) or "nothing speaks against it"
     out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
     if done.note:
@@ -31,11 +30,4 @@ def show(done: ThroughputArtefact) -> None:
     out().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{rounds_of(done)}, "
         f"load {done.machine.get('load_1min')}[/]"
-    )
-
-
-def _told(found: Ratio) -> str:
-    return (
-        f"{plain(found.subject)} gets through [bold]{found.median:.3f}[/] times as many images as {plain(found.other)} "
-        f"({found.confidence:.0%} interval {found.low:.3f} to {found.high:.3f})"
     )

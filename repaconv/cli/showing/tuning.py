@@ -17,9 +17,9 @@ def show(done: TuneArtefact) -> None:
     """The fastest of what was measured, what was judged, and the winner."""
     labelled = any(row.link and row.link.accuracy for row in done.candidates)
     accuracy = ["accuracy"] if labelled else []
-    rows = table("runtime", "precision", "form", "times as fast", "MiB", "other classes", *accuracy, "")
+    rows = table("runtime", "precision", "form", "speedup", "MiB", "other classes", *accuracy, "")
     for row in _shown(done):
-        found = f"{row.ratio.median:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "1"
+        found = row.ratio.cell if row.ratio else "1"
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_more_right(row.link)] if labelled else []
@@ -31,9 +31,10 @@ def show(done: TuneArtefact) -> None:
     best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
     seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget goes on"
     exact = "exact, float32" if best.precision == "fp32" else f"[yellow]lossy[/], {best.precision}"
-    gain = f", {done.ratio.median:.3f} times as fast as the default" if done.ratio else ""
+    gain = f"; {done.ratio.told('it', 'the default')}" if done.ratio else ""
+    what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
     out().print(
-        f"the fastest for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
+        f"{what} for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
         f"{_how(best, done.baseline)}{gain} ({seconds})"
     )
     if done.disagreement is not None:

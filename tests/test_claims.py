@@ -1,0 +1,201 @@
+"""What is said of a speed next to an inconclusive measurement, in every place that says it: no more than was shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from test_schema import STORED
+
+import repaconv as rc
+from repaconv.artefacts import (
+    Accuracy,
+    BenchArtefact,
+    Candidate,
+    CompareArtefact,
+    ComparedEnd,
+    ConvertArtefact,
+    Deployment,
+    Pace,
+    Raced,
+    Ratio,
+    Regression,
+    ReportRow,
+    ThroughputArtefact,
+    Trade,
+    Tried,
+    TuneArtefact,
+)
+from repaconv.cli.showing import show
+from repaconv.files import canonical_json
+from repaconv.pages.pareto import PALE, pareto_svg
+from repaconv.pages.trade import trade_svg
+from repaconv.steps.baselines import by_baseline
+from repaconv.steps.sentences import measured
+
+CLAIM = re.compile(r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|1\.4[0-9]+)\b")
+"""Words, and figures to more than a digit, that only a measurement may use that shows something."""
+NOT = "not conclusive (about 1.4x)"
+
+
+def ratio(verdict: str = "not conclusive") -> Ratio:
+    figures = {"median": 1.4123, "low": 1.4012, "high": 1.4321, "confidence": 0.95, "p10": 1.4111, "p90": 1.4222}
+    return Ratio(subject="deploy form", other="training form", verdict=verdict, **figures)
+
+
+def as_recorded(quality: str) -> dict:
+    """A stored measurement as versions before wrote it: its ratio claims something whatever its quality."""
+    plain = json.loads((STORED / "method" / "bench" / "x86-64.json").read_text())
+    plain |= {"schema_version": 3, "ratio": ratio("faster").model_dump(mode="json")}
+    plain["quality"] |= {"verdict": quality, "reasons": ["other load"] if quality != "trusted" else []}
+    return plain
+
+
+def bench(quality: str = "inconclusive") -> BenchArtefact:
+    return BenchArtefact.model_validate(as_recorded(quality))
+
+
+def says(text: str) -> None:
+    """It names the ratio as not conclusive, and claims nothing."""
+    text = re.sub("<style>.*</style>", "", text, flags=re.S)
+    assert NOT in " ".join(text.split())
+    assert not CLAIM.search(text), CLAIM.search(text)
+
+
+def shown(record, capfd) -> str:
+    capfd.readouterr()
+    show(record)
+    return capfd.readouterr().out
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The stored run of a method, with an inconclusive measurement."""
+    shutil.copytree(STORED / "method", "method")
+    shutil.copy(STORED / "method.pth", "method.pth")
+    for path in Path("method").rglob("*.json"):
+        path.write_text(path.read_text().replace("@HERE@", str(tmp_path)))
+    Path("method/bench/x86-64.json").write_text(canonical_json(as_recorded("inconclusive")))
+    return Path("method")
+
+
+def test_a_record_claims_nothing_that_its_quality_does_not_carry():
+    """Also one that an earlier version wrote, in Python and as JSON."""
+    assert bench("trusted").ratio.verdict == "faster"
+    assert bench().ratio.verdict == "not conclusive"
+    assert json.loads(bench().model_dump_json())["ratio"]["verdict"] == "not conclusive"
+    assert bench().compared == f"deploy form (fp32) against training form (fp32): {NOT}"
+    told = "deploy form (fp32): speedup 1.412 over training form (fp32) (95% interval 1.401 to 1.432): faster"
+    assert bench("trusted").compared == told
+
+
+def test_bench_and_the_gate(capfd):
+    says(shown(bench(), capfd))
+    says(measured(bench()))
+    assert CLAIM.search(shown(bench("trusted"), capfd))  # the words are those that are looked for
+    assert CLAIM.search(measured(bench("trusted")))
+
+
+def test_compare(capfd):
+    end = ComparedEnd(name="a.onnx", engine="e", precision="fp32", sha256="0")
+    done = CompareArtefact(
+        made_by={}, verdict="passed", reference=end, candidate=end, inputs="x", links=(), measured=bench()
+    )
+    says(shown(done, capfd))
+
+
+def test_throughput(capfd):
+    plain = as_recorded("inconclusive")
+    row = {"engine": "e", "precision": "int8", "streams": 2, "threads": 1, "images_per_second": 9.0, "sha256": "0"}
+    row |= {"p50_ms": 2.0, "p95_ms": 3.0, "model": "m.onnx"}
+    names = ("deploy form", "training form")
+    kept = ("verdict", "made_by", "quality", "machine", "target", "batch", "image_size", "rounds", "seed", "session")
+    done = ThroughputArtefact.model_validate(
+        {key: plain[key] for key in kept}
+        | {"rows": [{**row, "name": name} for name in names], "scaling": plain["ratio"], "ratio": plain["ratio"]}
+    )
+    says(shown(done, capfd))
+    assert done.compared == (f"deploy form (int8) against training form (int8): {NOT}",) * 2
+
+
+def test_a_baseline():
+    past = Regression(ratio=1.4, low=1.3, high=1.5, confidence=0.95, allowed=0.05, verdict="inconclusive")
+    assert "not conclusive (about 1.4x the time" in past.told
+    assert not CLAIM.search(past.told)
+    trusted, doubted = bench("trusted"), bench()
+    by_baseline(Path("b.json"), "m", trusted, 0.5, update=True)
+    judged = by_baseline(Path("b.json"), "m", doubted, 0.5)
+    assert (judged.verdict, judged.regression.verdict) == ("inconclusive", "inconclusive")
+    assert not CLAIM.search(judged.told)
+    changed = trusted.model_copy(update=by_baseline(Path("b.json"), "m", doubted, 0.5).changes(trusted))
+    assert (changed.quality.verdict, changed.ratio.verdict) == ("inconclusive", "not conclusive")
+
+
+@pytest.mark.parametrize("format", ["html", "markdown", "card"])
+def test_the_report_of_a_run(run, format):
+    page = Path(rc.report(run, format=format).wrote[0]).read_text()
+    says(page)
+    assert f"deploy form (fp32) against training form (fp32): {NOT}" in page
+    if format == "html":  # a tile names what is measured, in which precision, beside what
+        (tile,) = re.findall(r'<div class="card">x86-64, fp32, batch 1 .*?</div>', page)
+        says(tile)
+        assert "inconclusive" in tile
+
+
+def test_the_report_of_a_run_as_json(run):
+    found = json.loads(Path(rc.report(run, format="json").wrote[0]).read_text())
+    assert found["benches"][0]["ratio"]["verdict"] == "not conclusive"
+
+
+def test_the_report_of_several_runs(run, capfd):
+    shutil.copytree(run, "other")
+    for format in ("html", "markdown"):
+        done = rc.compare_runs([run, "other"], format=format)
+        says(Path(done.wrote[0]).read_text())
+    says(shown(done, capfd))
+    assert done.rows[0].target == "x86-64, fp32, 1 thread, batch 1"
+
+
+def test_the_picture_of_several_runs():
+    """What is inconclusive beats nothing, and is not called the best."""
+    right = Accuracy(
+        images=9, reference=0.9, candidate=0.9, only_reference=0, only_candidate=0, difference=0, low=0, high=0,
+        p_value=1,
+    )  # fmt: skip
+    row = ReportRow(
+        title="good", called="", page="", verdict="passed", open=0, worst_fold=0.0, worst_single=None, saved=(),
+        accuracy=right, lower=(), target="x", after_ms=3.0, quality="trusted",
+    )  # fmt: skip
+    doubted = row.model_copy(update={"title": "doubted", "after_ms": 1.0, "quality": "inconclusive"})
+    bold, plain = (re.search(rf'font-weight="(\w+)"[^>]*>{name}<', pareto_svg((row, doubted)))[1]
+                   for name in ("good", "doubted"))  # fmt: skip
+    assert (bold, plain) == ("bold", "normal")
+    assert pareto_svg((row, doubted)).count(PALE) == 1
+
+
+def test_tune(capfd):
+    way = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
+    best = Candidate(deployment=way, rounds=9, ratio=ratio(), told="taken; its measurement is not conclusive")
+    done = TuneArtefact(
+        made_by={}, verdict="passed", target="x86-64", runtimes={}, method="riformer", shapes_sha256="",
+        image_size=None, seed=0, baseline=way, deployment=way, ratio=ratio(), candidates=(best,), seconds=1.0,
+        machine={},
+    )  # fmt: skip
+    says(shown(done, capfd))
+
+
+def test_convert(capfd):
+    taken = Raced(kind="depthwise", blocks=(1,), tried=Tried(blocks=(1,), error=0.2, agreement=0.8), speed=ratio())
+    plain = json.loads((STORED / "converted" / "convert.json").read_text())
+    plain |= {"schema_version": 3}
+    done = ConvertArtefact.model_validate(plain)
+    for more in (
+        {"pace": Pace(target="x86-64", wanted=1.2, reached=ratio(), raced=(taken,), machine="a CPU")},
+        {"trade": Trade(target="x86-64", taken=taken, others=(), machine="a CPU")},
+    ):
+        text = shown(done.model_copy(update=more), capfd)
+        says(text.replace("a speedup of 1.2 was asked for", ""))
+    assert NOT in trade_svg(Trade(target="x86-64", taken=taken, others=(taken,), machine="a CPU"))

@@ -224,7 +224,7 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
         "passed"
     )
     lossy = next(link for link in rc.verify(engine=BUILD / "x86-64.int8.onnx").links if link.name == "engine")
-    assert (lossy.verdict, lossy.tolerance.kind) == ("passed", "lossy")
+    assert (lossy.verdict, lossy.tolerance.kind) == ("not verified", "lossy")  # as its export had random images
     with pytest.raises(UsageProblem, match="the link engine is lossy"):
         rc.verify(engine=BUILD / "x86-64.int8.onnx", rtol={"engine": 1e-9})
     failed = next(link for link in rc.verify(engine=BUILD / "x86-64.fp16.onnx").links if link.name == "engine")
@@ -272,7 +272,7 @@ def test_openvino_compiles_in_the_precision_that_is_asked_for(tiny):
     int8 = rc.build(target="x86-64-openvino", precision="int8")
     assert (int8.verdict, int8.links[0].tolerance.kind) == ("passed", "lossy")
     engine = BUILD / "x86-64-openvino.32x32.blob"
-    assert rc.verify(engine=engine).links[-1].verdict == "passed"
+    assert next(link for link in rc.verify(engine=engine).links if link.name == "engine").verdict == "passed"
     plain = "repaconv-out/tiny/model.x86-64-openvino.32x32.onnx"
     found = rc.bench(engine, against=plain, image_size=32, rounds=2)
     assert found.agreement.verdict == "passed"

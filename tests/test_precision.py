@@ -214,7 +214,7 @@ def test_weights_are_of_7_bits_where_a_processor_clips_products_of_int8(tiny, tm
     monkeypatch.setattr("repaconv.steps.chain.clips_int8", lambda _architecture: True)
     found = rc.verify(RUN)
     (low,) = (link for link in found.links if link.name == "int8")
-    assert low.note.startswith(CLIPPED_NOTE) == (platform.machine() == "x86_64")
+    assert (CLIPPED_NOTE in low.note) == (platform.machine() == "x86_64")
 
 
 def test_int8_for_another_device_is_judged_as_it_is_written():
@@ -264,7 +264,7 @@ def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
     assert (done.verdict, done.opset, done.in_float) == ("passed", 22, ())
     links = {link.name: link for link in rc.verify().links}
     for name in ("bf16", "preprocessing"):  # behind the preprocessing, and the whole that is shipped
-        assert (links[name].verdict, links[name].tolerance.kind) == ("passed", "lossy")
+        assert (links[name].verdict, links[name].tolerance.kind) == ("not verified", "lossy")  # on random images
         assert "rounded to bfloat16" in links[name].note
 
 

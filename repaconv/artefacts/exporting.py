@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from repaconv.artefacts.records import Artefact, Change, ImageSize, Link, Payload
+from repaconv.artefacts.records import Artefact, Change, ImageSet, ImageSize, Link, Payload
 
 
 class TrainingArtefact(Artefact):
@@ -29,7 +29,8 @@ class ExportArtefact(Artefact):
     ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
     target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
     graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
-    precision, ``calibration`` what its ranges were measured on, ``quantiser`` who wrote int8. ``rewrites`` are
+    precision, ``calibration`` what its ranges were measured on, ``images`` the same to be read again (None where they
+    were random), ``quantiser`` who wrote int8. ``rewrites`` are
     those of the form that changed something, ``changes`` where and how; ``exporter_opset`` is what they started
     from. ``data`` are the weights that have a file of their own, above 2 GiB. The verdict is that of the graph that
     was written: a simplifier's that was thrown away is a failed link and no failed export. ``variant`` is its name
@@ -48,6 +49,7 @@ class ExportArtefact(Artefact):
     islands: tuple[str, ...] = ()
     in_float: tuple[str, ...] = ()
     calibration: str = ""
+    images: ImageSet | None = None
     quantiser: str = ""
     lacks: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()

@@ -116,6 +116,20 @@ class Preprocessing(Record):
     source: str
 
 
+class ImageSet(Record):
+    """The images that calibrated and evaluated an export, by which later stages read the same ones again.
+
+    ``path`` is an .npz file or a folder. ``sha256`` is that of the file, or of the names and contents of the images
+    that were taken from the folder. ``count`` is how many were taken; of these, those at the places ``calibration`` set
+    value ranges, and all others evaluate.
+    """
+
+    path: str
+    sha256: str
+    count: int
+    calibration: tuple[int, ...] = ()
+
+
 class Change(Record):
     """One exact change of a graph: by which rewrite, at which node, and what it did there."""
 
@@ -200,7 +214,7 @@ class Tolerance(Record):
         if self.kind == "exact":
             limits = ((self.rtol, "relative"), (self.atol, "absolute"))
             return " or ".join(f"{value:.0e} {kind}" for value, kind in limits if value is not None)
-        near = f"lossy: cosine {self.cosine}, error {self.norm_error or 0.0:.1%}"
+        near = f"limits: cosine {self.cosine}, error {self.norm_error or 0.0:.1%}"
         if self.flips is None or self.flips_within_noise is None:
             return near
         beyond, within = f"{self.flips:.0%} flips beyond {self.noise:.0%}", f"{self.flips_within_noise:.0%} within"
@@ -248,12 +262,13 @@ class Link(Record):
     """One step of the chain of proof: two ends, what is allowed between them, a verdict.
 
     ``variant`` is that of the export which it is about, where it is not the usual one; ``sha256`` is the hash of the
-    graph or engine that was run.
+    graph or engine that was run. ``inputs`` are what it was run on, where that is not what the result says of all.
     """
 
     name: str
     variant: str = ""
     sha256: str = ""
+    inputs: str = ""
     reference: str
     candidate: str
     tolerance: Tolerance | None
@@ -262,6 +277,22 @@ class Link(Record):
     note: str = ""
     accuracy: Accuracy | None = None
     location: Location | None = None
+
+    @property
+    def lossy_told(self) -> str:
+        """What was measured of a lossy link, each with its limit; empty where nothing was, and of an exact one."""
+        seen, allowed = self.metrics, self.tolerance
+        if seen is None or allowed is None or allowed.kind == "exact":
+            return ""
+        cosine = [] if seen.cosine is None else [(f"cosine {seen.cosine:.4f}", f"{allowed.cosine}")]
+        error = [] if allowed.norm_error is None else [(f"error {seen.norm_error:.1%}", f"{allowed.norm_error:.1%}")]
+        flips: list[tuple[str, str]] = []
+        if seen.top1_agreement is not None and allowed.flips is not None and allowed.flips_within_noise is not None:
+            beyond = f"{seen.top1_flips_that_matter} of {seen.images} with a lead above {allowed.noise:.0%}"
+            within = f"{seen.top1_flips_within_noise} of {seen.top1_close} with a smaller one"
+            flips = [(f"changed top-1 predictions: {beyond}", f"{allowed.flips:.0%}")]
+            flips += [(within, f"{allowed.flips_within_noise:.0%}")]
+        return ", ".join(f"{measured} (limit {limit})" for measured, limit in (*cosine, *error, *flips))
 
 
 class Artefact(Record):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import registry, runs
-from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, Link
+from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_build
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import alone_in, payload_of
@@ -20,15 +20,17 @@ from repaconv.steps.common import load_target, made_by, with_files
 from repaconv.steps.deploying import Given, given_form
 from repaconv.steps.elsewhere import ways, why_not_here
 from repaconv.steps.engines import version_for
+from repaconv.steps.evaluation_images import EVALUATED, evaluation_images
 from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs
 from repaconv.steps.timings import Timings
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.subject import Subject, subject_of
 from repaconv.subjects.swaying import sway_of
 
 if TYPE_CHECKING:
     import onnx
 
+    from repaconv.proof.data import Inputs
     from repaconv.targets import Target
 
 LARGEST_BATCH = 64
@@ -206,7 +208,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     allowed = tolerance("engine", precision=precision, logits=logits, decides=subject.decides, usual=folded.tolerances)
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
-    given = choose_inputs(subject, count=PROBES, size=size, pixels=folded.preprocessing is not None)
+    given = _compared_on(plan, subject, size)
     after = FixedBatch(plan.engine.open(plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
     found = Comparison(plan.file.name, allowed)
@@ -215,6 +217,15 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
         found.add(after.run(feeds), before.run(feeds), whole=whole, sway=sway)
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
     return found.links("engine", f"{name} under ONNX Runtime")
+
+
+def _compared_on(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
+    """Images on which a lossy model was evaluated, if they are there and it takes them; else random ones."""
+    exported = plan.exported
+    given = evaluation_images(subject, exported, most=EVALUATED) if exported.images else ""
+    if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
+        return choose_inputs(subject, count=PROBES, size=size, pixels=plan.folded.preprocessing is not None)
+    return given
 
 
 def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:

@@ -20,6 +20,7 @@ from repaconv.replacing import put, require_ours
 from repaconv.scratch import scratch_folder
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, usual_form, with_files
 from repaconv.steps.deploying import export_given
+from repaconv.steps.evaluation_images import image_set
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import Written, written_for
 from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
@@ -277,6 +278,7 @@ def _artefact(
         islands=typed.islands,
         in_float=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
+        images=image_set(plan.given, plan.order.inputs, plan.order.images),
         quantiser=(plan.form.quantiser or QUANTISERS[0]) if precision == "int8" else "",
         lacks=plan.device.lacks,
         violations=tuple(against),

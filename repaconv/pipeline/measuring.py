@@ -223,12 +223,18 @@ def _network(plan: Plan) -> MeasuredModel:
 
 def _agreed(plan: Plan, found: Found) -> Link | None:
     """Whether both compute the same; None where they do not see the same: of bare graphs, one may take pixels."""
+    from repaconv.proof.parity import not_verified
+
     alike = len({each.takes_pixels for each in found.models.values()}) == 1
     if plan.known.subject is None and not alike:
         return None
-    other = Path(plan.order.against) if plan.order.against and plan.run is None else None
-    graph = other if other and other.suffix == ".onnx" else None
-    return agreement(plan.run, found.models, found.calls.batches, found.outputs, graph)
+    if found.calls.gone:
+        first, other = found.models
+        return not_verified("agreement", other, first, found.calls.gone)
+    against = Path(plan.order.against) if plan.order.against and plan.run is None else None
+    graph = against if against and against.suffix == ".onnx" else None
+    agreed = agreement(plan.run, found.models, found.calls.batches, found.outputs, graph)
+    return agreed.model_copy(update={"inputs": found.calls.name}) if agreed else None
 
 
 def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:

@@ -25,7 +25,8 @@ from repaconv.subjects.swaying import sway_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
-    from repaconv.proof.data import Inputs
+    from repaconv.proof.data import Batch, Inputs
+    from repaconv.proof.swayed import Sway
 
 
 def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
@@ -42,17 +43,18 @@ def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Pr
         The artefact; its verdict is failed if any link's is, and not verified where none passed.
     """
     taken = runs.find_run(Path(run) if run else None)
+    progress(f"verify: open {taken.folder}", 0, 0)
     with alone_in(taken.folder):
         plan = _plan(order, taken)
         scale = _measured(plan, progress)
-        links = _links(plan)
+        links = _links(plan, progress)
         curves = _drawn(plan, links)
         artefact = _artefact(plan, links, curves, scale)
         put(plan.path, artefact)
     took = [
         plan.source,
         plan.run.payload_of_fold(plan.subject.folded),
-        *plan.chain.took,
+        *dict.fromkeys(plan.chain.took),
         *([Path(order.inputs)] if order.inputs else []),
     ]
     return with_files(artefact, took, [plan.path, *curves])
@@ -99,9 +101,11 @@ def _plan(order: VerifyOrder, taken: runs.Run) -> _Plan:
         subject.require_size(*given.size)
     engine = Path(order.engine) if order.engine else None
     built = built_as(engine) if engine else None
-    chain = chain_of(subject, exports, given, Rules(subject, order.rtol, order.atol), engine, built)
+    drawn = not (order.inputs or order.images)
+    rules = Rules(subject, order.rtol, order.atol, drawn=drawn)
+    chain = chain_of(subject, exports, given, rules, engine, built)
     _require_used(asked, chain)
-    parent = parent_link(subject, drawn=not (order.inputs or order.images))
+    parent = parent_link(subject, drawn=drawn)
     return _Plan(order, taken, subject, source, given, built, chain, parent, path)
 
 
@@ -123,34 +127,48 @@ def _require_used(asked: set[str], chain: Chain) -> None:
 def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
     """Run all ends batch by batch; what is measured for scale is so on the first batch alone."""
     scale: dict[str, Metrics] = {}
-    subject, given, done = plan.subject, plan.given, 0
-    asked = {*(plan.order.rtol or {}), *(plan.order.atol or {})}
-    for batch in given.batches():
-        progress("verify", done, given.shape[0])
-        feeds = batch.feeds(subject.inputs)
-        reference = subject.reference.run(feeds)
-        sway = sway_of(subject, feeds, reference)
-        for step in plan.chain.steps:
-            # both ends of the fold are in float64, where rounding decides nothing
-            decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
-            undecided = None if decided else subject.exact.undecided
-            judged = step.name == "fold" or step.name in asked
-            step.compared.add(
-                step.run(batch),
-                reference,
-                labels=batch.labels,
-                undecided=undecided,
-                whole=batch.whole,
-                sway=None if judged else sway,
-            )
-        if not done:
-            single = subject.single().run(feeds)
-            scale = _for_scale(single, reference, whole=batch.whole)
-        if plan.parent:
-            plan.parent.add(batch)
-        done += batch.count
-    progress("verify", done, given.shape[0])
+    subject = plan.subject
+    for given, steps in _by_inputs(plan):
+        links = "1 link" if len(steps) == 1 else f"{len(steps)} links"
+        what, done = f"verify {links} on {given.name}", 0
+        for batch in given.batches():
+            progress(what, done, given.shape[0])
+            feeds = batch.feeds(subject.inputs)
+            reference = subject.reference.run(feeds)
+            sway = sway_of(subject, feeds, reference)
+            for step in steps:
+                _add(plan, step, batch, reference, sway)
+            if given is plan.given and not done:
+                single = subject.single().run(feeds)
+                scale = _for_scale(single, reference, whole=batch.whole)
+            if plan.parent and given is plan.given:
+                plan.parent.add(batch)
+            done += batch.count
+        progress(what, done, given.shape[0])
     return scale
+
+
+def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
+    """The links by what they are run on: that of the command first, which the fold is of."""
+    found: dict[int, tuple[Inputs, list[Step]]] = {id(plan.given): (plan.given, [])}
+    for step in plan.chain.steps:
+        found.setdefault(id(step.inputs), (step.inputs, []))[1].append(step)
+    return list(found.values())
+
+
+def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sway: Sway) -> None:
+    """One batch of one link."""
+    judged = step.name == "fold" or step.name in {*(plan.order.rtol or {}), *(plan.order.atol or {})}
+    # both ends of the fold are in float64, where rounding decides nothing
+    decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
+    step.compared.add(
+        step.run(batch),
+        reference,
+        labels=batch.labels,
+        undecided=None if decided else plan.subject.exact.undecided,
+        whole=batch.whole,
+        sway=None if judged else sway,
+    )
 
 
 def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool) -> dict[str, Metrics]:
@@ -164,12 +182,12 @@ def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole
     return {f"{form} against float64{comma}{output}": seen for (form, comma, output), seen in ends if seen}
 
 
-def _links(plan: _Plan) -> list[Link]:
+def _links(plan: _Plan, progress: Progress) -> list[Link]:
     """All links with their verdicts, in the order of the policy."""
     from repaconv.proof.parity import not_verified
     from repaconv.proof.policy import LINKS
 
-    judged = (link for step in plan.chain.steps for link in _judged(step, plan))
+    judged = (link for step in plan.chain.steps for link in _judged(step, plan, progress))
     links = [*judged, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
     lacking = (name for name in plan.order.require if name not in there)
@@ -179,20 +197,30 @@ def _links(plan: _Plan) -> list[Link]:
     return sorted(links, key=lambda link: LINKS.index(link.name))
 
 
-def _judged(step: Step, plan: _Plan) -> Iterator[Link]:
+def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
     """A link for every output, followed to where it fails."""
     from repaconv.proof.locate import broken
 
     lossy, links = step.compared.allowed.kind == "lossy", step.compared.links(step.name, REFERENCE, step.note)
     for link, worst in zip(links, step.compared.worst.values(), strict=True):
-        link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256})
+        own = "" if step.inputs is plan.given else step.inputs.name
+        link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256, "inputs": own})
         if link.verdict == "failed" or lossy or (plan.order.drift and step.name != "recorded"):
-            where = step.locate(plan.given.piece(worst, worst + 1).feeds(plan.subject.inputs))
+            progress(f"verify: follow {step.name} layer by layer", 0, 0)
+            where = step.locate(step.inputs.piece(worst, worst + 1).feeds(plan.subject.inputs))
             where = where.model_copy(update={"module": plan.subject.users_names(where.module)})
             if link.verdict == "passed" and not lossy:  # some value on the way has a small scale; that is no fault
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
-        yield _on_card(link) if step.fallen and step.name in plan.order.require else link
+        link = _on_card(link) if step.fallen and step.name in plan.order.require else link
+        yield _unshown(link, step.unshown) if step.unshown else link
+
+
+def _unshown(link: Link, why: str) -> Link:
+    """A link that passed where that shows nothing; one that failed stays so."""
+    if link.verdict != "passed":
+        return link
+    return link.model_copy(update={"verdict": "not verified", "note": "; ".join(filter(None, [why, link.note]))})
 
 
 def _on_card(link: Link) -> Link:

@@ -6,7 +6,7 @@ Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,23 @@ class Batch:
         """Of images; a call that is judged whole is one."""
         return 1 if self.whole else len(self.images)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """Several as one; of one it itself, which may be no batch."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def every(values: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+            known = [value for value in values if value is not None]
+            return np.concatenate(known) if known else None
+
+        first = parts[0]
+        given = {name: np.concatenate([part.given[name] for part in parts]) for name in first.given}
+        official = [part.recorded or {} for part in parts]
+        recorded = {name: np.concatenate([part[name] for part in official]) for name in official[0]}
+        labels, pixels = every([part.labels for part in parts]), every([part.pixels for part in parts])
+        return cls(given, recorded or None, labels, pixels, first.whole)
+
     def feeds(self, inputs: Sequence[Port]) -> Feeds:
         """As a model of these inputs takes them: pixels where those are bytes, floats in the model's own type."""
         found = named([port.name for port in inputs], self.given)
@@ -108,6 +125,14 @@ class Inputs:
                 batch, following = following.result(), pool.submit(self.piece, *end)
                 yield batch
             yield following.result()
+
+    def only(self, places: Sequence[int], name: str) -> Inputs:
+        """Those at some places, in that order, under a name of their own."""
+
+        def piece(start: int, stop: int) -> Batch:
+            return Batch.joined([self.piece(place, place + 1) for place in places[start:stop]])
+
+        return replace(self, name=name, shape=(len(places), *self.shape[1:]), piece=piece)
 
     @property
     def images(self) -> NDArray[Any]:

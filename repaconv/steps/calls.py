@@ -13,6 +13,7 @@ from repaconv.proof.data import Batch
 from repaconv.proof.runners import channels_first
 from repaconv.steps.comparing import COMPARED, Opened
 from repaconv.steps.contenders import Contender, Contenders
+from repaconv.steps.evaluation_images import EVALUATED, evaluation_images
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
@@ -25,10 +26,17 @@ CALLED = 2
 
 
 class Calls(NamedTuple):
-    """What all models are called with, the first to be measured; ``shape`` is [C, H, W] of images, else None."""
+    """What all models are called with, the first to be measured; ``shape`` is [C, H, W] of images, else None.
+
+    ``name`` says what it is, ``preprocessing`` how image files were read. ``gone`` is why outputs of a lossy model are
+    not compared on it: its value ranges are those of other images.
+    """
 
     batches: list[Batch]
     shape: tuple[int, int, int] | None
+    name: str = ""
+    preprocessing: str = ""
+    gone: str = ""
 
 
 def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size: ImageSize | None, seed: int) -> Calls:
@@ -44,9 +52,28 @@ def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size:
     if subject is None and not takes_images(session):
         return Calls(_drawn_for(first.path, session, seed), None)
     shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
+    own = _of_export(known, models, shape, batch)
+    if isinstance(own, Calls):
+        return own
     count = max(1, COMPARED // batch) * batch
     given = _images(known, models, shape, count, seed)
-    return Calls(list(given.batches(batch)), shape)
+    return Calls(list(given.batches(batch)), shape, given.name, gone=own)
+
+
+def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], batch: int) -> Calls | str:
+    """The images on which a lossy export was evaluated, in whole calls; else why not, empty where it had none."""
+    if known.subject is None or known.export is None or known.export.artefact.images is None:
+        return ""
+    given = evaluation_images(known.subject, known.export.artefact, most=EVALUATED)
+    if isinstance(given, str):
+        return given
+    if given.shape[1:] != shape:
+        return f"{given.name} are of {list(given.shape[1:])}, these of {list(shape)}"
+    if any(each.takes_pixels for each in models.values()) and given.piece(0, 1).pixels is None:
+        return f"the graph takes pixels, and {given.name} are normalized"
+    count = -(-given.shape[0] // batch) * batch
+    filled = given.only([place % given.shape[0] for place in range(count)], given.name)
+    return Calls(list(filled.batches(batch)), shape, given.name, given.preprocessing)
 
 
 def _images(

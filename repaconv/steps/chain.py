@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from repaconv.measure.processors import clips_int8
 from repaconv.proof.outputs import Comparison
 from repaconv.proof.runners import channels_first
 from repaconv.steps.engines import open_engine
+from repaconv.steps.evaluation_images import NONE_GIVEN, evaluation_images
 from repaconv.steps.exports import Export
 from repaconv.steps.precisions import loader_for
 from repaconv.steps.where import ENGINE, RECORDED, within_engine, within_graph
@@ -42,6 +43,7 @@ class Step:
 
     Attributes:
         name: Of the link.
+        inputs: What it is run on.
         compared: What the candidate is called, what is allowed, and what was measured so far.
         run: The candidate's outputs of a batch, by name.
         locate: Where it fails, of one image.
@@ -49,9 +51,11 @@ class Step:
         variant: Of the export that it is of, if it is of one.
         sha256: Of its file.
         fallen: Nodes that the processor computes in the card's place, which a required link may not have.
+        unshown: Why it is not verified even where it passes; empty if it is.
     """
 
     name: str
+    inputs: Inputs
     compared: Comparison
     run: Callable[[Batch], Mapping[str, Any]]
     locate: Callable[[Feeds], Location]
@@ -59,6 +63,16 @@ class Step:
     variant: str = ""
     sha256: str = ""
     fallen: tuple[str, ...] = ()
+    unshown: str = ""
+
+
+class Source(NamedTuple):
+    """Images of a link, why they cannot be had, why a pass on them shows nothing (both empty usually), their file."""
+
+    inputs: Inputs
+    gone: str = ""
+    unshown: str = ""
+    took: tuple[Path, ...] = ()
 
 
 class Chain(NamedTuple):
@@ -77,11 +91,16 @@ class Chain(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the links of one run allow: the policy for its network, and the user's own tolerances by link."""
+    """What the links of one run allow: the policy for its network, and the user's own tolerances by link.
+
+    ``drawn`` if nobody gave images: lossy links are then evaluated on those of their export, which are ``read`` once.
+    """
 
     subject: Subject
     rtol: Mapping[str, float] | None = None
     atol: Mapping[str, float] | None = None
+    drawn: bool = False
+    read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
 
     def allowed(self, name: str, precision: str = "fp32") -> Tolerance:
         """Of a link whose candidate computes in that precision."""
@@ -116,6 +135,22 @@ def chain_of(
     return Chain.of([_of_forms(subject, given, rules), *of_exports, *of_engine])
 
 
+def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precision: str) -> Source:
+    """A lossy link is run on the images of its export where nobody gave others."""
+    if precision == "fp32" or not rules.drawn:
+        return Source(given)
+    if exported is None or exported.images is None:
+        return Source(given, unshown=NONE_GIVEN)
+    known = exported.images, exported.image_size
+    if known not in rules.read:
+        rules.read[known] = evaluation_images(rules.subject, exported)
+    found = rules.read[known]
+    if isinstance(found, str):
+        return Source(given, gone=found)
+    path = Path(exported.images.path)
+    return Source(found, took=(path,) if path.is_file() else ())
+
+
 def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     """The network's own forms, and its output as somebody recorded it."""
     from repaconv.proof.locate import locate
@@ -128,12 +163,14 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     steps = [
         Step(
             "fold",
+            given,
             Comparison("folded, float64", tight),
             lambda batch: subject.exact.run(batch.feeds(subject.inputs)),
             lambda feeds: subject.parting(feeds, tight.rtol or 0.0),
         ),
         Step(
             "stored",
+            given,
             Comparison("folded as stored, float32", stored),
             lambda batch: subject.stored.run(batch.feeds(subject.inputs)),
             stored_apart,
@@ -142,7 +179,7 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     if given.recorded:
         official = f"official output ({given.recorded})"
         recorded = Comparison(official, rules.allowed("recorded"))
-        steps.append(Step("recorded", recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
+        steps.append(Step("recorded", given, recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
     return Chain(tuple(steps))
 
 
@@ -157,18 +194,20 @@ def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) ->
         of = {"variant": variant.name, "sha256": exported.payload.sha256}
         return _idle(link, label, why_not).model_copy(update=of)
 
-    if why_not := _cannot_take(exported, given):
+    source = _source(rules, given, exported, exported.precision)
+    if why_not := source.gone or _cannot_take(exported, source.inputs):
         return Chain((), (idle(name, why_not),), (path,))
-    ways = _graph_steps(subject, exported, path, name, label, rules)
+    ways = _graph_steps(subject, exported, path, name, label, rules, source.inputs)
     left: tuple[Link, ...] = ()
-    if len(ways) > 1 and not _has_pixels(given):
+    if len(ways) > 1 and not _has_pixels(source.inputs):
         left = (idle(ways.pop().name, f"the graph takes pixels, {NORMALISED}"),)
-    steps = tuple(replace(step, variant=variant.name, sha256=exported.payload.sha256) for step in ways)
-    return Chain(steps, left, (path,))
+    sha256 = exported.payload.sha256
+    steps = tuple(replace(step, variant=variant.name, sha256=sha256, unshown=source.unshown) for step in ways)
+    return Chain(steps, left, (path, *source.took))
 
 
 def _graph_steps(
-    subject: Subject, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules
+    subject: Subject, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules, given: Inputs
 ) -> list[Step]:
     """The network's graph, and the same with its preprocessing where it has one."""
     import onnx
@@ -187,13 +226,13 @@ def _graph_steps(
     def followed(feeds: Feeds) -> Location:
         return within_graph(subject, exported, path, feeds, allowed)
 
-    steps = [Step(name, Comparison(label, allowed), _running(core, batch), followed, note)]
+    steps = [Step(name, given, Comparison(label, allowed), _running(core, batch), followed, note)]
     if exported.preprocessing:
         # a lossy link that names a module says that it is broken there
         scope = SCOPE if name == "onnx" else ""
         where = Location(module=scope, reason=f"the graph behind it is judged by the link {name}")
         seen = Comparison(f"{label}, from pixels", rules.allowed("preprocessing", exported.precision))
-        steps.append(Step("preprocessing", seen, _running(whole, batch), lambda _: where, note))
+        steps.append(Step("preprocessing", given, seen, _running(whole, batch), lambda _: where, note))
     return steps
 
 
@@ -225,6 +264,11 @@ def _of_engine(
         model = open_engine(engine, built, threads=1)
     except EnvironmentProblem as problem:
         return Chain((), (_idle("engine", engine.name, f"{problem.message} {problem.hint}".strip()),), (engine,))
+    precision = built.precision if built else "fp32"
+    source = next((each for each in exports if built and each.artefact.payload.sha256 == built.onnx_sha256), None)
+    given, gone, unshown, took = _source(rules, given, source.artefact if source else None, precision)
+    if gone:
+        return Chain((), (_idle("engine", engine.name, gone),), (engine,))
     first = model.inputs[0]
     shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
@@ -239,13 +283,12 @@ def _of_engine(
             hint="Give --images, or neither --images nor --inputs.",
             code="inputs.pixels",
         )
-    compared = Comparison(engine.name, rules.allowed("engine", built.precision if built else "fp32"))
+    compared = Comparison(engine.name, rules.allowed("engine", precision))
     run = _running(model, None if given.whole else _fixed(shape[0] if shape else None))
     first_call = given.piece(0, _fixed(shape[0]) or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
     more = f" and {len(fallen) - NAMED} more" if len(fallen) > NAMED else ""
     note = f"on the processor: {', '.join(fallen[:NAMED])}{more}" if fallen else ""
-    source = next((each for each in exports if built and each.artefact.payload.sha256 == built.onnx_sha256), None)
 
     def followed(feeds: Feeds) -> Location:
         right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))
@@ -253,8 +296,9 @@ def _of_engine(
             return ENGINE
         return within_engine(subject, source, built.target, built.precision, feeds, compared.allowed)
 
-    step = Step("engine", compared, run, followed, note, sha256=sha256_of(engine), fallen=fallen)
-    return Chain((step,), (), (engine,))
+    sha256 = sha256_of(engine)
+    step = Step("engine", given, compared, run, followed, note, sha256=sha256, fallen=fallen, unshown=unshown)
+    return Chain((step,), (), (engine, *took))
 
 
 def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[str, Any]]:

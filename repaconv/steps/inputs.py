@@ -209,10 +209,7 @@ class Split(NamedTuple):
 
         step = 1 if self.given.whole else self.batch or 8
         for start in range(0, len(places), step):
-            calls = [self.given.piece(place, place + 1) for place in places[start : start + step]]
-            given = {name: _together([call.given[name] for call in calls]) for name in calls[0].given}
-            labels = [call.labels for call in calls if call.labels is not None]
-            yield Batch(given, labels=np.concatenate(labels) if labels else None)
+            yield Batch.joined([self.given.piece(place, place + 1) for place in places[start : start + step]])
 
 
 def require_same_size(given: Inputs, size: ImageSize) -> None:
@@ -228,11 +225,6 @@ def require_same_size(given: Inputs, size: ImageSize) -> None:
             hint="Give images of that size, or --image-size.",
             code="inputs.shape",
         )
-
-
-def _together(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Of several calls one; of one it itself, which may be no batch."""
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def filled(images: NDArray[Any], batch: int | None) -> NDArray[Any]:

@@ -17,13 +17,12 @@ def measured(done: BenchArtefact) -> str:
 
 def told_of(link: Link) -> str:
     """A link in one sentence."""
-    words = [f"{link.candidate} against {link.reference}"]
+    on = f" on {link.inputs}" if link.inputs else ""
+    words = [f"{link.candidate} against {link.reference}{on}"]
     if link.metrics and link.tolerance:
         words.append(f"max rel {link.metrics.max_rel_error:.1e} on {link.metrics.images} images")
         exact = link.tolerance.kind == "exact"
-        cosine = "" if link.metrics.cosine is None else f"cosine {link.metrics.cosine:.4f} of {link.tolerance.cosine}, "
-        near = f"lossy: {cosine}error {link.metrics.norm_error:.1%} of {link.tolerance.norm_error or 0.0:.1%}"
-        words.append(f"{link.tolerance.told} is allowed" if exact else near)
+        words.append(f"{link.tolerance.told} is allowed" if exact else f"lossy: {link.lossy_told}")
         if exact and link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
     if link.accuracy:

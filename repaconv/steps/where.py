@@ -28,6 +28,10 @@ RECORDED = Location(
     reason="only the output was recorded; check what the file does not tell: "
     "--set eps, num_heads, norm and the weights that were taken",
 )
+OTHER_FORM = (
+    "the float32 graph of this run has other rewrites, so their layers do not correspond; export compared both "
+    "layer by layer in one form"
+)
 ENGINE = Location(module="", reason="an engine shows no values on the way; the links before it say where to look")
 
 
@@ -65,7 +69,7 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
     if len(fixed) > 1 or single.image_size not in (None, "dynamic", size):
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     if set(single.rewrites) != set(exported.rewrites):
-        return Location(module="", reason="followed at its export: the float32 graph here is written in another form")
+        return Location(module="", reason=OTHER_FORM)
     reference = _bare(onnx.load(runs.graph_of(subject.run, single)), single)
     load = loader_for(exported.architecture, exported.precision)
     before, after = (OnnxTrace(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))

@@ -25,10 +25,10 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
     for narrow in ("verdict", "link", "max rel", "allowed"):
         next(column for column in rows.columns if column.header == narrow).no_wrap = True
     for link in links:
-        error, _, _, top1 = _numbers(link.metrics)
+        error, *_ = _numbers(link.metrics)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
         told = link.tolerance.told if link.tolerance else ""
-        notes = [link.note, "" if exact else told, f"first classes {top1}" if "flips" in top1 else ""]
+        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.lossy_told]
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
@@ -43,7 +43,8 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     for link in links:
         numbers = _numbers(link.metrics)
         allowed = link.tolerance.told if link.tolerance else ""
-        verdict = coloured(link.verdict) + (f" ({plain(link.note)})" if link.note else "")
+        note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note]))
+        verdict = coloured(link.verdict) + (f" ({plain(note)})" if note else "")
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in for_scale.items():
         candidate, _, reference = name.partition(" against ")
@@ -75,8 +76,9 @@ def locations(links: Iterable[Link]) -> None:
     """Where links fail."""
     for link in links:
         if link.location and link.verdict == "failed":
-            where = link.location.module or "not located"
-            out().print(f"[bold red]{link.name}[/] parts at [bold]{plain(where)}[/]: {plain(link.location.reason)}")
+            where, why = link.location.module, plain(link.location.reason)
+            told = f"parts at [bold]{plain(where)}[/]" if where else "was not followed to a layer"
+            out().print(f"[bold red]{link.name}[/] {told}: {why}")
 
 
 def accuracy_told(name: str, found: Accuracy) -> str:

@@ -24,7 +24,25 @@ def show(done: VerifyArtefact) -> None:
         out().print(f"[dim]images: {plain(done.preprocessing)}[/]")
     if done.labels:
         out().print(f"[dim]classes: {plain(done.labels)}[/]")
-    out().print(f"{coloured(done.verdict)} on {plain(done.inputs)}, policy {done.policy}")
+    out().print(f"{coloured(done.verdict)}: {plain(_by_verdict(done))}; policy {done.policy}")
+
+
+def _by_verdict(done: VerifyArtefact) -> str:
+    """Which links have which verdict, and on what they were run."""
+    ran = [link for link in done.links if link.metrics]
+    words = []
+    for verdict in ("passed", "failed"):
+        for inputs in dict.fromkeys(link.inputs for link in ran):
+            names = [link.name for link in ran if (link.verdict, link.inputs) == (verdict, inputs)]
+            if names:
+                words.append(f"{_listed(names)} {verdict} on {inputs or done.inputs}")
+    words += [f"{_listed([link.name])} failed" for link in done.links if link.verdict == "failed" and not link.metrics]
+    missing = [link.name for link in done.links if link.verdict == "not verified"]
+    return "; ".join([*words, *([f"not verified: {_listed(missing)}"] if missing else [])])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def _print_accuracies(links: Iterable[Link]) -> None:

@@ -1,0 +1,136 @@
+"""The images of a lossy export are remembered: verify, bench and build evaluate it on those that set no ranges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import repaconv as rc
+
+RUN = Path("repaconv-out/tiny")
+SIZE = 32
+
+
+def faint(count: int, seed: int = 0) -> np.ndarray:
+    """Images of so little contrast that ranges calibrated on them do not hold on standard normal ones."""
+    return 0.02 * np.random.default_rng(seed).standard_normal((count, 3, SIZE, SIZE)).astype(np.float32)
+
+
+@pytest.fixture
+def lossy(tiny):
+    """A run with an int8 export that was calibrated on such images."""
+    np.savez("faint.npz", input=faint(24))
+    rc.fold(tiny)
+    rc.export()
+    return rc.export(precision="int8", inputs="faint.npz")
+
+
+def link(done, name="int8"):
+    return next(each for each in done.links if each.name == name)
+
+
+def test_the_natural_order_of_int8_passes_from_fold_to_bench(tiny, repaconv, monkeypatch):
+    np.savez("faint.npz", input=faint(24), labels=np.arange(24) % 5)
+    for words in (["fold", tiny], ["export"], ["export", "--precision", "int8", "--inputs", "faint.npz"], ["verify"]):
+        code, out, err = repaconv(*words)
+        assert code == 0, (words, out, err)
+    assert "int8 passed on faint.npz (24 images), the 12 that did not calibrate it" in out
+    assert "fold, stored, onnx passed on 4 random images, seed 0" in out
+    assert "took faint.npz" in err
+    assert "verify 3 links on 4 random images, seed 0" in err
+    done = rc.bench(precision="int8", rounds=2)
+    assert done.verdict == link(rc.verify()).verdict == "passed"
+    assert done.agreement.inputs == "faint.npz (24 images), the 12 that did not calibrate it"
+    assert done.agreement.metrics.images == 12
+    monkeypatch.chdir(RUN)  # the images are known by their whole path
+    assert link(rc.verify(".")).verdict == "passed"
+
+
+def test_what_random_images_say_of_it_is_that_it_fails(lossy):
+    np.savez("normal.npz", input=np.random.default_rng(0).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
+    found = link(rc.verify(inputs="normal.npz"))  # as they were drawn for it before
+    assert (found.verdict, found.inputs) == ("failed", "")
+    assert found.location.reason
+    assert link(rc.verify()).verdict == "passed"
+
+
+def test_an_export_remembers_its_images_and_which_of_them_calibrated_it(lossy):
+    kept = lossy.images
+    assert (kept.path, kept.count, len(kept.calibration)) == (str(Path("faint.npz").resolve()), 24, 12)
+    assert json.loads((RUN / "export.int8.json").read_text())["images"]["sha256"] == kept.sha256
+    assert rc.export().images is None
+
+
+@pytest.mark.parametrize("fate", ["moved", "changed"])
+def test_images_that_are_gone_or_changed_leave_it_not_verified(lossy, repaconv, fate):
+    if fate == "moved":
+        Path("faint.npz").rename("elsewhere.npz")
+    else:
+        np.savez("faint.npz", input=faint(24, seed=1))
+    told = {"moved": "are not there any more", "changed": "were changed since"}[fate]
+    code, out, _ = repaconv("verify")
+    assert code == 0
+    assert "not verified: int8" in out
+    assert told in " ".join(out.split())
+    assert "int8 passed" not in out
+    found = link(rc.verify())
+    assert (found.verdict, found.metrics) == ("not verified", None)
+    assert str(Path("faint.npz").resolve()) in found.note
+    done = rc.bench(precision="int8", rounds=2)
+    assert (done.verdict, done.agreement.verdict) == ("passed", "not verified")
+    assert told in done.agreement.note
+    assert rc.verify(require=["int8"]).verdict == "failed"
+
+
+def test_a_folder_is_remembered_by_the_images_that_were_taken(tiny):
+    folder = Path("pictures")
+    folder.mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(100, 140, (8, SIZE, SIZE, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    rc.fold(tiny)
+    rc.export(precision="int8", images=folder)
+    rc.export(precision="int8", images=folder, with_preprocessing=True)
+    done = rc.verify()
+    assert link(done).verdict == link(done, "preprocessing").verdict == "passed"
+    assert link(done, "preprocessing").inputs == "8 images of pictures, the 4 that did not calibrate it"
+    (folder / "0.png").unlink()
+    assert "were changed since" in link(rc.verify()).note
+
+
+def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_fails_fails(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export()
+    rc.export(precision="fp16")
+    done = rc.verify()
+    found = link(done, "fp16")
+    assert (done.verdict, found.verdict) == ("passed", "not verified")
+    assert "no images" in found.note
+    assert found.metrics.cosine > 0.999
+    code, out, _ = repaconv("verify")
+    assert code == 0
+    assert out.splitlines()[-1] == (
+        "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16; policy 8"
+    )
+    np.savez("given.npz", input=np.random.default_rng(1).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
+    assert link(rc.verify(inputs="given.npz"), "fp16").verdict == "passed"
+
+
+def test_a_lossy_link_shows_what_was_measured_next_to_its_limits(lossy, repaconv):
+    _, out, _ = repaconv("verify")
+    told = " ".join(out.split())
+    found = link(rc.verify())
+    assert f"cosine {found.metrics.cosine:.4f} (limit 0.95)" in told
+    assert f"error {found.metrics.norm_error:.1%} (limit 31.2%)" in told
+    assert "lossy: cosine" not in told
+
+
+def test_an_engine_of_a_lossy_export_is_evaluated_on_its_images(lossy):
+    done = rc.build(target="x86-64", precision="int8")
+    assert done.links[0].metrics.images == 12
+    engine = RUN / "build" / "x86-64.int8.onnx"
+    found = link(rc.verify(engine=engine), "engine")
+    assert (found.verdict, found.inputs) == ("passed", "faint.npz (24 images), the 12 that did not calibrate it")

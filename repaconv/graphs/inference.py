@@ -39,16 +39,17 @@ def name_sizes(model: ir.Model) -> None:
     for value in model.graph.inputs:
         if value.shape is not None:
             set_shape(value, [_told(value, axis) for axis in range(len(value.shape))])
-    known = {name for value in model.graph.inputs for size in sizes(value) or () for name in _WORD.findall(str(size))}
+    known = {name for value in model.graph.inputs for size in sizes(value) or () for name in WORD.findall(str(size))}
     for node in model.graph:
         for value in node.outputs:
             told = sizes(value) or ()
-            own = [is_free(size) and not known.issuperset(_WORD.findall(str(size))) for size in told]
+            own = [is_free(size) and not known.issuperset(WORD.findall(str(size))) for size in told]
             if any(own):
                 value.shape = ir.Shape([None if new else dim for new, dim in zip(own, value.shape or (), strict=True)])
 
 
-_WORD = re.compile(r"[^\W\d][\w.]*|\?")
+WORD = re.compile(r"[^\W\d][\w.]*|\?")
+"""A name in what a size is written as."""
 
 
 def _told(value: ir.Value, axis: int) -> Size:

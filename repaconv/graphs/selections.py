@@ -44,12 +44,14 @@ class Selection:
 
 
 def selection_of(value: ir.Value | None) -> Selection | None:
-    """The selection that a value is, if its places are constant and of one axis."""
+    """The selection that a value is, if its places are constant and of one axis, and some."""
     node = made_by(value, *SELECTIONS)
     found = taken(node, value) if node is not None and value is not None else None
     if node is None or node.inputs[0] is None or found is None or len(found) != 1:
         return None
     ((axis, places),) = found.items()
+    if not places.size:  # exporters split off what they do not rotate, which may be nothing
+        return None
     return Selection(node.inputs[0], axis, np.atleast_1d(places), places.ndim == 1)
 
 
@@ -69,7 +71,7 @@ def taken(node: ir.Node, value: ir.Value) -> dict[int, Places] | None:
 def _gather(node: ir.Node, shape: Sizes) -> dict[int, Places] | None:
     indices, axis = constant(node.inputs[1]), int(attribute(node, "axis", 0)) % len(shape)
     length = shape[axis]
-    if indices is None or indices.ndim > 1 or not isinstance(length, int):
+    if indices is None or indices.ndim > 1 or not isinstance(length, int) or not length:
         return None
     return {axis: indices.astype(np.int64) % length}
 

@@ -70,10 +70,18 @@ def compare(
         others = _Others(rounded, feeds)
         for output in (*expected, *(more for more in got if more not in expected)):
             one = outputs.setdefault(output, _Output(tolerance, output in fixed, undecided))
-            one.add(got.get(output), expected.get(output), partial(others.of, output))
+            one.add(got.get(output), expected.get(output), partial(others.of, output), shapes_of(feeds))
     several = len(outputs) > 1
     first = [f"{ends[0]}{f', output {output}' if several else ''}" for output in outputs]
     return tuple(one.link(name, end, ends[1], note) for end, one in zip(first, outputs.values(), strict=True))
+
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def shapes_of(feeds: Feeds) -> Shapes:
+    """Of every input: where those are equal and an output's are not, its length hangs on the inputs' numbers."""
+    return tuple((name, np.shape(array)) for name, array in feeds.items())
 
 
 class _Others:
@@ -99,9 +107,10 @@ class _Output:
         self.probes = self.numbers = self.left = self.proved = 0
         self.metrics: list[Metrics] = []
         self.seen: dict[tuple[int, ...], Array] = {}
+        self.shapes: dict[Shapes, tuple[int, ...]] = {}
 
-    def add(self, found: Any, right: Any, others: Callable[[], Iterator[Array]]) -> None:
-        """One probe; the first difference stays."""
+    def add(self, found: Any, right: Any, others: Callable[[], Iterator[Array]], given: Shapes = ()) -> None:
+        """One probe, whose inputs are of the shapes ``given``; the first difference stays."""
         problem, self.probes = "", self.probes + 1
         found, right = (np.asarray(end) if isinstance(end, np.generic) else end for end in (found, right))
         if right is None or found is None:
@@ -118,7 +127,7 @@ class _Output:
             else:
                 self._leave(right.size, right.size)
         elif right.size:
-            self.moves = self.moves or self._moved(right)
+            self.moves = self.moves or self._moved(right) or right.shape != self.shapes.setdefault(given, right.shape)
             problem = (self._reals if right.dtype.kind == "f" else self._integers)(found, right, others)
         self.wrong = self.wrong or problem
 

@@ -77,7 +77,7 @@ class Comparison:
                 meter.add(*pair, labels=labels, undecided=undecided, sway=moved)
             elif got.shape == expected.shape:
                 self.unlike.setdefault(name, ("not verified", "empty on every call"))
-            elif undecided is not None and undecided.any():
+            elif (undecided is not None and undecided.any()) or _reshaped(sway, name, expected):
                 self.unlike.setdefault(name, ("not verified", "rounding decides its shape"))
             else:
                 self.unlike[name] = ("failed", f"shape {list(got.shape)} for {list(expected.shape)}")
@@ -146,6 +146,12 @@ def _moved(sway: Sway, name: str, right: NDArray[Any]) -> NDArray[Any]:
     """By how much rounding moves one output; by nothing where that is not known."""
     found = sway().get(name)
     return found if found is not None and found.shape == right.shape else np.zeros(right.shape)
+
+
+def _reshaped(sway: Sway | None, name: str, right: NDArray[Any]) -> bool:
+    """Whether rounding alone gives one output another shape: how many there are hangs on it."""
+    found = None if sway is None else sway().get(name)
+    return found is not None and found.shape != right.shape
 
 
 def _numbers(value: Any) -> NDArray[Any] | None:

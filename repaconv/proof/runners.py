@@ -162,12 +162,28 @@ class FixedBatch:
             self._session.run({name: self._piece(array, start) for name, array in feeds.items()})
             for start in range(0, count, self._batch)
         ]
-        return {name: np.concatenate([call[name] for call in calls])[:count] for name in calls[0]}
+        return {name: _rows([call[name] for call in calls], name)[:count] for name in calls[0]}
 
     def _piece(self, array: Array, start: int) -> Array:
         piece = array[start : start + self._batch] if self._batch else array
         missing = (self._batch or 0) - len(piece)
         return np.concatenate([piece, np.zeros_like(piece[:1]).repeat(missing, 0)]) if missing else piece
+
+
+def _rows(parts: Sequence[Array], name: str) -> Array:
+    """Rows of images from several calls.
+
+    Raises:
+        Refused: If they are of several lengths, as where something counts what an image shows.
+    """
+    lengths = sorted({part.shape[1:] for part in parts})
+    if len(lengths) > 1:
+        raise Refused(
+            f"output {name} has another shape for each image: {list(lengths[0])} and {list(lengths[1])}.",
+            hint="Fold the model again: repaconv fold model.onnx. Such outputs are then compared image by image.",
+            code="inputs.shape",
+        )
+    return np.concatenate(parts)
 
 
 def channels_first(port: Port) -> tuple[int | str | None, ...]:

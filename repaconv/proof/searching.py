@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ class Search:
     below: int
     wanted: int = WANTED
     problem: str = ""
+    lengths: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def assignments(self) -> list[Sizes]:
         """Some that differ in as many sizes as the graph lets; none if it never runs."""
@@ -169,7 +170,10 @@ class Search:
         outputs = self.run(feed)
         found = {name: np.asarray(outputs[name]) for name in still}
         before = {name: first[name].setdefault(out.shape, out) for name, out in found.items()}
-        return {n for n, out in found.items() if (out != before[n]).any() or (out.ndim and (out != out[:1]).any())}
+        given = tuple(np.shape(array) for array in feed.values())
+        longer = {n for n, out in found.items() if out.shape != self.lengths.setdefault((n, given), out.shape)}
+        changed = {n for n, out in found.items() if (out != before[n]).any() or (out.ndim and (out != out[:1]).any())}
+        return longer | changed
 
     def _finite(self, feeds: dict[str, Array]) -> bool:
         try:

@@ -14,6 +14,7 @@ from repaconv.proof.policy import DEPTH, LOSSY, exact_rtols, tolerance
 from repaconv.proof.rounding import stored
 from repaconv.proof.runners import load_onnx
 from repaconv.subjects.evaluated import Evaluated, key_of
+from repaconv.subjects.given import checker_says
 from repaconv.subjects.truth import Ends, by_truth
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def proved(
     try:
         links = _compared(source, before.single, after.single, "onnx", allowed, coarse, ends)
     except Unrunnable as error:
-        raise unrunnable(source, error) from error
+        raise unrunnable(source, before.model, error) from error
     if not any(link.verdict in ("passed", "failed") for link in links):
         raise Refused(
             f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
@@ -70,8 +71,14 @@ def usual_rtols(model: onnx.ModelProto) -> dict[str, float]:
     return exact_rtols(max(depth, DEPTH))
 
 
-def unrunnable(source: Path, error: Unrunnable) -> Refused:
+def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refused:
     """What is raised where no inputs are found on which a graph runs."""
+    if why := checker_says(model):
+        return Refused(
+            f"{source} is not valid ONNX: {why}; it does not run under ONNX Runtime either.",
+            hint="Export it again; `repaconv inspect` shows what it holds.",
+            code="onnx.invalid",
+        )
     return Refused(
         f"{source} does not run under ONNX Runtime on seeded inputs: {first_line(error)}.",
         hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",

@@ -142,14 +142,60 @@ def folded(
     try:
         smaller, changes = rewritten(model, without(taken_back))
         give_back()
-        check(smaller, full=typed)
+        check(smaller)
+        if typed:
+            _check_types(smaller, model)
     except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
+        if why := _unsound(model):
+            raise Refused(
+                f"{source} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
+                hint="Export it again; `repaconv inspect` shows what it holds.",
+                code="onnx.invalid",
+            ) from error
         raise Refused(
             f"{source} cannot be rewritten: {first_line(error)}.",
             hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
             code="onnx.rewrite",
         ) from error
     return smaller, changes
+
+
+def _check_types(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    """ONNX's strict check of all types and shapes, unless the graph as given does not pass it.
+
+    Raises:
+        onnx.shape_inference.InferenceError: If what was made of it is at fault.
+    """
+    from repaconv.graphs.bare import check
+
+    try:
+        check(smaller, full=True)
+    except Exception:
+        if not checker_says(model):
+            raise
+
+
+def checker_says(model: onnx.ModelProto) -> str:
+    """What is wrong with a graph by ONNX's strict check; empty if nothing is."""
+    from repaconv.graphs.bare import check
+
+    try:
+        check(model, full=True)
+    except Exception as error:  # onnx's own, of several classes
+        return first_line(error)
+    return ""
+
+
+def _unsound(model: onnx.ModelProto) -> str:
+    """What is wrong with a graph that neither ONNX's checker takes nor ONNX Runtime; empty if one of them does."""
+    from repaconv.proof.runners import load_onnx
+
+    if why := checker_says(model):
+        try:
+            load_onnx(model)
+        except Refused:
+            return why
+    return ""
 
 
 def looked_into(model: onnx.ModelProto) -> bool:

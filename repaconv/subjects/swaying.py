@@ -62,7 +62,13 @@ def swayer_of(graph: Path) -> Callable[[Feeds], Sway]:
 
 
 def _apart(form: Runner, feeds: Feeds, right: Mapping[str, Any]) -> dict[str, Array]:
-    found = form.run(feeds)
-    reals = {name: out for name, out in right.items() if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
-    with np.errstate(invalid="ignore"):
-        return {name: np.abs(found[name] - out) for name, out in reals.items() if found[name].shape == out.shape}
+    """How far each output is off; infinitely, and in its own shape, where that is another one."""
+    found, apart = form.run(feeds), dict[str, Any]()
+    for name, out in right.items():
+        if isinstance(out, np.ndarray) and out.dtype.kind in "fiub":
+            if np.shape(found[name]) != out.shape:
+                apart[name] = np.full(np.shape(found[name]), np.inf)
+            elif out.dtype.kind == "f":
+                with np.errstate(invalid="ignore"):
+                    apart[name] = np.abs(found[name] - out)
+    return apart

@@ -12,6 +12,8 @@ import numpy as np
 from repaconv.artefacts import ImageSize, Sizes
 from repaconv.artefacts.folding import Batch
 from repaconv.files import sha256_of_bytes
+from repaconv.graphs.inference import WORD
+from repaconv.proof.compare import shapes_of
 from repaconv.proof.policy import LARGEST_RTOL
 from repaconv.proof.searching import GAINS
 from repaconv.subjects.evaluated import Evaluated
@@ -31,6 +33,10 @@ WORSE = 4.0
 DOUBTED = 1e-2
 """Where float32 is further off than this, it shows nothing of the network on such a call, and others are drawn; where
 it is on those, too, it is float64 that computes something else, and it is not taken."""
+
+
+OTHERS = 4
+"""Calls of the usual sizes whose outputs must be of one length where nothing else tells that they are."""
 
 
 CHANNELS = (1, 3, 4)
@@ -63,15 +69,18 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     try:
         found = given.probes
     except Unrunnable as error:
-        raise unrunnable(source, error) from error
+        raise unrunnable(source, model, error) from error
     call = drawn(model, found.usual, 0, gain=found.gain, below=found.below)
-    usual = next((probe for probe in found.plain if _shapes(probe) == _shapes(call)), call)
+    usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
     calls = {found.gain: usual} | {
         found.gain * more: drawn(model, found.usual, 0, gain=found.gain * more, below=found.below) for more in GAINS
     }
     told, rounded, gain = _against_float64(given, folded, calls)
     size, any_size, batch, names = _images(model, found)
     rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, found.plain[0])])
+    if rows and _unknown_lengths(given):
+        others = (drawn(model, found.usual, seed, gain=found.gain, below=found.below) for seed in range(1, OTHERS))
+        rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
     size = None if not rows and batch not in ("dynamic", 1) else size
     return Taken(
         image_size=size,
@@ -83,10 +92,6 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         float64=told,
         structure=structure_of(folded.model),
     )
-
-
-def _shapes(call: Feeds) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in call.items()}
 
 
 def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]) -> tuple[str, float, float]:
@@ -168,6 +173,19 @@ def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds,
         return all(len(dim) > 1 and dim[0].dim_value == batch for dim in dims)
     rows = [(len(next(iter(given.values()))), found.values()) for given, found in calls]
     return all(isinstance(out, np.ndarray) and out.ndim > 1 and len(out) == n for n, outs in rows for out in outs)
+
+
+def _unknown_lengths(given: Evaluated) -> bool:
+    """Whether some output has a size that no size of an input tells: what hangs on numbers, as in NonZero, is one."""
+    from repaconv.graphs.shapes import is_free, sizes
+
+    graph = given.settled.graph
+    known = {name for value in graph.inputs for size in sizes(value) or () for name in WORD.findall(str(size))}
+    shapes = [sizes(value) for value in graph.outputs]
+    return any(
+        shape is None or any(is_free(size) and not known.issuperset(WORD.findall(str(size))) for size in shape)
+        for shape in shapes
+    )
 
 
 def structure_of(model: onnx.ModelProto) -> str:

@@ -159,9 +159,25 @@ def test_a_class_that_hangs_on_a_rounding_is_counted_and_another_fails():
     rounded = (chosen(by=1e-6), chosen(by=-1e-6))
     (link,) = held(chosen(), chosen(3), x=x, rounded=rounded)
     assert (link.verdict, link.metrics.undecided) == ("passed", 2)
-    assert "2 of 18 numbers hang on a rounding" in link.note
+    assert "2 of 18 numbers (11%) hang on a rounding and were left out" in link.note
     assert held(chosen(), chosen(3), x=x)[0].verdict == "failed"  # where nothing says that it is rounding
     assert held(chosen(), chosen(3, 5), x=x, rounded=rounded)[0].verdict == "failed"
+
+
+@pytest.mark.parametrize(("ties", "verdict"), [(6, "passed"), (7, "not verified"), (10, "not verified")])
+def test_an_output_of_which_most_was_left_out_is_not_verified(ties, verdict):
+    """Also where on another input nothing hangs on a rounding: most of what the output gives was not compared."""
+    many, few = (np.eye(4, dtype=np.float32)[np.arange(count) % 4] for count in (10, 2))
+    many[:ties] = 0.5
+
+    def chosen(by=0.0):
+        return lambda x: {"y": (x + by * np.arange(4, dtype=np.float32)).argmax(1)}
+
+    (link,) = held(chosen(), chosen(1e-6), x=[many, few], rounded=(chosen(1e-6), chosen(-1e-6)))
+    assert link.verdict == verdict
+    assert f"{ties} of 12 numbers" in link.note
+    (link,) = held(chosen(), chosen(1e-6), x=[few], rounded=(chosen(1e-6),))
+    assert "left out" not in link.note
 
 
 def test_an_ill_conditioned_output_is_held_to_what_rounding_does_to_it():

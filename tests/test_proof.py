@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import repaconv as rc
-from repaconv.artefacts import Preprocessing
+from repaconv.artefacts import Preprocessing, Tolerance
 from repaconv.errors import Refused, UsageProblem
 from repaconv.proof.accuracy import Counts, mcnemar
 from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
+from repaconv.proof.decided import Decided
 from repaconv.proof.images import prepared, read_image
 from repaconv.proof.outputs import Comparison
-from repaconv.proof.parity import Meter, judge, measure
+from repaconv.proof.outputs import joined as outputs_joined
+from repaconv.proof.parity import Meter, judge, measure, not_verified
 from repaconv.proof.policy import EXACT, LOSSY, exact_rtols, tolerance
 from repaconv.proof.runners import FixedBatch, Images, TorchRunner
+from repaconv.proof.swayed import SWAYED
 from repaconv.trained.knobs import Knobs
 from repaconv.trained.preprocessing import preprocessing_of
 
@@ -673,3 +676,36 @@ def test_runners_say_nothing_of_nets_that_decide_nothing():
     runner = TorchRunner(net, net.state_dict(), double=True)
     runner.run({"input": np.zeros((1, 2), dtype=np.float32)})
     assert runner.undecided is None
+
+
+# --- several outputs --------------------------------------------------------------------------------------------------
+
+
+def test_every_output_is_counted_where_several_become_one_link():
+    def one(name, verdict, note=""):
+        return not_verified("agreement", "a", f"b, output {name}", note).model_copy(update={"verdict": verdict})
+
+    still, swayed = "the same at every call: a fault would not show", f"{SWAYED}: 9 of 9"
+    links = [one("y", "passed"), one("z", "passed"), one("v", "not verified", still), one("w", "not verified", still)]
+    assert outputs_joined(links).note == "2 of 4 outputs passed, 2 not verified (the same at every call)"
+    links = [*links, one("u", "not verified", swayed), one("t", "failed", "off")]
+    told = outputs_joined(links)
+    assert told.verdict == "failed"
+    why = "2: the same at every call, 1: rounding alone moves it so far that nothing is proved by it"
+    assert told.note == f"2 of 6 outputs passed, 1 failed, 3 not verified ({why}); off"
+    assert outputs_joined(links[:2]).note == "2 of 2 outputs passed"
+
+
+@pytest.mark.parametrize(
+    ("unsure", "verdict"), [(0, "passed"), (5, "passed"), (6, "not verified"), (10, "not verified")]
+)
+def test_classes_of_which_rounding_decides_most_are_not_verified(unsure, verdict):
+    right = np.arange(10).reshape(10, 1)
+    found = np.where(right < unsure, right + 1, right)
+    meter = Decided(Tolerance(kind="exact", rtol=1e-5))
+    meter.add(found, right, undecided=np.arange(10) < unsure)
+    link = meter.link("onnx", "a", "b")
+    assert link.verdict == verdict
+    assert ("left out" in link.note or "rounding decides" in link.note) == bool(unsure)
+    if unsure:
+        assert f"in {unsure} of 10 images rounding decides what comes out" in link.note

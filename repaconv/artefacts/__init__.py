@@ -73,6 +73,7 @@ from repaconv.artefacts.records import TensorInfo as TensorInfo
 from repaconv.artefacts.records import Tolerance as Tolerance
 from repaconv.artefacts.records import Verdict as Verdict
 from repaconv.artefacts.records import WeightSet as WeightSet
+from repaconv.artefacts.records import outputs_told as outputs_told
 from repaconv.artefacts.records import parse_image_size as parse_image_size
 from repaconv.artefacts.reporting import Report as Report
 from repaconv.artefacts.reporting import ReportRow as ReportRow

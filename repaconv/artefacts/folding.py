@@ -23,6 +23,7 @@ from repaconv.artefacts.records import (
     Preprocessing,
     Record,
     TensorInfo,
+    outputs_told,
 )
 
 NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
@@ -233,8 +234,7 @@ class GraphFold(FoldArtefact):
     @property
     def done(self) -> str:
         """How many changes, and what was proved of them."""
-        proved = sum(link.verdict == "passed" for link in self.links)
-        return f"{len(self.changes)} changes of the graph, {proved} of {len(self.links)} outputs compared passed"
+        return f"{len(self.changes)} changes of the graph; {outputs_told(self.links)}"
 
 
 class NetworkFold(GraphFold):

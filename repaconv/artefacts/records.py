@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -293,6 +294,18 @@ class Link(Record):
             flips = [(f"changed top-1 predictions: {beyond}", f"{allowed.flips:.0%}")]
             flips += [(within, f"{allowed.flips_within_noise:.0%}")]
         return ", ".join(f"{measured} (limit {limit})" for measured, limit in (*cosine, *error, *flips))
+
+
+def outputs_told(links: Sequence[Link]) -> str:
+    """What became of each of several outputs: how many passed, failed and were not verified, and why not."""
+    verdicts = Counter(link.verdict for link in links)
+    why = Counter(link.note.partition(":")[0] for link in links if link.verdict == "not verified")
+    reasons = [f"{count}: {reason}" if len(why) > 1 else reason for reason, count in why.most_common() if reason]
+    told = [f"{verdicts['passed']} of {len(links)} outputs passed"]
+    told += [f"{verdicts['failed']} failed"] if verdicts["failed"] else []
+    open_ones = verdicts["not verified"]
+    told += [f"{open_ones} not verified ({', '.join(reasons)})" if reasons else f"{open_ones} not verified"] * bool(why)
+    return ", ".join(told)
 
 
 class Artefact(Record):

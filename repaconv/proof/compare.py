@@ -17,6 +17,7 @@ import numpy as np
 from repaconv.artefacts import Link, Metrics, Tolerance, Verdict
 from repaconv.engines.contract import Array, Feeds
 from repaconv.proof.parity import measure
+from repaconv.proof.policy import UNDECIDED_SHARE
 from repaconv.proof.runners import Runner
 from repaconv.proof.swayed import SWAYED
 
@@ -104,7 +105,7 @@ class _Output:
     def __init__(self, tolerance: Tolerance, fixed: bool, undecided: float) -> None:
         self.tolerance, self.moves, self.undecided = tolerance, fixed, undecided
         self.wrong, self.unlike = "", ""
-        self.probes = self.numbers = self.left = self.proved = 0
+        self.probes = self.numbers = self.left = 0
         self.metrics: list[Metrics] = []
         self.seen: dict[tuple[int, ...], Array] = {}
         self.shapes: dict[Shapes, tuple[int, ...]] = {}
@@ -138,7 +139,7 @@ class _Output:
         within = [part for part in self.metrics if self._within(part)] if verdict == "passed" else self.metrics
         rtol, parts = self.tolerance.rtol, within or self.metrics
         if verdict == "passed" and self.left:
-            told[:1] = [f"{self.left} of {self.numbers} numbers hang on a rounding and were left out"]
+            told[:1] = [left_out(self.left, self.numbers)]
         if len(within) < len(self.metrics):
             most = max(part.max_rel_error for part in self.metrics)
             told[1:1] = [
@@ -166,8 +167,8 @@ class _Output:
             return f"{self.unlike}: not compared", "not verified"
         if not self.numbers:
             return "empty on every probe", "not verified"
-        if not self.proved:
-            return SWAYED, "not verified"
+        if self.left > UNDECIDED_SHARE * self.numbers:
+            return f"{SWAYED}: {left_out(self.left, self.numbers)}", "not verified"
         if not self.moves:
             return STILL, "not verified"
         return "", "passed"
@@ -183,7 +184,6 @@ class _Output:
 
     def _leave(self, count: int, of: int) -> None:
         self.left, self.numbers = self.left + count, self.numbers + of
-        self.proved += 2 * count <= of  # a probe on which most of it is decided
 
     def _integers(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> str:
         apart, moved = found != right, np.zeros(right.shape, bool)
@@ -227,6 +227,11 @@ class _Output:
         a = np.where(np.isfinite(b) & np.isfinite(a), a, np.where(apart(a, b) == 0, 0.0, np.nan))
         b = np.where(np.isfinite(b), b, 0.0)
         self.metrics.append(measure(a.reshape(rows), b.reshape(rows), logits=b.ndim == 2 and b.shape[-1] > 1))
+
+
+def left_out(count: int, of: int) -> str:
+    """How many numbers say nothing, as rounding decides them."""
+    return f"{count} of {of} numbers ({count / of:.0%}) hang on a rounding and were left out"
 
 
 def apart(a: Array, b: Array) -> Array:

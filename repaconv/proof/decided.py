@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from repaconv.artefacts import Link, Metrics, Tolerance
 from repaconv.proof.parity import not_verified
+from repaconv.proof.policy import UNDECIDED_SHARE
 
 Array = NDArray[Any]
 
@@ -57,10 +58,12 @@ class Decided:
         still = not self._moves and self.seen > len(self._first)
         if still and not self.others:
             note = "the same at every call: a fault would not show"
-        if self.left == self.seen:
-            note = f"in all {self.seen} rounding decides what comes out"
+        unknown = self.left > UNDECIDED_SHARE * self.seen
+        if self.left:
+            told = f"in {self.left} of {self.seen} images rounding decides what comes out"
+            note = told if unknown else f"{note}; {told}: they were left out"
         lost = bool(self.others) and self.tolerance.kind == "lossy"
-        if self.left == self.seen or lost or (still and not self.others):
+        if unknown or lost or (still and not self.others):
             return not_verified(name, reference, candidate, note)
         share = self.others / self.numbers
         metrics = Metrics(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.artefacts import Link, Tolerance, Verdict
+from repaconv.artefacts import Link, Tolerance, Verdict, outputs_told
 from repaconv.errors import Refused
 from repaconv.proof.data import Batch
 from repaconv.proof.decided import Decided
@@ -138,8 +138,7 @@ def joined(links: Sequence[Link]) -> Link:
         raise ValueError("nothing was compared")
     if len(links) == 1:
         return worst
-    told = f"{len(passed)} of {len(links)} outputs passed"
-    return worst.model_copy(update={"note": "; ".join(filter(None, [told, worst.note]))})
+    return worst.model_copy(update={"note": "; ".join(filter(None, [outputs_told(links), worst.note]))})
 
 
 def _moved(sway: Sway, name: str, right: NDArray[Any]) -> NDArray[Any]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from repaconv.artefacts import Link
 from repaconv.engines.contract import Array, Feeds
-from repaconv.proof.compare import FLOOR, SLACK, STILL, apart, beside, largest
+from repaconv.proof.compare import FLOOR, SLACK, STILL, apart, beside, largest, left_out
+from repaconv.proof.policy import UNDECIDED_SHARE
 from repaconv.proof.runners import Runner
 from repaconv.proof.swayed import SWAYED, TIMES
 from repaconv.subjects.evaluated import Evaluated
@@ -163,7 +164,10 @@ def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:
     if wrong := sum(one.wrong for one in found):
         why = f"{wrong} of {sum(one.of for one in found)} numbers are wrong: {told}"
         return link.model_copy(update={"verdict": "failed", "note": f"{why}; {link.note}"})
-    if all(2 * one.open > one.of for one in found):
+    open_ones, of = sum(one.open for one in found), sum(one.of for one in found)
+    if open_ones:
+        told = f"{left_out(open_ones, of)}; {told}"
+    if open_ones > UNDECIDED_SHARE * of:
         return link.model_copy(update={"verdict": "not verified", "note": f"{SWAYED}: {told}"})
     note = told + (f"; {link.note.rpartition('; ')[2]}" if "; " in link.note else "")
     allowed = link.tolerance

@@ -117,6 +117,7 @@ gpu-bare: .venv/installed
 
 docs: .venv/installed-dev
 	$(PIP) -e ".[docs]"
+	$(BIN)/python docs/_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # Hostile and damaged input, an hour; broken off, it goes on from there.

@@ -1,35 +1,37 @@
-"""Pages that follow from the code, made when the documentation is built: commands, Python, recipes, codes."""
+"""``python docs/_reference.py``: write the pages of docs/reference that follow from the code, made of help and docstrings.
+
+tests/test_docs.py compares the files with what this makes of the code.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
-PACKAGE = Path(__file__).resolve().parents[1] / "repaconv"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "repaconv"
 EXITS = {"GateFailed": 1, "UsageProblem": 2, "EnvironmentProblem": 3, "Refused": 4, "Inconclusive": 5}
 
 
 def pages() -> dict[str, str]:
-    """All of them, by their path within the documentation."""
+    """All of them, by their path within docs/."""
     return {
         "reference/cli.md": commands(),
         "reference/python.md": python(),
         "reference/recipe.md": recipe(),
+        "reference/results.md": results(),
         "reference/codes.md": codes(),
+        "reference/versions.md": versions(),
         "reference/recipe.schema.json": schema(),
+        "reference/results.schema.json": results_schema(),
     }
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """MkDocs' hook: the pages join those that lie in the folder."""
-    from mkdocs.structure.files import File
-
-    for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
-    return files
 
 
 # --- commands -------------------------------------------------------------------------------------------
@@ -93,14 +95,64 @@ def _cell(text: str | None) -> str:
 
 
 def python() -> str:
-    """The public names, and where each is written down."""
+    """The public functions: signature, arguments, result, exceptions."""
     import repaconv
+    from repaconv import testing
 
-    names = [getattr(repaconv, name) for name in repaconv.__all__]
-    entries = [f"\n::: {each.__module__}.{each.__qualname__}\n" for each in names]
-    testing = ["assert_parity", "check_method", "write_example"]
-    ours = [f"\n::: repaconv.testing.{name}\n" for name in testing]
-    return f"# Python\n\n{repaconv.__doc__}\n{''.join(entries)}\n## For tests\n{''.join(ours)}"
+    own = [getattr(repaconv, name) for name in repaconv.__all__]
+    tests = [testing.assert_parity, testing.check_method, testing.write_example]
+    head = (
+        "# Python\n\nEach command is a function of the same name. It takes the same options as arguments and returns the "
+        "[result](results.md) that the command writes.\n\n```python\nimport repaconv\n\n"
+        'folded = repaconv.fold("ckpt.pth")\nrepaconv.export(batch=1)\nassert repaconv.verify().verdict == "passed"\n```\n'
+    )
+    return head + "".join(map(_function, own)) + "\n## For tests\n" + "".join(_function(each, 3) for each in tests)
+
+
+def _function(function: Any, level: int = 2) -> str:
+    name = f"{'repaconv.testing.' if level == 3 else 'repaconv.'}{function.__name__}"
+    given = [*inspect.signature(function).parameters.values()]
+    rows = [_parameter(each) for each in given]
+    if places := [place for place, each in enumerate(given) if each.kind is each.KEYWORD_ONLY]:
+        rows.insert(places[0], "*")
+    returned = str(inspect.signature(function).return_annotation).strip("'")
+    call = f"{name}({', '.join(rows)})"
+    if len(call) > 100:
+        call = f"{name}(\n    " + ",\n    ".join(rows) + ",\n)"
+    return f"\n{'#' * level} {name}\n\n```text\n{call} -> {returned}\n```\n\n{_docstring(function)}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    mark = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+    value = parameter.default
+    shown = "silent" if callable(value) else repr(value)
+    return mark + parameter.name + ("" if value is parameter.empty else f"={shown}")
+
+
+def _docstring(of: Any) -> str:
+    """A docstring of Google's style as Markdown: text, a table of arguments, what is returned and raised."""
+    text, *parts = re.split(r"^(Args|Returns|Yields|Raises|Attributes):\n", inspect.getdoc(of) or "", flags=re.M)
+    found = f"{_plain(text.strip())}\n"
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        if title == "Returns":
+            found += f"\n**Returns.** {_plain(' '.join(body.split()))}\n"
+            continue
+        first = {"Raises": "Exception", "Attributes": "Key"}.get(title, "Argument")
+        rows = "".join(f"| `{name}` | {_cell(_plain(said))} |\n" for name, said in _entries(body))
+        found += f"\n| {first} | Meaning |\n|---|---|\n{rows}"
+    return found
+
+
+def _entries(body: str) -> Iterator[tuple[str, str]]:
+    """The entries of one part: a name, a colon, and text that goes on where it is indented deeper."""
+    for entry in re.split(r"\n(?=\S)", inspect.cleandoc(body)):
+        name, _, said = entry.partition(": ")
+        yield name, " ".join(said.split())
+
+
+def _plain(text: str) -> str:
+    """Markdown of what docstrings mark up by reStructuredText."""
+    return re.sub(r"``([^`]*)``", r"`\1`", text)
 
 
 def schema() -> str:
@@ -187,3 +239,220 @@ def _text(node: ast.expr | None) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(str(each.value) if isinstance(each, ast.Constant) else "..." for each in node.values)
     return ""
+
+
+# --- results --------------------------------------------------------------------------------------------
+
+FILES = {
+    "MethodFold": "`fold.json` of a checkpoint of a method",
+    "NetworkFold": "`fold.json` of a network by its architecture",
+    "GraphFold": "`fold.json` of an ONNX file",
+    "VerifyArtefact": "`verify.json`",
+    "ExportArtefact": "`export.json`, `export.<variant>.json`",
+    "TrainingArtefact": "`bench/training.json`: the original network as ONNX",
+    "BuildArtefact": "`build/<target>.json`",
+    "BenchArtefact": "`bench/<target>.json`",
+    "ThroughputArtefact": "`bench/<target>.throughput.json`",
+    "EstimateArtefact": "`bench/<target>.estimate.json`",
+    "TuneArtefact": "`tuned/<target>.json`",
+    "BundleArtefact": "`build/<target>.bundle.json`",
+    "CollectArtefact": "`build/<target>.collected.json`",
+    "ConvertArtefact": "`convert.json`",
+    "FinetuneArtefact": "`finetune.json`",
+    "ScoreArtefact": "`<stem>.score.json`",
+    "SaveArtefact": "`save.json`",
+    "SweepArtefact": "`sweep.json`",
+    "Fetched": "`repaconv-out/fetched/<address>.json`",
+    "CompareArtefact": "the file of `compare -o`",
+    "Baselines": "the file of `bench --baseline`",
+    "HistoryEntry": "a line of `history-<target>.jsonl`",
+    "Inspection": "`inspect` of a checkpoint",
+    "FileInspection": "`inspect` of an ONNX model or an engine",
+    "GateReport": "`gate`",
+    "RecipeRun": "`run` and `deploy`",
+    "Report": "`report --format json`",
+    "RunsReport": "`report --format json` of several runs",
+    "NewRecipe": "`new-recipe`",
+    "PaperTable": "`table`",
+}
+"""Where each result is found; all other records are parts of these."""
+
+ENVELOPE = """```json
+{"schema_version": 3, "command": "verify", "status": "ok", "exit_code": 0, "data": {}, "errors": []}
+```
+
+`--format json` prints this envelope on stdout, also if the command fails. `data` is the result. `errors` has one entry
+`{code, message, hint}` for each error: see [error codes](codes.md)."""
+
+
+def _records() -> dict[str, Any]:
+    """The results' models by name."""
+    from repaconv import artefacts
+
+    found = {name: getattr(artefacts, name) for name in dir(artefacts)}
+    return {
+        name: each
+        for name, each in found.items()
+        if isinstance(each, type) and issubclass(each, artefacts.Record) and name != "Record"
+    }
+
+
+def results() -> str:
+    """Every key of every result."""
+    from repaconv.artefacts import SCHEMA_VERSION, Artefact
+
+    records = _records()
+    head = (
+        f"# Results (JSON)\n\n{ENVELOPE}\n\nThe schema version is {SCHEMA_VERSION}; files of version "
+        f"{SCHEMA_VERSION - 1} are still read. [The JSON Schema](results.schema.json) describes all results.\n\n"
+        "| Result | Where |\n|---|---|\n"
+    )
+    rows = "".join(f"| [{name}](#{name.lower()}) | {where} |\n" for name, where in FILES.items())
+    own = "".join(_record(name, records[name]) for name in FILES)
+    parts = "".join(_record(name, each) for name, each in records.items() if name not in FILES and each is not Artefact)
+    shared = _record("Artefact", Artefact, "Keys of every result that is a file of a run")
+    return head.replace('"schema_version": 3', f'"schema_version": {SCHEMA_VERSION}') + rows + shared + own + parts
+
+
+def _record(name: str, model: Any, title: str = "") -> str:
+    from repaconv.artefacts import Artefact
+
+    text, _, listed = (inspect.getdoc(model) or "").partition("Attributes:\n")
+    said = dict(_entries(listed)) if listed else {}
+    shared = set() if model is Artefact or not issubclass(model, Artefact) else set(Artefact.model_fields)
+    rows = "".join(
+        f"| `{key}` | {_kind(field.annotation)} | {_cell(_plain(field.description or said.get(key, '')))} |\n"
+        for key, field in model.model_fields.items()
+        if not field.exclude and (key not in shared or key == "stage")
+    )
+    more = "\nAnd the keys of [every result](#artefact).\n" if shared else ""
+    return f"\n## {name}\n\n{title or _plain(text.strip())}\n\n| Key | Type | Meaning |\n|---|---|---|\n{rows}{more}"
+
+
+def _kind(annotation: Any) -> str:
+    """A type as a reader of JSON sees it, with a link where it is another record."""
+    arguments = [_kind(each) for each in get_args(annotation) if each is not Ellipsis]
+    origin = get_origin(annotation)
+    if annotation is type(None):
+        return "null"
+    if isinstance(annotation, type) and annotation.__name__ in _records() and origin is None:
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    if origin in (tuple, list):
+        kinds = " or ".join(dict.fromkeys(arguments))
+        return f"list of {kinds}"
+    if origin is dict:
+        return f"object of {arguments[1]} by {arguments[0]}"
+    if origin is UnionType or str(origin) == "typing.Union":
+        return " or ".join(arguments)
+    if str(origin) == "typing.Literal":
+        return " or ".join(f"`{each}`" for each in get_args(annotation))
+    if arguments:  # annotated: the type, and what pydantic asks of it
+        return arguments[0]
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
+    return names.get(getattr(annotation, "__name__", ""), "any")
+
+
+def results_schema() -> str:
+    """JSON Schema of all results, a line each."""
+    from pydantic.json_schema import models_json_schema
+
+    records = _records()
+    _, found = models_json_schema([(records[name], "serialization") for name in FILES])
+    rows = [
+        f"  {json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in sorted(found["$defs"].items())
+    ]
+    return '{\n "title": "repaconv results",\n "$defs": {\n' + ",\n".join(rows) + "\n }\n}\n"
+
+
+# --- versions -------------------------------------------------------------------------------------------
+
+EXTRAS = {
+    "onnxruntime-gpu": "target `cuda-ort`",
+    "openvino": "target `x86-64-openvino`",
+    "tensorrt": "targets `a100`, `h100`, `t4` and Jetson boards with repaconv on them",
+    "tensorrt-rtx": "targets `rtx-30`, `rtx-40`, `rtx-50`",
+    "polygraphy": "TensorRT engines without a torch that sees the GPU",
+    "nncf": "`--quantizer nncf`",
+    "timm": "`--arch timm:NAME`",
+    "torchvision": "`--arch torchvision:NAME`",
+    "transformers": "Hugging Face folders",
+    "huggingface-hub": "`fetch hf://...`",
+    "distributed": "clusters",
+}
+"""What needs a package that is not installed with repaconv itself."""
+
+
+def versions() -> str:
+    """Versions of packages, runtimes and opsets that are supported, and those that CI installs."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [each for name, each in project["optional-dependencies"].items() if name not in ("all", "dev", "docs")]
+    tested = _tested()
+    rows = [_version(each, tested, "repaconv itself") for each in sorted(project["dependencies"])]
+    also = {each for several in extras for each in several}
+    more = [_version(each, tested, EXTRAS.get(_name(each), "")) for each in sorted(also) if _name(each) in EXTRAS]
+    head = (
+        "# Supported versions\n\n```sh\nrepaconv doctor\n```\n\n`doctor` lists what is installed, what is missing, and "
+        f"the command that installs it.\n\nPython: {project['requires-python']}. Operating system: Linux (x86-64, "
+        "arm64).\n\n## Packages\n\nTested is the version that CI installs.\n\n"
+        "| Package | Supported | Tested | Needed for |\n|---|---|---|---|\n"
+    )
+    return head + "".join(rows + more) + _runtimes() + OPSETS
+
+
+OPSETS = """
+## Opsets
+
+| Opset | Read (`fold model.onnx`) | Written (`export`) |
+|---|---|---|
+| 7 to 12 | yes, converted to opset 13 first | no |
+| 13 to 23 | yes | yes, as the target asks |
+
+Operators of other domains are kept as they are.
+"""
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement)[0]
+
+
+def _tested() -> dict[str, str]:
+    """The versions that CI installs, of the newer of two where they differ by Python."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if "==" in line:
+            name, _, rest = line.partition("==")
+            version, _, marker = rest.partition(";")
+            if "<" not in marker:
+                found[name] = version.strip()
+    return found
+
+
+def _version(requirement: str, tested: dict[str, str], use: str) -> str:
+    plain = requirement.partition(";")[0].strip()
+    name = _name(plain)
+    seen = tested.get(name) or tested.get(f"{name}-cu13", "")
+    return f"| {name} | {plain[len(name) :].replace('>=', '>= ')} | {seen} | {use} |\n"
+
+
+def _runtimes() -> str:
+    """The targets as their files have them."""
+    from repaconv import registry
+
+    found = "\n## Targets\n\n| Target | Device | Runtime | Opset | Precisions |\n|---|---|---|---|---|\n"
+    plain = [registry.load(registry.TARGETS, name) for name in registry.registered(registry.TARGETS)]
+    every = [each for one in plain for each in (one, *map(one.variant, one.variants))]
+    for each in every:
+        name, opset = each.name, f"{each.opset}" + (f" to {each.newest}" if each.newest > each.opset else "")
+        runtime = f"{each.runtime} {each.runtime_version}".strip()
+        found += f"| `{name}` | {_cell(each.about)} | {runtime} | {opset} | {', '.join(each.precisions)} |\n"
+    return f"{found}\nWhat is untested for lack of hardware: [Limitations](../limitations.md).\n"
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        (ROOT / "docs" / path).parent.mkdir(exist_ok=True)
+        (ROOT / "docs" / path).write_text(text)

@@ -44,7 +44,7 @@ EXTRAS = (
     Extra("onnxslim", ("onnxslim",), "export --simplifier onnxslim"),
     Extra("farm", ("distributed", "pyyaml"), "worker, sweep and bench --scheduler: a Dask cluster"),
     Extra("train", ("scikit-learn",), "the digits that the demo's networks were trained on"),
-    Extra("docs", ("mkdocs-material", "mkdocstrings"), "make docs"),
+    Extra("docs", ("mkdocs-material",), "make docs"),
 )
 """All but ``all``, which is of those that need no card, and ``dev``; pyproject.toml has their versions."""
 

@@ -1,4 +1,4 @@
-"""``python docs/_reference.py``: write the pages of docs/reference that follow from the code, made of help and docstrings.
+"""``python docs/_reference.py`` writes docs/reference, which follows from the code: its help, types and docstrings.
 
 tests/test_docs.py compares the files with what this makes of the code.
 """
@@ -102,9 +102,10 @@ def python() -> str:
     own = [getattr(repaconv, name) for name in repaconv.__all__]
     tests = [testing.assert_parity, testing.check_method, testing.write_example]
     head = (
-        "# Python\n\nEach command is a function of the same name. It takes the same options as arguments and returns the "
-        "[result](results.md) that the command writes.\n\n```python\nimport repaconv\n\n"
-        'folded = repaconv.fold("ckpt.pth")\nrepaconv.export(batch=1)\nassert repaconv.verify().verdict == "passed"\n```\n'
+        "# Python\n\nEach command is a function of the same name. It takes the same options as arguments and returns "
+        "the [result](results.md) that the command writes.\n\n```python\nimport repaconv\n\n"
+        'folded = repaconv.fold("ckpt.pth")\nrepaconv.export(batch=1)\n'
+        'assert repaconv.verify().verdict == "passed"\n```\n'
     )
     return head + "".join(map(_function, own)) + "\n## For tests\n" + "".join(_function(each, 3) for each in tests)
 

@@ -40,7 +40,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
         _gemm(model, node)
     clean(model)
     splits.after_views(model)
-    _share(model)
+    share(model)
     yield from ()
 
 
@@ -86,7 +86,7 @@ def _gemm(model: ir.Model, node: ir.Node) -> None:
         write.replace(add.outputs[0], new)
 
 
-def _share(model: ir.Model) -> None:
+def share(model: ir.Model) -> None:
     """Equal matrices are one; a few numbers tell most apart, so that large ones are seldom read whole."""
     found: dict[object, list[ir.Value]] = {}
     for value in tuple(model.graph.initializers.values()):

@@ -14,6 +14,7 @@ from repaconv.folds.convolutions import CONVOLUTION
 from repaconv.folds.finish import FINISH
 from repaconv.folds.joins import JOIN
 from repaconv.folds.pads import POOL_PADDING
+from repaconv.folds.sharing import KEEP_SHARED, UNSHARE
 from repaconv.folds.tokens import READ_TOKENS
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.graph import tidy
@@ -36,9 +37,10 @@ def _then(first: Rewrite, second: Rewrite) -> Rewrite:
 
 
 def without(names: Collection[str]) -> tuple[Rewrite, ...]:
-    """All but some of the rewrites; those that look for what another makes go with it."""
+    """All but some of the rewrites; those that look for what another makes go with it, and `UNSHARE` is for none."""
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
-    return tuple(fold for fold in FOLDS if fold.name not in left_out)
+    kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
+    return (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
 
 
 FOLDS: tuple[Rewrite, ...] = (

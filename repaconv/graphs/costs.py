@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from repaconv.graphs.graph import Array, constant, read
-from repaconv.graphs.operators import IMAGE_NORMS, PRODUCTS, ROW_NORMS
+from repaconv.graphs.operators import IMAGE_NORMS, PRODUCTS, RANDOM, ROW_NORMS
 from repaconv.graphs.shapes import Size, Sizes, sizes
 from repaconv.onnxfile import flops_of
 
@@ -18,21 +18,46 @@ if TYPE_CHECKING:
 
 
 def parameters(model: ir.Model) -> int:
-    """Numbers that were learnt: floating constants of more than one number.
+    """Numbers that were learnt: floating constants of more than one number, each as often as the file holds it.
 
     What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, masks, and copies of a
     constant for every image of a fixed batch, or of a table's entries, are none.
+
+    Args:
+        model: As `repaconv.graphs.graph.as_stored` has it: what several nodes share is one constant.
     """
-    return sum(_learnt(value) for value in model.graph.initializers.values())
+    fixed = _fixed(model)
+    return sum(_learnt(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())
 
 
-def _learnt(value: ir.Value) -> int:
+def _fixed(model: ir.Model) -> set[ir.Value]:
+    """Constants, and what is computed of constants alone, such as the Transpose of a weight."""
+    found = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
+    for node in model.graph:
+        if node.inputs and node.op_type not in RANDOM and all(value is None or value in found for value in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _uses(value: ir.Value, fixed: set[ir.Value]) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes that compute something with a constant, or with what is computed of constants and of it."""
+    todo, seen = [value], {value}
+    while todo:
+        for node, place in todo.pop().uses():
+            if any(out in fixed for out in node.outputs):
+                todo += [out for out in node.outputs if out not in seen]
+                seen.update(node.outputs)
+            else:
+                yield node, place
+
+
+def _learnt(value: ir.Value, used: list[tuple[ir.Node, int]]) -> int:
     if value.const_value is None or value.is_graph_input() or not value.const_value.dtype.is_floating_point():
         return 0
-    if all(node.op_type in PRODUCTS for node, _ in value.uses()):  # the largest are not looked at
-        return value.const_value.size if value.const_value.size > 1 and value.uses() else 0
+    if all(node.op_type in PRODUCTS for node, _ in used):  # the largest are not looked at
+        return value.const_value.size if value.const_value.size > 1 and used else 0
     numbers = constant(value)
-    uses = [(node, place) for node, place in value.uses() if not _is_neutral(node, place, numbers)]
+    uses = [(node, place) for node, place in used if not _is_neutral(node, place, numbers)]
     if numbers is None or numbers.size < 2 or not uses:
         return 0
     if all(node.op_type == "Concat" for node, _ in uses) and len(numbers) > 1 and (numbers == numbers[:1]).all():
@@ -54,11 +79,31 @@ def _is_neutral(node: ir.Node, place: int, numbers: Array | None) -> bool:
     )
 
 
-def matrices(model: ir.Model) -> int:
-    """Numbers that products multiply by; what several share counts for each."""
-    nodes = [node for node in model.graph if node.domain == "" and node.op_type in PRODUCTS]
-    weights = [value for node in nodes for value in node.inputs[:2]]
-    return sum(value.const_value.size for value in weights if value is not None and value.const_value is not None)
+class Matrices(NamedTuple):
+    """Numbers that products multiply by: as the file holds them, and again for each product that reads them."""
+
+    held: int
+    read: int
+
+
+def matrices(model: ir.Model) -> Matrices:
+    """What a graph holds of them.
+
+    Args:
+        model: See `parameters`.
+    """
+    fixed, held, read = _fixed(model), 0, 0
+    for value in model.graph.initializers.values():
+        readers = sum(multiplies(node, place) for node, place in _uses(value, fixed))
+        if value.const_value is not None and readers:
+            held += value.const_value.size
+            read += value.const_value.size * readers
+    return Matrices(held, read)
+
+
+def multiplies(node: ir.Node, place: int) -> bool:
+    """Whether a node multiplies by what it reads at a place."""
+    return node.domain == "" and node.op_type in PRODUCTS and place < 2
 
 
 def macs(model: ir.Model) -> int | None:

@@ -19,22 +19,30 @@ if TYPE_CHECKING:
     from repaconv.graphs.contract import Rewrite
 
 Array = NDArray[Any]
+OPAQUE = "repaconv.opaque"
+"""Marks a constant that rewrites take for computed, so that it stays as it is (`repaconv.folds.sharing`)."""
 _NUMBER = re.compile(r"_(\d{1,12})$")
 
 
 def read(proto: onnx.ModelProto) -> ir.Model:
     """The model to rewrite: functions inlined, constants as initializers, shapes inferred where they were not said."""
+    from repaconv.graphs.inference import infer, name_sizes
+
+    model = as_stored(proto)
+    name_sizes(model)
+    infer(model)
+    return model
+
+
+def as_stored(proto: onnx.ModelProto) -> ir.Model:
+    """The model with functions inlined and constants as initializers: one for each that the file holds."""
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
-
-    from repaconv.graphs.inference import infer, name_sizes
 
     model = ir.from_proto(proto)
     if model.functions:
         InlinePass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    name_sizes(model)
-    infer(model)
     return model
 
 
@@ -104,7 +112,7 @@ def without_copies(model: ir.Model) -> None:
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """A constant's numbers, floating ones in float64; None if it is computed or an input of the graph."""
+    """A constant's numbers, floating ones in float64; None if it is computed, an input of the graph, or opaque."""
     if value is None or value.const_value is None or not is_constant(value):
         return None
     found: Array = value.const_value.numpy()
@@ -112,8 +120,10 @@ def constant(value: ir.Value | None) -> Array | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether its numbers are in the graph, at no cost."""
-    return value is not None and value.const_value is not None and not value.is_graph_input()
+    """Whether its numbers are in the graph, at no cost, and rewrites may look at them."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return False
+    return OPAQUE not in value.meta
 
 
 def scalar(value: ir.Value | None) -> float | None:

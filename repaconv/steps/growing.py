@@ -1,19 +1,20 @@
 """Whether a fold leaves the graph smaller: rewrites that in sum enlarge it are taken back, the same on every machine.
 
-A fold never multiplies more. Its matrices are larger only where they save a greater share of the multiplications; a
-matrix that several layers share counts for each of them, so that a BatchNormalization may go into every reader of one.
-Nodes are more only where that saves a greater share of multiplications and numbers. And where none of the three is
-fewer, nothing was gained: the graph stays as it was given, unless it comes out wrong as it is.
+What counts is what the file holds: a weight that several layers share counts once. A fold never multiplies more. Its
+matrices are larger only where they save a greater share of the multiplications; numbers and nodes are more only where
+that saves a greater share of the others. A weight that was shared is several weights only where that multiplies less
+in the same proportion. And where none of the three is fewer, nothing was gained: the graph stays as it was given,
+unless it comes out wrong as it is.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from repaconv.folds.sharing import UNSHARE
 from repaconv.graphs.graph import nodes_of
 from repaconv.graphs.selections import swaps_last
-from repaconv.steps.taken_back import Judged, Kept, Refold, without_harm
+from repaconv.steps.taken_back import Judged, Kept, Refold, without, without_harm
 from repaconv.subjects.evaluated import Evaluated
 
 if TYPE_CHECKING:
@@ -21,20 +22,27 @@ if TYPE_CHECKING:
 
 
 class Size(NamedTuple):
-    """Of a graph: multiply-accumulates of one image, numbers in matrices, reader by reader, all numbers, and nodes.
+    """Of a graph: multiply-accumulates of one image, numbers in matrices, all numbers, and nodes.
 
-    A Transpose of the last two axes that only products read is none: they take their matrix so.
+    A Transpose of the last two axes that only products read is none: they take their matrix so. ``shares`` are the
+    numbers that the graph would hold besides, had every product its own matrix.
     """
 
     macs: int
     matrices: int
     numbers: int
     nodes: int
+    shares: int = 0
 
     @property
-    def shared(self) -> tuple[int, int, int]:
-        """What is weighed by its shares; 1 for what is not known."""
-        return max(self.macs, 1), max(self.numbers, 1), self.nodes
+    def weighed(self) -> int:
+        """What is weighed by its shares, in one number; 1 for what is not known."""
+        return max(self.macs, 1) * max(self.numbers, 1) * max(self.nodes, 1)
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """The least is best of folds that leave shared weights or not."""
+        return max(self.macs, 1) * max(self.matrices, 1), self.numbers, self.nodes
 
 
 def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -> Kept:
@@ -51,7 +59,22 @@ def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -
         size = size_of(one.graph)
         return Judged(size, larger(size_of(before), size))
 
-    return without_harm(fold, given, refold, judge) if fold.changes else fold
+    if not fold.changes:
+        return fold
+    return without_harm(_as_shared(fold, before, refold), given, refold, judge)
+
+
+def _as_shared(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
+    """The fold; without what it did to weights that layers share, where that gained nothing."""
+    size = size_of(fold.graph)
+    if size.shares >= size_of(before).shares:
+        return fold
+    other = without(fold, UNSHARE, refold, "")
+    kept = size_of(other.graph)
+    if kept.rank >= size.rank:
+        return fold
+    why = f"with it layers that share weights have their own, {size.matrices:,} numbers, not {kept.matrices:,}"
+    return other._replace(back=fold.back.with_(UNSHARE, why))
 
 
 def larger(before: Size, after: Size) -> str:
@@ -62,7 +85,10 @@ def larger(before: Size, after: Size) -> str:
         return f"with it the graph's matrices hold {after.matrices:,} numbers, not {before.matrices:,}"
     if not (after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
         return "it saves neither multiplications nor numbers nor nodes"
-    if after.nodes > before.nodes and prod(after.shared) > prod(before.shared):
+    dearer = after.weighed > before.weighed
+    if after.numbers > before.numbers and dearer:
+        return f"with it the graph holds {after.numbers:,} numbers, not {before.numbers:,}"
+    if after.nodes > before.nodes and dearer:
         return f"with it the graph has {after.nodes:,} nodes, not {before.nodes:,}"
     return ""
 
@@ -73,7 +99,8 @@ def size_of(graph: Evaluated) -> Size:
 
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_in_products, nodes_of(model, "Transpose")))
-    return Size(macs_in(model), matrices(model), parameters(model), nodes)
+    found = matrices(graph.stored)
+    return Size(macs_in(model), found.held, parameters(graph.stored), nodes, found.read - found.held)
 
 
 def _in_products(node: ir.Node) -> bool:

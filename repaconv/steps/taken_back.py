@@ -26,6 +26,10 @@ class TakenBack(NamedTuple):
     names: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
 
+    def with_(self, name: str, why: str) -> TakenBack:
+        """One more."""
+        return TakenBack((*self.names, name), (*self.told, f"{name}: taken back, as {why}"))
+
 
 class Kept(NamedTuple):
     """What stays of a fold: its graph, what it did, and what of it was taken back."""
@@ -53,7 +57,7 @@ def without_harm(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[
     """
     judged = judge(fold)
     while judged.why and (names := _harmful(fold)):
-        tries = [_without(fold, name, refold, judged.why) for name in names]
+        tries = [without(fold, name, refold, judged.why) for name in names]
         fold, judged = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
     return fold if fold.changes else fold._replace(graph=given)
 
@@ -63,7 +67,8 @@ def _harmful(fold: Kept) -> list[str]:
     return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in CURES))
 
 
-def _without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
-    back = TakenBack((*fold.back.names, name), (*fold.back.told, f"{name}: taken back, as {why}"))
+def without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
+    """The fold without one more rewrite; ``why`` it is taken back."""
+    back = fold.back.with_(name, why)
     model, changes = refold(back.names)
     return Kept(Evaluated(model), changes, back)

@@ -87,6 +87,13 @@ class Evaluated:
         return probes(self.model, self.run, dear=(macs(self.settled) or 0) > DEAR)
 
     @cached_property
+    def stored(self) -> ir.Model:
+        """It as its file holds it, to be counted."""
+        from repaconv.graphs.graph import as_stored
+
+        return as_stored(self.model)
+
+    @cached_property
     def settled(self) -> ir.Model:
         """It with every shape that can be known, to be looked at."""
         from repaconv.graphs.graph import read

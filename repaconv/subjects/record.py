@@ -37,7 +37,7 @@ def recorded(
         "structure": taken.structure,
         "float64": taken.float64,
         "sizes": taken.sizes,
-        "parameters": (parameters(given), parameters(smaller)),
+        "parameters": (parameters(before.stored), parameters(after.stored)),
         "macs": None if None in multiplied else multiplied,
         "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
         "operators": operators_of(after.model),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
 from repaconv.cli.showing.parts import costs, links, longest
+from repaconv.pages.report import saved
 
 if TYPE_CHECKING:
     from repaconv.artefacts import GraphFold, MethodFold
@@ -60,15 +61,15 @@ def _graph(done: GraphFold) -> None:
             changes.add_row(change.rewrite, plain(change.place), plain(change.told))
         out().print(changes)
         longest("changes", len(done.changes))
-    saved = table("", "before", "after", "saved")
+    counts = table("", "before", "after", "saved")
     rows = [
         ("parameters", done.parameters),
         ("nodes", done.nodes),
         *([("MACs a call", done.macs)] if done.macs else []),
     ]
     for name, (before, after) in rows:
-        saved.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
-    out().print(saved)
+        counts.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
+    out().print(counts)
     for sentence in done.left:
         out().print(f"[yellow]left alone:[/] {plain(_first(sentence))}")
     if done.links:

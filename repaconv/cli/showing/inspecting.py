@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.cli.render import out, plain, table, value
 from repaconv.cli.showing.parts import costs
+from repaconv.pages.report import saved
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,6 +77,5 @@ def _blocks(blocks: Iterable[BlockCost]) -> Table:
     for block in blocks:
         before, after = block.training, block.deploy
         counts = (before.parameters, after.parameters, before.macs, after.macs)
-        saved = f"{1 - after.macs / before.macs:.1%}" if before.macs else ""
-        rows.add_row(plain(block.name), *(f"{count:,}" for count in counts), saved)
+        rows.add_row(plain(block.name), *(f"{count:,}" for count in counts), saved(before.macs, after.macs))
     return rows

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
+from repaconv.pages.report import saved
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,7 +98,7 @@ def costs(training: Cost, deploy: Cost) -> Table:
         ("parameters", training.parameters, deploy.parameters),
         ("MACs an image", training.macs, deploy.macs),
     ):
-        rows.add_row(name, f"{before:,}", f"{after:,}", f"{1 - after / before:.2%}" if before else "")
+        rows.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
     return rows
 
 

@@ -154,6 +154,31 @@ def fold_of(run: Run) -> FoldArtefact:
     return read_artefact(run.fold_json, KINDS[kind])
 
 
+def usual_folder(source: Path) -> Path:
+    """Where the run of a file is unless the user says otherwise: that of its name without the suffix.
+
+    Where that holds the run of a file of another suffix (``net.pth`` next to ``net.onnx``), that of its name with the
+    suffix: ``repaconv-out/net-onnx``. A folder that holds the run of this file already comes first.
+    """
+    usual, longer = OUT / source.stem, OUT / source.name.replace(".", "-")
+    if source.is_dir():
+        return OUT / source.name
+    own = str(source.resolve())
+    taken = {folder: path for folder in (usual, longer) if (path := _origin_of(folder))}
+    for folder, path in taken.items():
+        if path == own:
+            return folder
+    return longer if usual in taken and Path(taken[usual]).suffix != source.suffix else usual
+
+
+def _origin_of(folder: Path) -> str:
+    """The file that a run is of; empty where that cannot be read."""
+    run = Run(folder)
+    with suppress(Refused):
+        return fold_of(run).origin.path if run.fold_json.is_file() else ""
+    return ""
+
+
 def prepare_run(
     checkpoint: Path, sha256: str, out: Path | None, *, force: bool, payload: str = WEIGHTS, files: Sequence[Path] = ()
 ) -> Run:
@@ -162,7 +187,7 @@ def prepare_run(
     Args:
         checkpoint: What is folded.
         sha256: Its hash.
-        out: The folder; that of its stem when None.
+        out: The folder; see `usual_folder` when None.
         force: Replace the run of another file.
         payload: What the folded network's file will be called.
         files: What else will be written.
@@ -171,7 +196,7 @@ def prepare_run(
         Refused: If the folder holds the run of another checkpoint and ``force`` was not asked for, or is no run's.
         UsageProblem: If what the fold would replace is not what was written there.
     """
-    run = Run(out if out is not None else OUT / checkpoint.stem)
+    run = Run(out if out is not None else usual_folder(checkpoint))
     latest = run.folder.resolve() == LATEST.resolve()
     if latest or (run.folder.exists() and not run.folder.is_dir()):
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"

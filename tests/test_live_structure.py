@@ -17,6 +17,8 @@ from torch.nn import functional as F
 import repaconv as rc
 from repaconv.artefacts import NOTHING_TO_FOLD
 from repaconv.errors import Refused
+from repaconv.files import from_json
+from repaconv.folds.standing import PADDED, READ_BESIDE
 
 
 def told(folded):
@@ -279,7 +281,46 @@ def test_where_nothing_folds_all_doors_say_so_in_the_same_words(repaconv):
     ):
         code, out, _ = repaconv("fold", *given, "-o", name)
         assert code == 0
+        assert f"\n{NOTHING_TO_FOLD}; in float64 by" in out  # no verdict: nothing was changed
+        assert from_json(Path(name, "fold.json").read_text())["changes"] == []
+
+
+def test_a_norm_that_stays_has_the_same_reason_at_all_doors(repaconv):
+    """A BatchNorm between an activation and a padded convolution."""
+    torch.manual_seed(0)
+    model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()))
+    assert unfolded(model) == (f"1: a BatchNorm not folded, {PADDED}",)
+    graph = exported(model, (1, 3, 16, 16), dynamo=False, opset=17, free=False)
+    Path("net.onnx").write_bytes(graph.SerializeToString())
+    torch.save(model.state_dict(), "net.pth")
+    Path("net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), "
+        "nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())\n"
+    )
+    for given in (("net.onnx",), ("net.pth", "--arch", "net.py:build", "--set", "image_size=16")):
+        code, out, _ = repaconv("fold", *given)
+        assert code == 0
         assert NOTHING_TO_FOLD in out
+        assert PADDED in " ".join(out.split())
+
+
+def test_norms_that_the_exporter_folded_are_counted(repaconv):
+    """``--arch`` folds the exporter's graph, in which nothing may be left to fold."""
+    torch.manual_seed(0)
+    model = trained(nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)))
+    torch.save(model.state_dict(), "net.pth")
+    Path("net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), "
+        "nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))\n"
+    )
+    code, out, _ = repaconv("fold", "net.pth", "--arch", "net.py:build", "--set", "image_size=16")
+    assert code == 0
+    numbers = "268 parameters in the module, 260 in its graph"
+    assert f"nothing more to fold: torch's exporter folded 1 of 1 BatchNorms ({numbers})" in " ".join(out.split())
+    assert from_json(Path("repaconv-out/net/fold.json").read_text())["exporting"] == {
+        "parameters": [268, 260],
+        "batchnorms": [1, 0],
+    }
 
 
 class Bottleneck(nn.Module):
@@ -402,7 +443,7 @@ def test_a_norm_before_a_padded_convolution_stays_and_is_told():
     model = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)))
     folded = rc.fold(model)
     assert told(folded) == ["3: 3 -> 2"]
-    assert "1 stands" in left(folded)
+    assert f"1: a BatchNorm not folded, {PADDED}" in left(folded)
     unpadded = trained(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3, groups=2, stride=2))).double()
     folded = rc.fold(unpadded)
     assert told(folded) == ["1: 1 -> 2"]
@@ -435,13 +476,25 @@ class Odd(nn.Module):
         return F.relu(self.other(z))
 
 
-@pytest.mark.parametrize("how", ["shared", "tied", "hooked", "read", "twice", "its weight", "decided"])
-def test_what_something_else_reads_shares_or_watches_stays(how):
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("shared", "0.conv, which is right before it, is shared"),
+        ("tied", "0.conv, which is right before it, is shared"),
+        ("hooked", "0.conv, which is right before it, is shared, hooked"),
+        ("read", READ_BESIDE.format("mul")),
+        ("twice", "it is called 2 times"),
+        ("its weight", "read from outside"),
+        ("decided", READ_BESIDE.format("abs")),
+    ],
+)
+def test_what_something_else_reads_shares_or_watches_stays(how, why):
     net = nn.Sequential(Odd(how), trained(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))).double()
     trained(net)
     folded = rc.fold(net)
     assert told(folded) == ["1.1: 1.1 -> 1.0"]
-    assert "0.bn stands" in left(folded)
+    (sentence,) = [each for each in folded.fold_certificate[-1].left if each.startswith("0.bn: a BatchNorm not folded")]
+    assert why in sentence
     same(net, folded, torch.randn(2, 4, 6, 6))
 
 

@@ -57,6 +57,22 @@ def test_a_second_fold_replaces_the_later_stages_and_nothing_else(tiny):
     assert {p.name for p in RUN.iterdir()} == {"fold.json", "model.safetensors", "notes.txt"}
 
 
+def test_a_graph_next_to_a_checkpoint_of_its_name_has_a_run_folder_of_its_own(tiny):
+    graph = tiny.with_suffix(".onnx")
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }'
+    )
+    onnx.save(model, graph)
+    rc.fold(tiny)
+    before = tree(RUN)
+    rc.fold(graph)
+    assert tree(RUN) == before
+    assert (RUN.parent / "latest").read_text().strip() == "tiny-onnx"
+    rc.fold(graph)
+    rc.fold(tiny)  # each goes to its own again
+    assert {folder.name for folder in RUN.parent.iterdir() if folder.is_dir()} == {"tiny", "tiny-onnx"}
+
+
 def test_another_checkpoint_of_the_same_name_is_not_overwritten(tiny, tmp_path):
     rc.fold(tiny)
     before = tree(RUN)

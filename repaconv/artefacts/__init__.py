@@ -38,6 +38,7 @@ from repaconv.artefacts.finetuning import Epoch as Epoch
 from repaconv.artefacts.finetuning import FinetuneArtefact as FinetuneArtefact
 from repaconv.artefacts.folding import KINDS as KINDS
 from repaconv.artefacts.folding import NOTHING_TO_FOLD as NOTHING_TO_FOLD
+from repaconv.artefacts.folding import Exporting as Exporting
 from repaconv.artefacts.folding import FoldArtefact as FoldArtefact
 from repaconv.artefacts.folding import FoldStep as FoldStep
 from repaconv.artefacts.folding import GraphFold as GraphFold

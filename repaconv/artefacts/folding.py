@@ -181,7 +181,7 @@ class GraphFold(FoldArtefact):
 
     ``changes`` say what was done where; where there are none, the graph is as it was given, but for its file.
     ``links`` compare the outputs before and after. ``macs`` are those of one call with free sizes at 1, before and
-    after; None where shapes are not known. ``left`` says what was left alone and why, and which linear operators still
+    after; None where shapes are not known. ``left`` says what was not folded and why, and which linear operators still
     stand behind or beside another. ``opset`` is that of the graph as given. ``verdict`` is passed where a link passed
     and none failed; outputs that could not be compared are links that are *not verified*, by name. ``structure`` is a
     hash of the graph without its weights, ``float64`` says what evaluates it in float64; empty where nothing does, or
@@ -211,6 +211,13 @@ class GraphFold(FoldArtefact):
         return "graph"
 
     @property
+    def unchanged(self) -> str:
+        """Why the graph is as it was given; empty where something was folded."""
+        if self.changes:
+            return ""
+        return "all of the fold was taken back" if self.taken_back else NOTHING_TO_FOLD
+
+    @property
     def told(self) -> str:
         """Where it is from."""
         return "an ONNX graph"
@@ -234,7 +241,28 @@ class GraphFold(FoldArtefact):
     @property
     def done(self) -> str:
         """How many changes, and what was proved of them."""
+        if self.unchanged:
+            return self.unchanged
         return f"{len(self.changes)} changes of the graph; {outputs_told(self.links)}"
+
+
+class Exporting(Record):
+    """What torch's exporter folded before anything else did: counts of the module, and of the graph that it wrote.
+
+    ``batchnorms`` are those that run in one inference, and those that are nodes of the graph.
+    """
+
+    parameters: tuple[int, int]
+    batchnorms: tuple[int, int]
+
+    @property
+    def description(self) -> str:
+        """Empty where it folded no BatchNorm."""
+        run, remain = self.batchnorms
+        if run <= remain:
+            return ""
+        numbers = f"{self.parameters[0]:,} parameters in the module, {self.parameters[1]:,} in its graph"
+        return f"torch's exporter folded {run - remain:,} of {run:,} BatchNorms ({numbers})"
 
 
 class NetworkFold(GraphFold):
@@ -242,7 +270,8 @@ class NetworkFold(GraphFold):
 
     ``arch`` is what was named: ``timm:mobileone_s1``, ``transformers:ViTModel``, ``./net.py:build``; ``config`` is the
     one of a Hugging Face folder; ``known`` is what it was recognised as, where nobody named it. ``data`` is the graph
-    as exported in float64, ``exporter`` says by what. ``classes`` is None where it is not known what it tells apart.
+    as exported in float64, ``exporter`` says by what, and ``exporting`` what that folded itself; None in a run of an
+    older version. ``classes`` is None where it is not known what it tells apart.
     """
 
     kind: Literal["network"] = "network"  # type: ignore[assignment]
@@ -251,7 +280,14 @@ class NetworkFold(GraphFold):
     config: dict[str, Any]
     classes: int | None
     exporter: str
+    exporting: Exporting | None = None
     data: Payload
+
+    @property
+    def unchanged(self) -> str:
+        """As of any graph; where the exporter folded BatchNorms, there was something to fold."""
+        told = self.exporting.description if self.exporting else ""
+        return f"nothing more to fold: {told}" if told and super().unchanged == NOTHING_TO_FOLD else super().unchanged
 
     @property
     def told(self) -> str:

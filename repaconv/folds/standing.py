@@ -20,6 +20,8 @@ from repaconv.graphs.shapes import sizes
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+PADDED = "a padded convolution's border is zero, and what is added before it is not there"
+READ_BESIDE = "what is between them is read by {} as well"
 _POOLS = ("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceSum", "Pad")
 _THROUGH = (*MOVES, *_POOLS)
 """Linear in themselves and without weights: what stands behind them stands behind what is in front of them."""
@@ -181,9 +183,9 @@ def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> st
     between = [value.producer() for value in path]
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
     if one.padded and before.shifts:
-        return "a padded convolution's border is zero, and what is added before it is not there"
+        return PADDED
     if others:
-        return f"what is between them is read by {', '.join(others)} as well"
+        return READ_BESIDE.format(", ".join(others))
     if kinds:
         return f"between them is {', '.join(kinds)}"
     if before.weight is not None and one.weight is not None:

@@ -31,6 +31,8 @@ MOVES = (
 )
 """Functions that only move numbers, or choose some."""
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+LAYERS = (*CONVOLUTIONS, *TRANSPOSED, "linear")
+"""Functions of layers that may hold a scale and a shift."""
 NORMS = {"layer_norm": (2, 3), "rms_norm": (2, None), "group_norm": (2, 3), "instance_norm": (3, 4)}
 """Where their weight and bias stand among their arguments."""
 
@@ -74,7 +76,7 @@ def layer_of(places: Places, step: Step) -> Held | None:
     """A layer or a norm with parameters of its own."""
     at = NORMS.get(step.name, (1, 2))
     weight, bias = step.given(at[0], "weight"), step.given(at[1], "bias") if at[1] is not None else None
-    if not isinstance(weight, Value) or step.name not in (*CONVOLUTIONS, *TRANSPOSED, *NORMS, "linear"):
+    if not isinstance(weight, Value) or step.name not in (*LAYERS, *NORMS):
         return None
     name, arrays = places.owner(step, weight, bias), (numbers(weight), numbers(bias))
     if name is None or arrays[0] is None or arrays[1] is None or {weight.name, bias and bias.name} - _usual(name):

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
+from repaconv.folds.standing import PADDED, READ_BESIDE
 from repaconv.live.calls import rounding
 from repaconv.live.chains import Layer, alike, chain_of, forms_of
 from repaconv.live.changes import Change, Places, Unfolded, Weights, applied, within
-from repaconv.live.forms import ADDS, IMAGE, LAST, as_module, numbers, per_channel
+from repaconv.live.forms import ADDS, CONVOLUTIONS, IMAGE, LAST, as_module, numbers, per_channel
 from repaconv.live.parts import holds_nothing, joined, shared
-from repaconv.live.scales import NORMS, Scale, into_producer, into_readers, layer_of
+from repaconv.live.scales import LAYERS, NORMS, Scale, into_producer, into_readers, layer_of
 from repaconv.live.trace import Called, Step, Trace, Value, parameters_of
 from repaconv.live.whole import Whole
 
@@ -65,7 +66,8 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
     left = [Unfolded(c.at, c.told, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
     left += [place for place in every if isinstance(place, Unfolded)]
     left += [place for place in _scales_left(places) if place.at not in {each.at for each in left}]
-    return Structured(trial.module, tuple(made), trial.error, (*_told(left), *_standing(trace)))
+    left += [place for place in _norms_left(places) if place.at not in {each.at for each in left}]
+    return Structured(trial.module, tuple(made), trial.error, tuple(_told(left)))
 
 
 def _why_wrong(error: float) -> str:
@@ -265,12 +267,36 @@ def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator
             why = "the parameter is one number, is used elsewhere as well, or is not that part's own"
             yield Unfolded(step.module, "a scale behind a layer", why)
     elif isinstance(other, Value) and len(names := sorted(parameters_of(other))) == 1 and other.tensor.numel() > 1:
-        why = "no layer of which nothing else reads the output comes right before it in the forward"
+        why = "no layer of which nothing else reads the output comes right before it in the forward; a fold of the "
+        why += "ONNX graph may take it into the layers behind it"
         yield Unfolded(names[0], "a learned scale", why)
 
 
-def _standing(trace: Trace) -> Iterator[str]:
-    """BatchNorms that are left."""
-    for step in trace.steps:
+def _norms_left(places: Places) -> Iterator[Unfolded]:
+    """BatchNorms that are left, and why, in the words of `repaconv.folds.standing` where the reason is the same."""
+    for step in places.trace.steps:
         if step.name == "batch_norm" and numbers(step.given(1, "running_mean")) is not None:
-            yield f"{step.module} stands: no layer with weights of its own is alone before it or behind it"
+            yield Unfolded(step.module, "a BatchNorm", _why_norm(places, step))
+
+
+def _why_norm(places: Places, step: Step) -> str:
+    """What keeps a BatchNorm from the layer before it, or from those behind it."""
+    own = places.bound(step.module)
+    if own:
+        return own
+    x = step.inputs[0]
+    if x.step is not None and x.step.name in LAYERS:
+        others = sorted({read.name for read in x.reads if read is not step})
+        if others or x.result:
+            return READ_BESIDE.format(", ".join(others) or "the output of the network")
+        if layer_of(places, x.step) is None:
+            return f"{x.step.module}, which is right before it, is shared, hooked, or read from outside"
+    if step.output is not None and any(map(_is_padded, step.output.reads)):
+        return PADDED
+    return "no layer of its own and alone comes right before it, or right behind it"
+
+
+def _is_padded(step: Step) -> bool:
+    """Whether it is a convolution that sees a border of zeros."""
+    pads = step.given(4, "padding", 0)
+    return step.name in CONVOLUTIONS and (pads != "valid" if isinstance(pads, str) else bool(np.any(pads)))

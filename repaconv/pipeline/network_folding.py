@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import Change, Fact, ImageSize, Known, Link, NetworkFold, Preprocessing, parse_image_size
+from repaconv.artefacts import (
+    Change,
+    Exporting,
+    Fact,
+    ImageSize,
+    Known,
+    Link,
+    NetworkFold,
+    Preprocessing,
+    parse_image_size,
+)
 from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import alone_in, payload_of
@@ -22,7 +32,7 @@ from repaconv.steps.paying import worthwhile
 from repaconv.steps.pinning import require_pinned
 from repaconv.steps.taken_back import Kept
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
-from repaconv.subjects.calls import called, differs, doubled, head_of, outputs_of
+from repaconv.subjects.calls import called, differs, doubled, head_of, norms_run, outputs_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone
@@ -90,6 +100,7 @@ def fold_network_by(
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         write_payload(data, exported.SerializeToString(deterministic=True))
         record |= {"taken_back": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
+        record["exporting"] = _exporting(plan, exported, record["parameters"][0])
         artefact = _artefact(plan, known, by, record)
         put(plan.run.fold_json, artefact)
         runs.remember(plan.run)
@@ -105,6 +116,12 @@ def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[E
 
     given = Evaluated(retyped(exported, {11: 1}))
     return given, worthwhile(given, given, fold, measured=plan.order.measure, progress=progress)
+
+
+def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Exporting:
+    remain = sum(node.op_type == "BatchNormalization" for node in exported.graph.node)
+    own = sum(parameter.numel() for parameter in plan.built.module.parameters())
+    return Exporting(parameters=(own, parameters), batchnorms=(plan.norms, remain))
 
 
 def _as_far(taken: Taken, exported: Link) -> Taken:
@@ -145,6 +162,7 @@ class _Plan(NamedTuple):
     preprocessing: Preprocessing | None
     facts: tuple[Fact, ...]
     outputs: tuple[str, ...]
+    norms: int  # BatchNorms that run in one inference
     run: runs.Run
     payload: str
     data: str
@@ -161,12 +179,13 @@ def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
     size, preprocessing, facts = _images(arch, network, path if path.is_dir() else None, order.settings or {})
     stem = path.name if path.is_dir() else path.stem
     payload, data = f"{stem}{runs.FOLDED}", f"{stem}{EXPORTED}"
-    out = Path(order.out) if order.out else runs.OUT / stem
+    out = Path(order.out) if order.out else runs.usual_folder(path)
     run = runs.prepare_run(weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data])
-    gives = called(network.module, (network.channels, *size))
+    with norms_run(network.module) as norms:
+        gives = called(network.module, (network.channels, *size))
     network = network._replace(classes=head_of(network, gives))
     outputs = outputs_of(network, gives)
-    return _Plan(order, arch, found, network, size, preprocessing, facts, outputs, run, payload, data)
+    return _Plan(order, arch, found, network, size, preprocessing, facts, outputs, len(norms), run, payload, data)
 
 
 def _require_holdable(found: Checkpoint) -> None:

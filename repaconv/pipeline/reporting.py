@@ -251,7 +251,7 @@ def _commands(
         command, source, asked = "convert", Path(converted.parent.path), converted.asked
     if trained:
         command, source, asked = "finetune", Path(trained.started.path).parent, trained.asked
-    elsewhere = bool(converted or trained) or taken.folder.resolve() != (runs.OUT / source.stem).resolve()
+    elsewhere = bool(converted or trained) or taken.folder.resolve() != runs.usual_folder(source).resolve()
     lines = [[command, _short(source), *asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
     lines += [["export", *each.asked] for each in held.exports]
     lines += [["build", *each.asked] for each in held.builds]

@@ -186,7 +186,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
         )
     if source is None or Path(source).is_dir():
         return runs.find_run(Path(source) if source else None)
-    run = runs.Run(runs.OUT / Path(source).stem)
+    run = runs.Run(runs.usual_folder(Path(source)))
     if not run.fold_json.is_file():
         fold(source, settings=settings, progress=progress)
         return run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,21 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
             hint=f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
             code="network.call",
         ) from error
+
+
+@contextmanager
+def norms_run(module: nn.Module) -> Iterator[list[str]]:
+    """Names of the BatchNorms that run inside, one for each call."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    found: list[str] = []
+    every = [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    hooks = [part.register_forward_hook(lambda *_, name=name: found.append(name)) for name, part in every]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:

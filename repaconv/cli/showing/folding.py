@@ -50,7 +50,7 @@ def _first(sentence: str) -> str:
 
 def _graph(done: GraphFold) -> None:
     """What it was taken for, every change of the graph, what it costs before and after, and the links."""
-    from repaconv.artefacts import NOTHING_TO_FOLD, NetworkFold
+    from repaconv.artefacts import NetworkFold
 
     if isinstance(done, NetworkFold) and done.known:
         but = f", but for {done.known.differs}" if done.known.differs else ""
@@ -70,11 +70,14 @@ def _graph(done: GraphFold) -> None:
     for name, (before, after) in rows:
         counts.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
     out().print(counts)
+    if done.changes and isinstance(done, NetworkFold) and done.exporting and done.exporting.description:
+        out().print(plain(f"{done.exporting.description}, before this fold"))
     for sentence in done.left:
-        out().print(f"[yellow]left alone:[/] {plain(_first(sentence))}")
+        out().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
     if done.links:
         out().print(links(done.links))
-    nothing = "all of the fold was taken back" if done.taken_back else NOTHING_TO_FOLD
-    told = f"{len(done.changes)} changes, opset {done.opset}" if done.changes else nothing
-    told += f"; in float64 by {done.float64}" if done.float64 else f"; {WITHOUT}"
-    out().print(f"{coloured(done.verdict)}: {told}")
+    where = f"in float64 by {done.float64}" if done.float64 else WITHOUT
+    if done.unchanged:  # what was not changed is not verified against itself
+        out().print(f"{plain(done.unchanged)}; {where}")
+    else:
+        out().print(f"{coloured(done.verdict)}: {len(done.changes)} changes, opset {done.opset}; {where}")

@@ -307,6 +307,38 @@ def test_chromium_shows_the_demo_and_the_figures_are_its_own(browse):
     assert seen(run / "report.html").figures["ratio.x86-64"] == BenchArtefact.model_validate(told).compared
 
 
+def test_links_of_other_variants_are_counted_and_folded_away(whole):
+    """The float32 export was measured and built, the int8 one was not."""
+    page = rc.report()
+    other = [link for link in page.links if link.variant == "int8"]
+    assert other
+    assert [page.links[place] for place in page.others] == [link for link in other if link.verdict != "failed"]
+    text = (RUN / "report.html").read_text()
+    before, _, rest = text.partition("<summary>" + page.others_told)
+    assert rest
+    assert page.others_told.startswith(
+        f"{len(page.others)} links of variants that are neither measured nor built here (int8):"
+    )
+    assert rest.partition("</details>")[0].count("<tr>") == len(page.others) + 1  # and the head
+    chain = before.partition("The chain of proof")[2]
+    assert chain.count("<tr>") == len(page.links) - len(page.others) + 1
+    for format in ("markdown", "card"):
+        rc.report(format=format)
+        table = (RUN / {"markdown": "report.md", "card": "README.md"}[format]).read_text()
+        assert page.others_told in table
+        rows = [line for line in table.splitlines() if line.startswith("| ") and ", float64 |" in line]
+        assert not [row for row in rows if "| int8 |" in row]
+    failed = page.model_copy(
+        update={"links": tuple(link.model_copy(update={"verdict": "failed"}) for link in page.links)}
+    )
+    assert (failed.others, failed.others_told) == ((), "")  # what failed is never folded away
+    measured = page.exports[-1]
+    assert measured.variant == "int8"
+    low = page.benches[0].latencies[0].model_copy(update={"sha256": measured.payload.sha256})
+    chosen = page.model_copy(update={"benches": (page.benches[0].model_copy(update={"latencies": (low,)}),)})
+    assert chosen.others == ()  # int8, and float32 with which it is compared
+
+
 # --- several runs ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pydantic import SerializeAsAny
 
 from repaconv.artefacts.benching import BenchArtefact, Ratio
@@ -16,6 +18,10 @@ from repaconv.artefacts.records import Accuracy, Artefact, Link, Record, Verdict
 from repaconv.artefacts.tables import PaperTable
 from repaconv.artefacts.throughput import ThroughputArtefact
 from repaconv.artefacts.verifying import VerifyArtefact
+
+OF_THE_RUN = ("converted", "recorded", "fold", "stored", "engine")
+"""Links that are of no export, or of an engine, which the run is about."""
+LOWER = ("fp16", "bf16", "int8")
 
 
 class Report(Artefact):
@@ -44,6 +50,39 @@ class Report(Artefact):
     paper: PaperTable | None
     commands: tuple[str, ...]
     library: str = ""
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The variants that the run is about: those that were measured or built, and each in float32, which it is
+        compared with; the plainest export where there are none."""
+        used = {row.latencies[0].sha256 for row in self.benches} | {row.rows[0].sha256 for row in self.throughputs}
+        of = {build.payload.sha256: build.onnx_sha256 for build in self.builds}
+        graphs = used | set(of.values())
+        found = [each.variant for each in self.exports if each.payload.sha256 in graphs]
+        found = found or [each.variant for each in self.exports[:1]]
+        exact = [".".join(part for part in name.split(".") if part not in LOWER) for name in found]
+        return frozenset([*found, *exact])
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Links by their place that are of other variants, unless they failed."""
+        chosen = self.chosen
+        return tuple(
+            place
+            for place, link in enumerate(self.links)
+            if link.name not in OF_THE_RUN and link.variant not in chosen and link.verdict != "failed"
+        )
+
+    @property
+    def others_told(self) -> str:
+        """How many links those are, of which variants, and what became of them; empty where there are none."""
+        links = [self.links[place] for place in self.others]
+        if not links:
+            return ""
+        verdicts = Counter(link.verdict for link in links)
+        names = dict.fromkeys(link.variant or "the usual one" for link in links)
+        told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        return f"{len(links)} links of variants that are neither measured nor built here ({', '.join(names)}): {told}"
 
 
 class ReportRow(Record):

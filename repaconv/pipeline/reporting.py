@@ -97,7 +97,7 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
     verified, exports, builds = held.verified, held.exports, held.builds
     changed = _changed(taken, folded, exports, builds)
     links: list[Link] = [*(verified.links if verified else ())]
-    links += [link for exported in exports for link in exported.links]
+    links += [link.model_copy(update={"variant": exported.variant}) for exported in exports for link in exported.links]
     links += [link for build in builds for link in build.links]
     links += [link for board in held.collected for link in board.links]
     converted, trained = conversion_of(taken, folded), training_of(taken, folded)

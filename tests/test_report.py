@@ -242,7 +242,11 @@ f.onload = () => {{
     e => !e.closest('.scroll') && !e.closest('pre') && e.getBoundingClientRect().right > {width} + 1);
   told.textContent = JSON.stringify({{
     scroll: root.scrollWidth, headings: page.querySelectorAll('h2').length, svgs: page.querySelectorAll('svg').length,
-    wide: wide.map(e => e.tagName), paper: getComputedStyle(page.body).backgroundColor
+    wide: wide.map(e => e.tagName),
+    cut: [...page.querySelectorAll('caption, h2 + .scroll [data-figure^=link]')].filter(
+      e => e.getBoundingClientRect().right > {width}).length,
+    boxes: [...page.querySelectorAll('table')].every(e => getComputedStyle(e.parentElement).overflowX == 'auto'),
+    paper: getComputedStyle(page.body).backgroundColor
   }});
 }};
 </script>"""
@@ -284,6 +288,7 @@ def looked_at(browse, run: Path) -> None:
         assert console == []
         assert found["scroll"] <= width, found
         assert found["wide"] == []
+        assert (found["cut"], found["boxes"]) == (0, True)  # a link's error is seen before its box is scrolled
         assert found["headings"] >= 5
         assert found["svgs"] >= 2
     assert found["paper"] == "rgb(255, 255, 255)"

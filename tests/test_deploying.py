@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import repaconv as rc
+from repaconv.artefacts import Check, RecipeRun
+from repaconv.cli.showing import show
 from repaconv.errors import UsageProblem
 from repaconv.recipe import RecipeProblem
 
@@ -58,3 +60,17 @@ def test_what_cannot_be_deployed_is_refused_before_any_work(tiny):
     with pytest.raises(UsageProblem, match="unknown target"):
         rc.deploy(tiny, target="toaster")
     assert not Path("repaconv-out").exists()
+
+
+def test_what_did_not_pass_is_named_with_why(capfd):
+    def check(name, verdict, message="."):
+        return Check(stage="bench", name=name, verdict=verdict, message=message, line=1)
+
+    checks = (check("agreement", "passed"), check("latency", "not verified", "orin-nano is not this machine"))
+    done = RecipeRun(recipe="r", run="", exit_code=0, checks=checks)
+    show(done)
+    out = " ".join(capfd.readouterr().out.split())
+    assert "1 of 2 checks passed; bench: latency not verified (orin-nano is not this machine)" in out
+    show(done.model_copy(update={"checks": (*checks, check("stored", "failed")), "exit_code": 1}))
+    assert "1 of 3 checks passed; " in (out := " ".join(capfd.readouterr().out.split()))
+    assert "; bench: stored failed" in out

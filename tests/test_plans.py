@@ -27,6 +27,7 @@ from repaconv.pipeline import running
 from repaconv.pipeline.gating import gate
 from repaconv.pipeline.running import run
 from repaconv.plans import digests
+from repaconv.plans import walk as walking
 from repaconv.plans.digests import GONE, Digests
 from repaconv.plans.journal import Journal
 from repaconv.plans.step import Step
@@ -150,6 +151,30 @@ def test_nothing_runs_without_need_and_everything_with_need(edits):
                 assert set(ran) == need
                 assert {n: (world.out / n).read_text() for n in planned} == {n: world.true(n) for n in planned}
             made |= {n: world.ingredients(n) for n in ran if n != fail}
+
+
+def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypatch):
+    """A step that never ran here may take any time; how fast the machine is now counts, too."""
+    clock, told = [0.0], {}
+    monkeypatch.setattr(walking.time, "monotonic", lambda: clock[0])
+
+    def left(names: str, seconds: float) -> list[float | None]:
+        def do(turn) -> Made:
+            clock[0] += seconds
+            told[turn.step.name] = turn.left_s, running._headline(turn)
+            (tmp_path / turn.step.name).write_text(turn.step.name)
+            return Made([tmp_path / turn.step.name], True)
+
+        told.clear()
+        walk([Step(name) for name in names], Journal(tmp_path, "r.toml"), do, again=True, others="abc")
+        return [each[0] for each in told.values()]
+
+    assert left("ab", 10) == [None, None]
+    assert told["a"][1] == "1 of 2: a runs (it has not run yet)"
+    assert left("ab", 30) == [20, 30]  # the first took three times as long as before
+    assert told["b"][1] == "2 of 2: b runs (asked for); about 30 s left, by the last time"
+    assert left("abc", 30) == [None, None, None]
+    assert left("abc", 30) == [90, 60, 30]
 
 
 def test_digests_are_of_what_is_there(tmp_path, monkeypatch):

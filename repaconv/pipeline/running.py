@@ -186,9 +186,9 @@ class Way:
 
 
 def _headline(turn: Turn) -> str:
-    """Which step it is, and how long all that is left may take."""
-    left = f"runs ({turn.why}); about {turn.left_s:.0f} s left" if turn.why else "stands"
-    return f"{turn.number} of {turn.in_all}: {turn.step.name} {left}"
+    """Which step it is, and how long all that is left may take where all of it ran here before."""
+    left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, by the last time"
+    return f"{turn.number} of {turn.in_all}: {turn.step.name} {f'runs ({turn.why}){left}' if turn.why else 'stands'}"
 
 
 def _told_of(name: str, progress: Progress) -> Progress:

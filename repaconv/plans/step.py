@@ -23,7 +23,6 @@ class Step(NamedTuple):
         versions: Of the programs that bear on its result, and the machine where something is measured.
         after: Steps whose results it reads.
         needs: Steps without which it is left out.
-        usual_s: Seconds that it takes where nobody measured it yet; they only foretell what is left.
     """
 
     name: str
@@ -32,7 +31,6 @@ class Step(NamedTuple):
     versions: Mapping[str, str] = {}
     after: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    usual_s: float = 1.0
 
     def told(self) -> dict[str, str]:
         """What it is asked for and by whom, in words; what says nothing is left out."""

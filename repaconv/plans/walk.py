@@ -16,13 +16,14 @@ Did = Literal["ran", "stands", "stopped", "left out", "would run", "removed", "w
 
 
 class Turn(NamedTuple):
-    """A step when it is its turn; ``why`` is empty where it stands, ``left_s`` is what all that is left may take."""
+    """A step when it is its turn; ``why`` is empty where it stands, ``left_s`` is what all that is left may take, by
+    how long it took before; None where a step of it never ran here."""
 
     step: Step
     why: str
     number: int
     in_all: int
-    left_s: float
+    left_s: float | None
 
 
 class Made(NamedTuple):
@@ -115,20 +116,23 @@ def _keep(journal: Journal, step: Step, made_of: Mapping[str, str], made: Made, 
 
 
 class _Pace:
-    """How long what is left may take: by the last time, else as usual, and by how fast it went up to here."""
+    """How long what is left may take: by the last time, and by how fast it went up to here."""
 
     def __init__(self, steps: Sequence[Step], running: Mapping[str, str], journal: Journal) -> None:
         known = {name: kept.seconds for name, kept in journal.steps.items()}
-        self.expected = {step.name: known.get(step.name, step.usual_s) for step in steps if step.name in running}
+        self.expected = {step.name: known.get(step.name) for step in steps if step.name in running}
         self.took = self.meant = 0.0
 
-    def left(self, step: Step) -> float:
-        """Seconds from the beginning of a step on."""
+    def left(self, step: Step) -> float | None:
+        """Seconds from the beginning of a step on; a step that never ran here may take any time."""
         names = list(self.expected)
         ahead = names[names.index(step.name) :] if step.name in names else names[len(names) :]
-        return sum(self.expected[name] for name in ahead) * (self.took / self.meant if self.meant else 1.0)
+        seconds = [self.expected[name] for name in ahead]
+        if not seconds or None in seconds:
+            return None
+        return sum(filter(None, seconds)) * (self.took / self.meant if self.meant else 1.0)
 
     def passed(self, step: Step, seconds: float) -> None:
         """Note a step that is over."""
-        if step.name in self.expected:
-            self.took, self.meant = self.took + seconds, self.meant + self.expected[step.name]
+        if expected := self.expected.get(step.name):
+            self.took, self.meant = self.took + seconds, self.meant + expected

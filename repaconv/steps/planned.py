@@ -13,18 +13,6 @@ from repaconv.plans.journal import Journal
 from repaconv.plans.step import Step
 from repaconv.steps.recipes import Placed, asked, foreign
 
-USUAL_S = {
-    "fold": 2.0,
-    "convert": 30.0,
-    "export": 6.0,
-    "verify": 4.0,
-    "build": 10.0,
-    "bundle": 4.0,
-    "bench": 10.0,
-    "report": 2.0,
-}
-"""Seconds of a small network's steps on two cores: they foretell what is left until the run has its own."""
-
 
 class Planned(NamedTuple):
     """A step of a recipe.
@@ -68,7 +56,7 @@ def planned(placed: Placed, journal: Journal) -> list[Planned]:
 
 def _with_versions(each: Planned, placed: Placed, journal: Journal) -> Planned:
     versions = placed.versions(each.stage, journal.digests)
-    return each._replace(step=each.step._replace(versions=versions, usual_s=USUAL_S[each.stage]))
+    return each._replace(step=each.step._replace(versions=versions))
 
 
 def _folded(placed: Placed) -> Planned:

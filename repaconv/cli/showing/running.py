@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import coloured, out, plain, rows, short, table, whole
 
 if TYPE_CHECKING:
-    from repaconv.artefacts import NewRecipe, RecipeRun
+    from repaconv.artefacts import Check, NewRecipe, RecipeRun
+
+
+def counted(checks: Sequence[Check]) -> str:
+    """How many checks passed, and which did not; why one is not verified, which no row above says."""
+    told = [f"{sum(each.verdict == 'passed' for each in checks)} of {len(checks)} checks passed"]
+    for each in checks:
+        why = f" ({each.message.rstrip('.')})" if each.verdict == "not verified" else ""
+        told += [] if each.verdict == "passed" else [f"{each.stage}: {each.name} {each.verdict}{why}"]
+    return "; ".join(told)
 
 
 def show(done: RecipeRun | NewRecipe) -> None:
@@ -37,8 +47,7 @@ def _way(done: RecipeRun) -> None:
     for name, value in done.reference.items():
         out().print(f"[dim]{name}:[/] {plain(value)}")
     if done.checks:
-        passed = sum(check.verdict == "passed" for check in done.checks)
         verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
-        out().print(f"{coloured(verdict)}: {passed} of {len(done.checks)} checks passed")
+        out().print(f"{coloured(verdict)}: {plain(counted(done.checks))}")
     if done.page:
         out().print(f"{plain(short(done.page))}")

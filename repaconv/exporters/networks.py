@@ -45,7 +45,7 @@ def network_to_onnx(
         (NEW, _new, True, _written_out),
     ):
         try:
-            with _quiet(), attention(), warnings.catch_warnings():
+            with _quiet(), attention(), _exact_numbers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
         except Exception as error:  # of either exporter, over any network
@@ -74,7 +74,7 @@ def _written_out() -> Iterator[None]:
         if given or any(value for name, value in how.items() if name != "scale"):
             return own(query, key, value, attn_mask, *given, **how)
         scale = query.shape[-1] ** -0.5 if how.get("scale") is None else how["scale"]
-        scores = query @ key.transpose(-2, -1) * query.new_tensor(scale)  # a bare number is written in float32
+        scores = query @ key.transpose(-2, -1) * scale
         if attn_mask is not None:
             masks = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, float("-inf")) if masks else scores + attn_mask
@@ -85,6 +85,30 @@ def _written_out() -> Iterator[None]:
         yield
     finally:
         functional.scaled_dot_product_attention = own
+
+
+@contextmanager
+def _exact_numbers() -> Iterator[None]:
+    """Bare numbers of a module (``x * 32**-0.5``) as it has them: the exporter writes each in float32, whatever it
+    multiplies, and 2e-8 of one number may be any part of an output."""
+    from onnxscript import ir
+    from torch.onnx._internal.exporter import _building
+
+    inside = vars(_building)
+    own = inside["_determine_input_dtype"]
+
+    def determined(param: Any, arg: Any, bound: Any) -> Any:
+        found, kind = own(param, arg, bound), param.type_constraint
+        guessed = kind not in bound and len(kind.allowed_types) > 1  # by the number alone
+        numbers = arg if isinstance(arg, (list, tuple)) else [arg]
+        double = guessed and found == ir.DataType.FLOAT and any(isinstance(number, float) for number in numbers)
+        return ir.DataType.DOUBLE if double else found
+
+    inside["_determine_input_dtype"] = determined
+    try:
+        yield
+    finally:
+        inside["_determine_input_dtype"] = own
 
 
 def _example(shape: tuple[int, int, int], free: bool) -> Any:

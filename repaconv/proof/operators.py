@@ -1,7 +1,7 @@
 """Operators of ONNX evaluated in float64 by torch, each where it says what ONNX does; else by onnx's own.
 
-That one's convolutions, pools and samplers take minutes, its erf rounds to float32, its BatchNormalization is wrong in
-older opsets, its Pad does not crop, its MaxPool does not pad below.
+That one's convolutions, pools and samplers take minutes, its erf and its cubic Resize round to float32, its
+BatchNormalization is wrong in older opsets, its Pad does not crop, its MaxPool does not pad below.
 """
 
 from __future__ import annotations
@@ -156,6 +156,18 @@ def _pointwise() -> list[Any]:
         def _run(self, x: Any, approximate: str = "none") -> Any:
             return (functional.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
 
+    class HardSigmoid(OpRun):  # type: ignore[misc]
+        """Attributes are float32; the one nearest to 1/6 stands for 1/6, by which torch and HardSwish are defined."""
+
+        def _run(self, x: Any, alpha: Any = None, beta: Any = None) -> Any:
+            alpha, beta = 0.2 if alpha is None else alpha, 0.5 if beta is None else beta
+            alpha = 1 / 6 if np.float32(alpha) == np.float32(1 / 6) else alpha
+            return (np.clip(x * alpha + beta, 0, 1).astype(x.dtype),)
+
+    class HardSwish(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any) -> Any:
+            return (functional.hardswish(_tensor(x)).numpy(),)
+
     class BatchNormalization(OpRun):  # type: ignore[misc]
         """Onnx's own takes a batch's statistics in opsets 9 to 13, whatever the graph says."""
 
@@ -166,7 +178,7 @@ def _pointwise() -> list[Any]:
             eps = 1e-5 if epsilon is None else epsilon
             return (functional.batch_norm(_tensor(x), mean, variance, scale, bias, False, 0.0, eps).numpy(),)
 
-    return [Erf, Gelu, BatchNormalization]
+    return [Erf, Gelu, HardSigmoid, HardSwish, BatchNormalization]
 
 
 def _pools() -> list[Any]:

@@ -1,4 +1,5 @@
-"""ONNX's Resize and Upsample in float64, an axis after the other; onnx's own go from number to number."""
+"""ONNX's Resize and Upsample in float64, an axis after the other; onnx's own go from number to number, a cubic one in
+float32."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ OLD, CORNERS = "asymmetric", "align_corners"
 
 
 def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
-    """Pixels repeated, or interpolated between two; None where the result is not of these.
+    """Pixels repeated, or interpolated between two or four; None where the result is not of these.
 
     Args:
         x: Of any shape.
@@ -40,7 +41,7 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
     plain = not any(how.get(name) for name in ("antialias", "axes", "exclude_outside"))
     mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
     nearest = how.get("nearest_mode") or "round_prefer_floor"
-    if not plain or mode not in ("nearest", "linear") or by not in PLACES or nearest not in NEAREST:
+    if not plain or mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
         return None
     if how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
         return None
@@ -52,9 +53,11 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
     changed = [axis for axis, size in enumerate(x.shape) if size != ends[axis]]
     if any(wanted[axis] < 2 or (by == CORNERS and wanted[axis] != ends[axis]) for axis in changed):
         return None
+    curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
     for axis in changed:
         places = PLACES[by](np.arange(wanted[axis], dtype=np.float64), x.shape[axis], ends[axis])
-        x = _taken(x, axis, places, NEAREST[nearest] if mode == "nearest" else None)
+        whole = NEAREST[nearest] if mode == "nearest" else None
+        x = _cubic(x, axis, places, curve) if mode == "cubic" else _taken(x, axis, places, whole)
     return x
 
 
@@ -67,6 +70,22 @@ def _taken(x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places],
     below = np.floor(places).astype(int)
     share = (places - below).reshape(-1, *[1] * (x.ndim - 1 - axis))
     return np.asarray(x.take(below, axis) * (1 - share) + x.take(np.minimum(below + 1, last), axis) * share)
+
+
+def _cubic(x: NDArray[Any], axis: int, places: Places, curve: float) -> NDArray[Any]:
+    """What lies between the four pixels around each place of an axis; beyond its ends they are the last one.
+
+    Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is his a.
+    """
+    last, below = x.shape[axis] - 1, np.floor(places)
+    found = np.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :]))
+    for step in (-1, 0, 1, 2):
+        far = np.abs(places - below - step)
+        near = ((curve + 2) * far - (curve + 3)) * far**2 + 1
+        weight = np.where(far <= 1, near, (((far - 5) * far + 8) * far - 4) * curve)
+        pixels = x.take((below + step).clip(0, last).astype(int), axis)
+        found += pixels * weight.reshape(-1, *[1] * (x.ndim - 1 - axis))
+    return found.astype(x.dtype)
 
 
 def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any] | None:

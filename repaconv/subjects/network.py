@@ -10,8 +10,8 @@ from repaconv.artefacts import NetworkFold
 from repaconv.engines.contract import Network, Port
 from repaconv.errors import UsageProblem
 from repaconv.graphs.retyping import retyped
-from repaconv.proof.runners import TorchRunner
 from repaconv.subjects.architectures import Architecture, Built, built
+from repaconv.subjects.attributes import NetworkRunner
 from repaconv.subjects.given import folded
 from repaconv.subjects.graph import GraphSubject
 from repaconv.subjects.graph_forms import GraphForm
@@ -33,7 +33,7 @@ class NetworkSubject(GraphSubject):
         return self.folded.classes
 
     @cached_property
-    def reference(self) -> TorchRunner:  # type: ignore[override]
+    def reference(self) -> NetworkRunner:  # type: ignore[override]
         """The module in float64."""
         return self._runner(double=True)
 
@@ -56,7 +56,7 @@ class NetworkSubject(GraphSubject):
         """The same in float32."""
         return retyped(self.exported, {11: 1})
 
-    def single(self) -> TorchRunner:  # type: ignore[override]
+    def single(self) -> NetworkRunner:  # type: ignore[override]
         """The module in float32."""
         return self._runner(double=False)
 
@@ -74,12 +74,12 @@ class NetworkSubject(GraphSubject):
             )
         return Network(self._built.module, self.inputs, tuple(Port(name, (), "float32") for name in self.outputs))
 
-    def _runner(self, *, double: bool) -> TorchRunner:
+    def _runner(self, *, double: bool) -> NetworkRunner:
         import copy
 
         module = copy.deepcopy(self._built.module)
         names = tuple(port.name for port in self.inputs)
-        return TorchRunner(module, module.state_dict(), double=double, inputs=names, outputs=self.outputs)
+        return NetworkRunner(module, module.state_dict(), double=double, inputs=names, outputs=self.outputs)
 
     @cached_property
     def _built(self) -> Built:

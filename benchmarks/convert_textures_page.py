@@ -62,10 +62,10 @@ def section(rows: Rows, stem: str) -> str:
     kinds, machines = precisions(rows), sorted({row["machine"] for row in rows})
     doubted = sum(row["measurement"] != "trusted" for row in rows)
     lines = [
-        f"Accuracy on {rows[0]['held_out']} held-out images, {rows[0]['accuracy']:.1%} before conversion, and how many",
-        "times as fast as the exact form of the unconverted network in float32, in the same rounds: one image, one",
-        f"thread, {', '.join(machines)}; int8 under ONNX Runtime, bfloat16 under OpenVINO.",
-        f"`bench` trusts {len(rows) - doubted} of these {len(rows)} measurements.",
+        f"Accuracy on {rows[0]['held_out']} held-out images, {rows[0]['accuracy']:.1%} before conversion, and the",
+        "speedup over the exact form of the unconverted network in FP32, measured in the same rounds: batch size 1,",
+        f"one thread, {', '.join(machines)}; INT8 under ONNX Runtime, BF16 under OpenVINO.",
+        f"{len(rows) - doubted} of these {len(rows)} measurements are trusted.",
         "",
         *(_fastest(rows, kind) for kind in kinds),
         "",
@@ -75,7 +75,7 @@ def section(rows: Rows, stem: str) -> str:
             f"![Accuracy against speed, {kind}: hollow as converted, filled after training]({stem}.{kind}.svg)",
             "",
         ]
-    lines += ["| network | " + " | ".join(f"{kind}: accuracy | times as fast" for kind in kinds) + " |"]
+    lines += ["| network | " + " | ".join(f"{kind}: accuracy | speedup" for kind in kinds) + " |"]
     lines += ["|---|" + "---|---|" * len(kinds)]
     for row in rows:
         cells = [_cells(row["points"].get(kind)) for kind in kinds]
@@ -90,7 +90,9 @@ def _fastest(rows: Rows, precision: str) -> str:
     if not within:
         return f"- {precision}: nothing keeps within {DROP:.0%} of it."
     best = pareto(within)[-1]
-    return f"- {precision}: within {DROP:.0%} of it {best.title} is {best.speed:.2f} times as fast, {best.share:.1%}."
+    return (
+        f"- {precision}: within {DROP:.0%} of it, {best.title} has a speedup of {best.speed:.2f}x and {best.share:.1%}."
+    )
 
 
 def _cells(found: dict[str, Any] | None) -> str:

@@ -18,7 +18,7 @@ def told(row: Row) -> str:
     bar = "" if row["bar"] is None else f", bar {row['bar']}"
     return (
         f"{row['method']} {row['model']}, {_place(row['batch'], row['threads'])}: "
-        f"{faster['median']:.3f} ({faster['low']:.3f} to {faster['high']:.3f}) times as fast{bar}; "
+        f"{faster['median']:.3f} ({faster['low']:.3f} to {faster['high']:.3f})x{bar}; "
         f"{row['p50_ms'][HAND]:.2f} -> {row['p50_ms'][OURS]:.2f} ms, "
         f"{share[HAND]:.0%} -> {share[OURS]:.0%} of {row['peak_gflops']:.0f} GFLOP/s; "
         f"{same['agreeing']} of {same['images']} images the same, {same['max_rel_error']:.0e} apart at most; "
@@ -59,7 +59,7 @@ def markdown(result: dict[str, Any]) -> str:
     rows = result["rows"]
     first = (rows[0]["batch"], rows[0]["threads"])
     lines = [
-        "| method | model | by hand | repaconv | times as fast | of the GEMM peak |",
+        "| Method | Model | Manual baseline | repaconv | Speedup | Share of the GEMM peak |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -81,7 +81,7 @@ def _others(rows: list[Row], others: list[tuple[int, int]]) -> list[str]:
     found = {(row["method"], row["model"], row["batch"], row["threads"]): row["ratio"]["median"] for row in rows}
     names = list(dict.fromkeys((row["method"], row["model"]) for row in rows))
     heads = [_place(batch, threads) for batch, threads in others]
-    lines = [f"| times as fast | {' | '.join(heads)} |", "|---" * (1 + len(others)) + "|"]
+    lines = [f"| Speedup | {' | '.join(heads)} |", "|---" * (1 + len(others)) + "|"]
     for name in names:
         cells = [f"{found[name + place]:.3f}" if name + place in found else "-" for place in others]
         lines.append(f"| {' '.join(name)} | {' | '.join(cells)} |")

@@ -77,15 +77,15 @@ def page(result: dict[str, Any]) -> str:
     inside = sum(row["low"][0] <= 1 <= row["high"][0] for row in rows)
     trusted = [each["measurement"] for row in rows for each in row["turns"]].count("trusted")
     lines = [
-        "# What an estimate is worth",
+        "# How accurate estimates are",
         "",
-        "`bench --estimate` on a processor that can also be measured: how many times the measured latency its two",
-        "ends are, median of the turns (least to largest). The measured latency lies inside the range where low is at",
-        f"most 1 and high at least 1: in {inside} of {len(rows)} rows. `make bench-estimate` makes this page and",
-        "`benchmarks/results/estimate_error.json` again.",
+        "An estimate of `bench --estimate` is a range. This page compares it with measurements on a CPU. *low* and",
+        "*high* are the ends of the range relative to the measured latency, median of the turns (smallest to largest).",
+        "The measured latency lies inside the range if low is at most 1 and high at least 1:",
+        f"in {inside} of {len(rows)} rows. `make bench-estimate` writes this page.",
         "",
-        f"{result['machine']['cpu']}, ONNX Runtime {result['machine']['onnxruntime']}, one thread, float32, seeded",
-        f"weights; {trusted} of the {sum(len(row['turns']) for row in rows)} measurements were trusted ones.",
+        f"{result['machine']['cpu']}, ONNX Runtime {result['machine']['onnxruntime']}, one thread, FP32, seeded",
+        f"weights; {trusted} of the {sum(len(row['turns']) for row in rows)} measurements were trusted.",
         "",
         "| method | size | batch | p50 ms | low / measured | high / measured |",
         "|---|---|---|---|---|---|",
@@ -98,8 +98,8 @@ def page(result: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            "This says how well the range fits a processor whose limits are measured beside it. Of a board, the limits",
-            "are those of its data sheet, which nothing here has held against a measurement: *not verified here*.",
+            "The limits of the CPU were measured together with the estimates. The limits of boards and GPUs come from",
+            "data sheets; estimates for them are untested.",
             "",
         ]
     )

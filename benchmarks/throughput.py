@@ -102,7 +102,7 @@ def measured(name: str) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The result as a page has it."""
     first = rows[0]
-    lines = [f"{machine_key(first['machine'])}, {first['date']}, one image a call, one thread a stream:", ""]
+    lines = [f"{machine_key(first['machine'])}, {first['date']}, batch size 1, one thread per stream:", ""]
     lines += ["| network | runtime | images/s, one stream | all | all / one | processes, all / one |"]
     lines += ["|---|---|---|---|---|---|"]
     for row in rows:

@@ -31,7 +31,10 @@ from repaconv.models import METHODS, checkpoint
 
 DIGITS = "digits"
 KINDS = (DIGITS, "published")
-START, END = "<!-- torch beside ONNX Runtime: make bench-torch writes this -->", "<!-- end of torch beside it -->"
+START, END = (
+    "<!-- PyTorch and ONNX Runtime: make bench-torch writes this -->",
+    "<!-- end of PyTorch and ONNX Runtime -->",
+)
 
 
 def row_of(method: str, size: str, checkpoint: Path, rounds: int) -> dict[str, Any]:
@@ -86,9 +89,9 @@ def table(result: dict[str, Any]) -> str:
     versions = f"torch {machine['torch']}, ONNX Runtime {machine['onnxruntime']}"
     lines = [
         f"{machine['cpu']}, {versions}, {result['rounds']} rounds;",
-        f"{[row['measurement'] for row in rows].count('trusted')} of the {len(rows)} measurements were trusted ones.",
+        f"{[row['measurement'] for row in rows].count('trusted')} of the {len(rows)} measurements were trusted.",
         "",
-        "| method | size | torch | ONNX Runtime | times as fast as torch | the same | measurement |",
+        "| Method | Size | torch | ONNX Runtime | Speedup over torch | Same outputs | Measurement |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:

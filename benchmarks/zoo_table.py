@@ -11,18 +11,18 @@ from typing import Any
 from zoo import FOLDED, MEASURED, SLOWER, rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
-HEAD = """# The zoo
+HEAD = """# Network zoo
 
-What `repaconv fold model.onnx` does to networks of every kind in timm, and of torchvision and transformers: seeded
-weights, statistics and affines drawn at random, exported by torch in float64 at the smallest image that each takes.
-`make bench-zoo` goes on where it stopped, and makes this page of `benchmarks/results/zoo.jsonl`.
+What `repaconv fold model.onnx` does to networks of timm, torchvision and transformers. Weights, statistics and affines
+are random with a fixed seed. PyTorch exported each network in float64 at the smallest image that it accepts. `make
+bench-zoo` continues where it stopped and writes this page from `benchmarks/results/zoo.jsonl`.
 """
 COLUMNS = (
     "network",
     "parameters: module, graph, folded (timm's own)",
     "multiplications",
     "float64",
-    "times onnxsim's time",
+    "CPU time / onnxsim",
 )
 Speeds = dict[str, dict[str, dict[str, Any]]]
 """Rows of what was measured, by processor family and network."""
@@ -40,7 +40,7 @@ def page(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> s
     for row in speeds:
         if "problem" not in row:
             fast.setdefault(row["family"], {})[row["name"]] = row
-    columns = [*COLUMNS, *(f"times as fast, {family}" for family in fast)]
+    columns = [*COLUMNS, *(f"speedup, {family}" for family in fast)]
     told = [HEAD, _summed(folds, done, fast), f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
     told += [_line(row, [of.get(row["name"]) for of in fast.values()]) for row in done]
     if bad := [row for row in folds if "problem" in row]:
@@ -58,18 +58,18 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: S
     idle = sum(not row["applied"] for row in done)
     nothing = f" In {idle} there is nothing to fold beyond what torch's exporter does." if idle else ""
     lines = [
-        f"{proved} of {len(folds)} are folded and proved.{nothing} {len(exact)} were also evaluated in float64, "
+        f"{proved} of {len(folds)} are folded and verified.{nothing} {len(exact)} were also evaluated in float64, "
         f"where the fold is off by at most {max(exact, default=0.0):.0e} of the largest output.",
         f"More multiplications than before: {', '.join(more) or 'none'}. More parameters than timm's "
         f"`reparameterize_model` leaves: {', '.join(over) or 'none'}.",
-        f"The command takes {median(times):.1f} times the processor time of `onnxsim` (median; at most "
-        f"{max(times):.1f}), proofs included, no measurement.",
+        f"The command takes {median(times):.1f} times the CPU time of `onnxsim` (median; at most "
+        f"{max(times):.1f}), verification included, without measurement.",
     ]
     lines += [_measured(family, list(of.values())) for family, of in fast.items()]
     lines.append(
-        "Where memory comes to lie makes two openings of one graph differ by some percent: every ratio is the mean of "
-        "several openings of both in turn, and its interval that of the mean. The fold's own measurement is left off, "
-        f"but where a network stays below {SLOWER}: that is folded once more with it."
+        "Memory layout differs between session loads, which shifts latency by a few percent. Every ratio is the mean "
+        "over several loads of both in turn, with the interval of the mean. The fold's own measurement is off; a "
+        f"network below {SLOWER} is folded once more with it."
     )
     return "\n\n".join(lines) + "\n"
 
@@ -80,9 +80,9 @@ def _measured(family: str, fast: list[dict[str, Any]]) -> str:
     ratios, same = [row["ratio"] for row in fast], sum(not row["openings"] for row in fast)
     again = sum("without_its_measurement" in row for row in fast)
     return (
-        f"Against the same graph through onnxsim, interleaved, one thread, {fast[0]['cpu']} ({family}): **{mean:.3f} "
-        f"times as fast** (geometric mean of {len(fast)}), the slowest {min(ratios):.3f}; {same} are the same graph in "
-        f"both, and {again} were folded once more with the fold's own measurement."
+        f"Speedup over the same graph simplified by onnxsim, interleaved, one thread, {fast[0]['cpu']} ({family}): "
+        f"**{mean:.3f}x** (geometric mean of {len(fast)}), the slowest {min(ratios):.3f}x; {same} are the same graph "
+        f"in both, and {again} were folded once more with the fold's own measurement."
     )
 
 

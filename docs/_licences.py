@@ -11,13 +11,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-HEAD = """# Licences
+HEAD = """# Licenses
 
-repaconv is Apache-2.0. This is what it needs at run time, each as CI installs it on Linux, and under the licences that
-its own metadata declares; made by `make sbom`, do not edit. That writes `build/sbom.json` (CycloneDX), too, of the same
-packages. What extras bring, and the CUDA libraries of another build of torch, are not in it.
+repaconv is Apache-2.0. These are the packages that it needs at run time, as CI installs them on Linux, with the license
+that their own metadata declares. `make sbom` writes this page and `build/sbom.json` (CycloneDX); do not edit it.
+Packages of extras, and the CUDA libraries of other builds of PyTorch, are not included.
 
-| package | version | licence |
+| package | version | license |
 |---|---|---|
 """
 

@@ -289,14 +289,14 @@ def write_recipe(fault: Fault, folder: Path) -> Path:
 
 def page(rows: list[tuple[str, str, str]]) -> str:
     """docs/faults.md."""
-    head = """# What the gate catches
+    head = """# Planted faults
 
-Each fault is planted into the real pipeline by `tests/test_faults.py`, which also holds this page to what it found:
-the first link of the chain that fails, and the module that `repaconv gate` names; in the link `fold` it is one of the
-two or three that lie between two places at which training form and fold can be compared. Without the fault the same
-recipe passes.
+`tests/test_faults.py` plants each fault into the real pipeline and compares this page with what it finds. The table has
+the first link that fails and the module that `repaconv gate` names. In the link `fold` that is one of the two or three
+modules between two places where the original and the folded network can be compared. Without the fault the same recipe
+passes.
 
-| fault | link | module |
+| Fault | Link | Module |
 |---|---|---|
 """
     return (

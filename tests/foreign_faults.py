@@ -326,12 +326,12 @@ FAULTS = [
 def section() -> str:
     """The part of docs/faults.md on graphs."""
     head = f"""
-## What `fold model.onnx` catches
+## Planted into `fold model.onnx`
 
-{len(FAULTS)} wrong folds of {len(NETS)} graphs with free batches, lengths and image sizes, several outputs, scalars and
-integers, planted by `tests/test_fold_proof.py`: the folded graph is another than the one given, and nothing is written.
+{len(FAULTS)} wrong folds of {len(NETS)} graphs with dynamic batch sizes, lengths and image sizes, several outputs,
+scalars and integers (`tests/test_fold_proof.py`). Each folded graph differs from the original, and nothing is written.
 
-| graph | fault |
+| Graph | Fault |
 |---|---|
 """
     return head + "".join(f"| {fault.net} | {fault.what} |\n" for fault in FAULTS)

@@ -9,59 +9,69 @@ from repaconv.graphs.contract import Rewrite
 from repaconv.steps.common import load_target
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "forms.md"
-HEAD = """# Forms
+HEAD = """# Rewrites
 
-A form is a set of rewrites of the exported graph, each of which changes nothing but rounding. Every one is proved
-alone and in 200 random compositions, in float64 to 1e-11 (`tests/test_forms.py`), and a form is a link of every
-export's chain of proof. They are applied in the order of this table, each wherever it is valid; elsewhere it leaves
-the graph alone. `repaconv tune` finds out which of them pay for a network on a target; a package of somebody else adds
-its own through the entry-point group `repaconv.rewrites`.
+```console
+$ repaconv export --form default
+$ repaconv tune ckpt.pth
+```
 
-| rewrite | exact where it finds | opset |
+A rewrite changes how an ONNX graph is written, not what it computes. A rewrite preset (`--form`) is a set of rewrites;
+each target has a default one. They are applied in the order of this table, wherever they are valid. Each rewrite is
+tested alone and in 200 random combinations, in float64 to 1e-11 (`tests/test_forms.py`), and every export with a preset
+is verified in the link `form`. `repaconv tune` finds out which ones are faster for your network. A package adds its own
+by the entry point group `repaconv.rewrites`.
+
+| Rewrite | Applies to | From opset |
 |---|---|---|
 """
 NOTE = """
-\\* in the default form of x86-64; \\*\\* in that of a family of its processors, which has blocks of that size;
-\\*\\*\\* in that of x86-64-openvino with AVX512-BF16.
+\\* in the default preset of x86-64; \\*\\* in that of a CPU level with blocks of that size; \\*\\*\\* in that of
+x86-64-openvino with AVX512-BF16.
 """
 TAIL = """
-## What pays on x86-64 with ONNX Runtime
+## What is faster on x86-64 with ONNX Runtime
 
-float32, one thread, batch 1, times as fast as the exported graph without it, process time on an AMD EPYC with AVX-512
-(`make bench-hand` has the whole against what is made by hand):
+Speedup over the exported graph without the rewrite: FP32, one thread, batch size 1, CPU time on an AMD EPYC with
+AVX-512.
 
-- `read-tokens`: 1.05 to 1.12 where a class token is read; the last block then computes one row.
-- `attention-op`: 1.02 to 1.06, by the transposes that it saves; more the narrower the heads.
-- `linear-each` on top of it: 1.01 to 1.03, up to 1.08 at batch 8: three products need no copy to be split.
-- `linear-as-gemm` with `rows-throughout`: 1.01 to 1.02; the bias is added inside the product.
-- `no-key-bias` and `value-bias-forward`: up to 1.02; `rms-norm`: up to 1.02; `bias-forward` with `accumulate`: 1.01.
-- `mean-as-pool`: 1.00 to 1.04 on convolutional networks, the more squeeze-and-excitation they have.
-- `whole-blocks`, `whole-groups`, `gate-as-image` and `conv-each` keep an image's channels in the blocks in which ONNX
-  Runtime computes convolutions: of 8 with AVX2 alone, of 16 with AVX-512, for which `whole-blocks-16` and
-  `whole-groups-16` fill them. On layers whose channels no 4 divides, as those that pruning leaves, 1.04 to 3.2 with
-  AVX2 and 1.03 to 2.9 with AVX-512, where groups of 2 to 8 channels are 1.1 to 1.4 times as fast
-  (`benchmarks/results/odd_channels.json`); 1.3 on RexNet ([the zoo](zoo.md)), up to 1.10 with squeeze-and-excitation,
-  1.02 where a CSP network splits.
-- What does not pay here: `scores-as-matrix` and `values-as-matrix` with 12 heads (0.55; the paper's own form),
-  `pointwise-as-matmul` (0.85 on RIFormer), `group-norm-flat` (0.97), `concat-linear`, `patch-gemm`, `one-linear` and
-  `gather-as-matmul` (all 1.00 within 0.02).
+| Rewrite | Speedup | Why, or where |
+|---|---|---|
+| `read-tokens` | 1.05 to 1.12 | where a class token is read: the last block computes one row |
+| `attention-op` | 1.02 to 1.06 | saves transposes; more with narrower heads |
+| `linear-each` after it | 1.01 to 1.03; 1.08 at batch size 8 | three products need no copy to be split |
+| `linear-as-gemm` with `rows-throughout` | 1.01 to 1.02 | the bias is added inside the product |
+| `no-key-bias`, `value-bias-forward` | up to 1.02 | |
+| `rms-norm` | up to 1.02 | |
+| `bias-forward` with `accumulate` | 1.01 | |
+| `mean-as-pool` | 1.00 to 1.04 | convolutional networks, more with squeeze-and-excitation |
+| `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |
+| the same | 1.3; up to 1.10; 1.02 | RexNet ([zoo](zoo.md)); squeeze-and-excitation; CSP networks |
+| groups of 2 to 8 channels | 1.1 to 1.4 | `benchmarks/results/odd_channels.json` |
 
-Together they are this target's default form: 1.15 times RePaViT-Tiny's exported graph, 1.25 that of nondeep with six
-layers. Targets but those of x86-64 have none of their own but `read-tokens` on arm64: nothing was measured there.
+*Odd channels* are no multiple of 4, as after pruning. ONNX Runtime computes convolutions in blocks of channels: 8 with
+AVX2, 16 with AVX-512 (`whole-blocks-16`, `whole-groups-16`).
 
-## What pays on OpenVINO
+Not faster here: `scores-as-matrix` and `values-as-matrix` with 12 heads (0.55; the paper's own), `pointwise-as-matmul`
+(0.85 on RIFormer), `group-norm-flat` (0.97), `concat-linear`, `patch-gemm`, `one-linear` and `gather-as-matmul` (1.00
+within 0.02).
 
-The same, by OpenVINO's own clocks on an AMD EPYC of Zen 5; int8 with bfloat16 for the rest (`make bench-family` has the
-whole form against the one of other processors):
+Together, the default preset of this target gives 1.15x on RePaViT-Tiny and 1.25x on nondeep with six layers. arm64 has
+`read-tokens` only, and the other targets none: nothing was measured there.
 
-- `turn-in-product`: 1.02 in float32, 1.07 in int8 on RePaViT-Base. A Transpose that takes heads apart and turns keys as
-  well writes one number at a time (0.11 ms a block in bfloat16); heads apart keeps rows together (0.007 ms), and the
-  product turns the rest as it reads. Attention's own operator does the first: it is not in this form.
-- `norm-in-place`: 1.03 in float32, 1.18 in int8 on RIFormer-S12. The formula of a norm over all of an image is one
-  operator there, with channels last as convolutions have them; as a row of numbers every norm takes two moves.
-- `best-down-columns`: 1.02 on PYRA in int8. An ArgMax along rows takes 0.066 ms in bfloat16, one down columns 0.001.
-- `rows-by-gathernd`: 1.15 on PYRA in int8. `patch-gemm`: 1.01 in int8. `column-as-sum`: 1.00 to 1.01.
-- About zero (`--quantiser onnxruntime-symmetric`), int8 is 1.01 to 1.13 times as fast as with zero points.
+## What is faster on OpenVINO
+
+By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remaining layers (`make bench-family`).
+
+| Rewrite | Speedup | Why |
+|---|---|---|
+| `turn-in-product` | 1.02 in FP32, 1.07 in INT8 (RePaViT-Base) | Transpose keeps rows together: 0.007 ms, not 0.11 |
+| `norm-in-place` | 1.03 in FP32, 1.18 in INT8 (RIFormer-S12) | one operator with channels last, without two moves |
+| `best-down-columns` | 1.02 in INT8 (PYRA) | ArgMax: 0.066 ms along rows in BF16, 0.001 ms down columns |
+| `rows-by-gathernd` | 1.15 in INT8 (PYRA) | |
+| `patch-gemm` | 1.01 in INT8 | |
+| `column-as-sum` | 1.00 to 1.01 | |
+| symmetric INT8 (`--quantiser onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
 """
 
 

@@ -48,7 +48,7 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
 def _rows(result: dict[str, Any]) -> Iterator[str]:
     rows = [(step, row) for step in result["steps"] for row in step.get("batches", (step,)) if "p50_ms" in row]
     if not rows:
-        yield "*Not verified here*: no row was measured."
+        yield "Untested: no row was measured."
         return
     forms = f"{VANILLA} | {OFFICIAL} | {OURS} | {OURS} / {OFFICIAL} | {OURS} / {VANILLA}"
     yield f"| model | batch | runtime | precision | {forms} | paper | trust |"
@@ -75,7 +75,7 @@ def _engines(result: dict[str, Any]) -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
     for step in engines:
         types = ", ".join(f"{count} {name}" for name, count in sorted(step["types"].items()))
-        ran = step["verdict"] if step["status"] == "done" else f"*not verified here*: {step.get('not_verified', '')}"
+        ran = step["verdict"] if step["status"] == "done" else f"untested: {step.get('not_verified', '')}"
         given = step["given"]
         yield f"| {step['model']} | {given['target']} | {given['precision']} | {step['built']} | {types} | {ran} |"
 
@@ -84,9 +84,9 @@ def _tuned(result: dict[str, Any]) -> Iterator[str]:
     """The forms that the card's own measurements chose; targets have no default but of these."""
     tuned = [step for step in result["steps"] if "tuned" in step]
     if not tuned:
-        yield "*Not verified here*: no form was measured, so the card's targets have none by default."
+        yield "Untested: no preset was measured, so the targets of this GPU have none by default."
         return
-    yield "| model | batch | runtime | the fastest form | times as fast as the target's own | measured |"
+    yield "| model | batch | runtime | fastest preset | speedup over the default | measured |"
     yield "|---|---|---|---|---|---|"
     for step in tuned:
         found, given = step["tuned"], step["given"]
@@ -110,4 +110,4 @@ def _faults(result: dict[str, Any]) -> Iterator[str]:
         if step["verdict"] == "not verified" and "built" not in step and step["status"] != "not run":
             causes.setdefault(step.get("why") or "it does not say why", []).append(step["name"])
     for why, names in causes.items():
-        yield f"- *not verified here*: {len(names)} step{'s' if len(names) > 1 else ''} ({names[0]} first): {why}"
+        yield f"- untested: {len(names)} step{'s' if len(names) > 1 else ''} ({names[0]} first): {why}"

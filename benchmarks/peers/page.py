@@ -1,4 +1,4 @@
-"""docs/peers.md, made from what was measured: a table a processor, and what each way loses."""
+"""docs/peers.md, made from what was measured: a table per CPU, and what each configuration loses."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any
 from repaconv.measure.fingerprint import machine_key
 
 Row = dict[str, Any]
-HEAD = """# Against everybody else's tools
+HEAD = """# Competing toolchains
 
-Every row is one network, float32 where nothing else is said: *by hand* is the deploy form as
-people make it (`benchmarks/handmade`), and the fastest of what ONNX Runtime, OpenVINO and `torch.compile` make of that
-is the peer. *Ours* is what `repaconv tune` leaves: runtime, form and settings, exact, or also the precision where at
-most 0.5% of the images may get another first class. The lower-precision peers are OpenVINO's bfloat16, ONNX Runtime's
-own quantiser, static and dynamic, and NNCF, each with its defaults, calibrated on the same images, whatever they lose.
-All times are relative to the hand-made graph on ONNX Runtime with its defaults, larger is faster. One interleaved run
-of everybody says which of ours and which of theirs is the fastest, and another of these two alone, opened anew up to
-400 times, how many times as fast (*ours / peer*).
+Each row is one network. All figures are speedups over the *manual baseline*: the official inference-time network,
+rebuilt in `benchmarks/handmade`, exported with `torch.onnx.export`, on ONNX Runtime with its defaults. Larger is
+faster.
 
-*digits* are the trained networks that come along, of which the images that nothing has seen judge everybody. The others
-are of published sizes with seeded weights, which tell nothing of quality: there a way of ours counts only if it lost no
-more than 0.5% on the trained network of its method, and is in its default form where `tune` did not search in it. Rows
-that are not *trusted* are marked with the measurement's own verdict (`make bench-deploy`,
-`benchmarks/results/deploy_peers.jsonl`).
+| Column | Meaning |
+|---|---|
+| fastest competitor, FP32 | the fastest of ONNX Runtime, OpenVINO and `torch.compile` on the manual baseline |
+| ours, exact | what `repaconv tune` leaves: runtime, rewrites and settings, exact |
+| fastest competitor, lower | the fastest of OpenVINO in BF16, ONNX Runtime's quantizers, and NNCF, by default |
+| ours, within 0.5% | also lower precision, if at most 0.5% of the top-1 predictions change |
+| ours / competitor | the two measured alone, in turn, over up to 400 session loads, with the 95% interval |
 
-A number behind a processor's name is its maker's, family and model: 26.2 is a Zen 5. Rows of AVX512-BF16 without one
-are older, from a processor that took 2.3 times as long for the same graphs."""
+Quantizers of competitors are calibrated on the same images; whatever accuracy they lose is accepted.
+
+One interleaved run of all configurations decides which of ours and which competitor is the fastest.
+
+*digits* are the trained networks that are installed with repaconv; images that no step has used evaluate all of them.
+The other networks have published sizes and seeded weights, which say nothing about accuracy. There a lossy
+configuration of ours counts only if it lost no more than 0.5% on the trained network of its method. Rows that are not
+*trusted* are marked with the verdict of the measurement. `make bench-deploy` measures again;
+`benchmarks/results/deploy_peers.jsonl` has all samples.
+
+The number after a CPU's name is its family and model: 26.2 is a Zen 5. Rows of AVX512-BF16 without a number are older,
+from a CPU that took 2.3 times as long for the same graphs."""
 
 
 def key(row: Row) -> tuple[str, str, int, int]:
@@ -77,8 +84,8 @@ def _heading(place: tuple[int, int]) -> str:
 
 def _speed(rows: list[Row]) -> str:
     lower = any(row["lower"] for row in rows)
-    heads = ["network", "fastest peer, float32", "ours, exact", "ours / peer"]
-    heads += ["fastest peer, lower", "ours, within 0.5%", "ours / peer"] if lower else []
+    heads = ["network", "fastest competitor, FP32", "ours, exact", "ours / competitor"]
+    heads += ["fastest competitor, lower", "ours, within 0.5%", "ours / competitor"] if lower else []
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [row["net"], *_cells(row, "exact"), *(_cells(row, "lower") if lower else [])]
@@ -106,13 +113,16 @@ def _means(rows: list[Row]) -> list[str]:
         return []
     mean = exp(sum(sum(each) / len(each) for each in methods.values()) / len(methods))
     return [
-        f"Geometric mean over {len(methods)} methods, published sizes, float32: **{mean:.3f}** times the fastest peer."
+        f"Geometric mean over {len(methods)} methods, published sizes: **{mean:.3f}x** over the fastest competitor."
     ]
 
 
 def _losses(rows: list[Row]) -> str:
-    """Other first classes and accuracy of every trained network: the fastest of both sides, and all our ways."""
-    lines = ["| network | way | other first classes | accuracy | in float32 |", "|---|---|---|---|---|"]
+    """Changed top-1 predictions and accuracy of every trained network: the fastest of both sides, and all of ours."""
+    lines = [
+        "| network | configuration | changed top-1 predictions | accuracy | FP32 accuracy |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         right = row["losses"]["hand-made, ONNX Runtime"]["accuracy"]
         for name in [row["lower"][side] for side in ("ours", "peer")] if row["lower"] else []:
@@ -120,7 +130,7 @@ def _losses(rows: list[Row]) -> str:
             found = f"{lost['disagreement']:.2%} of {lost['images']} | {lost['accuracy']:.2%} | {right:.2%}"
             lines.append(f"| {row['net']} | {what} | {found} |")
         ways = "; ".join(f"{way} {lost:.2%}" for way, lost in row["allowed"].items())
-        lines.append(f"| {row['net']} | ours, in default forms: {ways} | | | |")
+        lines.append(f"| {row['net']} | ours, default presets: {ways} | | | |")
     return "\n".join(lines)
 
 

@@ -10,47 +10,55 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "torture.json"
 PAGE = ROOT / "docs" / "torture.md"
 ENDS = ("refused", "the same", "other", "sound", "fault")
-HEAD = """# Torture
+HEAD = """# Hostile and damaged input
 
-What `make torture` did to repaconv, and how it ended; made from `benchmarks/results/torture.json`, do not edit. Each
-case is read in a process of its own making with little memory beside four times its file, 20 seconds of the processor,
-and an ear on every command, connection and file that the interpreter opens. A slice of it runs with the tests, and each
-fault that it found has a test there (`tests/test_torture.py`).
+What `make torture` did to repaconv, and the result. It writes this page from `benchmarks/results/torture.json`; do not
+edit it. Each case is read in its own process, with memory for four times its file, 20 seconds of CPU time, and a hook
+on every command, connection and file that the interpreter opens. A part of it runs with the tests. Each defect that was
+found has a test (`tests/test_torture.py`).
 
-*Refused*: one sentence with a hint, a code and the right exit code, and nothing written. *The same*: read, and each
-tensor is the one that was saved. *Other*: read, of a container that has no checksums, with other values in it: nobody
-can tell. *Sound*: folded, and proved as any fold is. *Fault*: anything else: a traceback, a process that died or hung,
-a command that ran, something written by what was refused, other weights out of a container with checksums. Of kills:
-*sound* is killed, with nothing left that is taken for whole, and completed by the same command; *the same* was done
-before. Of full disks, with each number of pages and of files that is left: *sound* is done in that room; *refused* is
-one sentence, exit 3, nothing that is taken for whole, and done by the same command once there is room. A batch in which
-there was a fault was run again on what was mended.
+| Result | Meaning |
+|---|---|
+| refused | one sentence with a hint, an error code and the right exit code; nothing written |
+| the same | read, and every tensor is as it was saved |
+| other | read from a container without checksums, with other values: this cannot be detected |
+| sound | folded, and verified like any fold |
+| fault | anything else: a traceback, crash or hang, a command that ran, a file of a refused case, wrong weights |
 
-What this found was mended: a picture that was PostScript ran Ghostscript; a file that was cut while it was mapped ended
-the process; an archive without an end was hashed for ever; names that no file can have, texts where arrays are
-expected, indices without a row ended in a traceback; NaN was compared, bombs were unpacked, a job could name files of
-the worker; quantizing on a full disk ended in a traceback; a thread that found no memory was waited for without end;
-ONNX Runtime told its maker of each graph; names of a file were markup, and escapes, on a terminal; an estimate of a
-graph that is not sound ended in a traceback.
+For kills, *sound* means: killed, nothing left that looks complete, and completed by the same command; *the same* means
+that it was done before. Full disks are tried with every number of free pages and files; there *sound* means that the
+command fits, and *refused* means one sentence, exit code 3, nothing left that looks complete, and success with the same
+command once there is room. A batch with a fault was repeated after the fix.
 
-| what was read | cases | refused | the same | other | sound | faults |
+Found and fixed: a picture that was PostScript ran Ghostscript; a file that was truncated while mapped crashed the
+process; an endless archive was hashed forever; impossible file names, text in place of arrays and indices without a row
+ended in a traceback; NaN was compared, decompression bombs were unpacked, a cluster job could name files of the worker;
+quantizing on a full disk ended in a traceback; a thread without memory was waited for forever; ONNX Runtime reported
+each graph to its maker; names from a file were interpreted as markup and escapes on a terminal; an estimate of an
+invalid graph ended in a traceback.
+
+| Input | Cases | refused | the same | other | sound | faults |
 |---|---|---|---|---|---|---|
 """
 
 
 PLANTED = ROOT / "benchmarks" / "results" / "planted.json"
 MISTAKES = """
-## Mistakes of our own
+## Planted mistakes in the code
 
-`make mutants` changes one thing in one function while it runs (an operator, a sign, a term, an index, a comparison, the
-order of two), and folds small networks, and exports graphs, that come by that very line. No test looks at what comes of
-it: only the chain of proof, as it runs for everybody.
+`make mutants` changes one thing in one function at run time (an operator, a sign, a term, an index, a comparison, the
+order of two), and folds and exports small networks that execute that line. No test looks at the result; only the
+verification chain does, as it runs for every user.
 
-*Caught*: a link failed. *Stopped*: a refusal, or an exception, before anything was written. *As good*: other bytes, and
-`verify` by code without the change finds them sound: another way to write the same, or a fold left out. *The same*: the
-same bytes; what was changed decides nothing for these networks. *Survived*: written as sound, and it is not.
+| Result | Meaning |
+|---|---|
+| caught | a link failed |
+| stopped | a refusal or an exception, before anything was written |
+| as good | other bytes, and `verify` by unchanged code passes: another way to write the same, or a fold left out |
+| the same | the same bytes; the change decides nothing for these networks |
+| survived | written as verified, and wrong |
 
-| where | mistakes | caught | stopped | as good | the same | survived |
+| Where | Mistakes | caught | stopped | as good | the same | survived |
 |---|---|---|---|---|---|---|
 """
 FATES = ("caught", "stopped", "as good", "the same", "survived")
@@ -59,8 +67,8 @@ ROOMS = {
     "graphs": ("folds", "graphs", "forms"),
 }
 WHY = {
-    "Join.divisor": "what the scores of a trained network are divided by stands in no tensor: it is the network, not "
-    "its fold, and both are built by it. A recorded output tells (`verify --inputs`, `fold --identify`).",
+    "Join.divisor": "no tensor contains the divisor of the scores: it belongs to the network, not to its fold, and "
+    "both are built with it. A recorded output shows it (`verify --inputs`, `fold --identify`).",
 }
 """Of what survived, by function: why no proof of that kind can see it, and what can."""
 
@@ -76,7 +84,7 @@ def mistakes(rows: list[dict[str, Any]]) -> str:
         f"- `{row['file']}`, `{row['function']}`: `{row['was']}` -> `{row['becomes']}`: {WHY[row['function']]}"
         for row in left
     ]
-    return MISTAKES + "\n".join(lines) + "\n" + ("\nWhat survived:\n\n" + "\n".join(told) + "\n" if told else "")
+    return MISTAKES + "\n".join(lines) + "\n" + ("\nSurvived:\n\n" + "\n".join(told) + "\n" if told else "")
 
 
 def collated(folder: Path) -> dict[str, Any]:

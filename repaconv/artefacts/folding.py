@@ -53,6 +53,7 @@ class Sizes(Record):
     ``usual`` are the free sizes by name, as a call has them that is no probe, ``other`` others that it takes; ``batch``
     is the name of the one that is a batch, ``sides`` are those of height and width, where they are free. ``gain`` is a
     factor on inputs that are drawn normally, at which nothing overflows, ``below`` bounds integers of no known use.
+    ``held`` are inputs that always have these values, by name: those of a sample that are parameters and no data.
     """
 
     usual: dict[str, int] = Field(default={})
@@ -61,6 +62,7 @@ class Sizes(Record):
     sides: tuple[str, ...] = ()
     gain: float = 1.0
     below: int = 1
+    held: dict[str, Any] = Field(default={})
 
 
 Batch = int | Literal["dynamic"]
@@ -233,9 +235,15 @@ class GraphFold(FoldArtefact):
         return {"structure": self.structure, "sizes": self.sizes.usual}
 
     @property
+    def macs_counted(self) -> str:
+        """What the multiply-accumulates are of: one inference, at these values of its dynamic dimensions."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.usual.items())
+        return f"MACs per inference{f' at {sizes}' if sizes else ''}"
+
+    @property
     def saved(self) -> Saved:
-        """Of one call."""
-        macs = [("MACs a call", *self.macs)] if self.macs else []
+        """Of one inference."""
+        macs = [(self.macs_counted, *self.macs)] if self.macs else []
         return (("parameters", *self.parameters), *macs, ("nodes", *self.nodes))
 
     @property

@@ -19,7 +19,7 @@ def shapes_inferred(model: onnx.ModelProto) -> None:
     """Write down every value's shape that ONNX's own rules tell, in place."""
     import onnx
 
-    found = onnx.shape_inference.infer_shapes(_bare(model)).graph
+    found = onnx.shape_inference.infer_shapes(bare(model)).graph
     for mine, theirs in zip(model.graph.output, found.output, strict=True):
         mine.CopyFrom(theirs)
     del model.graph.value_info[:], model.graph.node[:]  # nodes have graphs of their own, perhaps
@@ -38,7 +38,7 @@ def check(model: onnx.ModelProto, *, full: bool = False) -> None:
     for weight in model.graph.initializer:
         if _is_large(weight):
             onnx.checker.check_tensor(weight)
-    onnx.checker.check_model(_bare(model), full_check=full)
+    onnx.checker.check_model(bare(model), full_check=full)
 
 
 def parted(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
@@ -91,8 +91,8 @@ def _set(message: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -
         setattr(message, name, value)
 
 
-def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Large weights are inputs."""
+def bare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph, in which large weights are inputs: their shapes are there, their numbers are not."""
     import onnx
 
     found = outline(model, (weight for weight in model.graph.initializer if not _is_large(weight)))

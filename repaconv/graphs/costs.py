@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -114,6 +114,28 @@ def macs(model: ir.Model) -> int | None:
     found = list(_macs(model))
     known = [count for count in found if count is not None]
     return sum(known) if len(known) == len(found) else None
+
+
+def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
+    """Multiply-accumulates of a call whose dynamic dimensions have these values.
+
+    Args:
+        proto: The graph; it stays as it is.
+        at: By name, or ``input[axis]`` where a dimension has none.
+    """
+    from repaconv.graphs.bare import bare
+    from repaconv.graphs.settling import settle
+
+    fixed = bare(proto)
+    for value in fixed.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                size = at.get(dim.dim_param or f"{value.name}[{axis}]")
+                if size is not None:
+                    dim.dim_value = size
+    graph = read(fixed)
+    settle(graph)
+    return macs(graph)
 
 
 def macs_of(proto: onnx.ModelProto) -> int:

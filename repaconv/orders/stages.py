@@ -117,6 +117,13 @@ class FoldOrder(Order):
             panel=INPUT,
         ),
     ] = None
+    inputs: Annotated[
+        str | Path | None,
+        Knob(
+            "Inputs by name that an ONNX model takes (.npz), where it does not run on random ones.",
+            panel=INPUT,
+        ),
+    ] = None
     form: Annotated[
         str,
         Knob(

@@ -43,6 +43,7 @@ def fold(
     overrule: bool | None = None,
     allow_deployed: bool = False,
     identify: str | Path | None = None,
+    inputs: str | Path | None = None,
     form: str | Path = "default",
     progress: Progress = silent,
     **hyper: Any,
@@ -100,6 +101,12 @@ def _fold_checkpoint(
     path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
 ) -> MethodFold | NetworkFold:
     """Fold weights by their method, or by the published network that they are of."""
+    if arguments.get("inputs"):
+        raise UsageProblem(
+            f"--inputs is for ONNX graphs, and {path} is a checkpoint.",
+            hint="Leave it out; `repaconv verify --inputs FILE.npz` runs the folded model on your own.",
+            code="usage.inputs",
+        )
     read = read_hashed(path, arguments.get("weights"), arguments.get("sha256"))
     own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is its paper's
     try:
@@ -139,7 +146,7 @@ def _fold_network(
     from repaconv.pipeline.network_folding import fold_network_by
 
     told = {**arguments, "method": method != "auto", "form": str(arguments.get("form", "default")) != "default"}
-    if alone := _asked(told, "identify", "allow_deployed", "method", "form"):
+    if alone := _asked(told, "identify", "inputs", "allow_deployed", "method", "form"):
         raise UsageProblem(
             f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
             hint="Leave it out; a form is given to export.",

@@ -34,6 +34,8 @@ from repaconv.subjects.taken import Taken, taken_by
 if TYPE_CHECKING:
     import onnx
 
+    from repaconv.engines.contract import Feeds
+
 
 def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> GraphFold:
     """Fold an ONNX graph into a run: ``<stem>.folded.onnx`` and ``fold.json``.
@@ -54,7 +56,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     """
     plan = _plan(order, Path(path))
     progress("fold", 0, 0)
-    given = Evaluated(plan.model)
+    given = Evaluated(plan.model, plan.sample)
     raised = to_oldest(given)
     refold = partial(folded, plan.source, raised.graph.model)
     kept = worthwhile(given, raised.graph, refold, measured=order.measure, progress=progress)
@@ -71,8 +73,9 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
         artefact = _artefact(plan, taken, given, raised, kept, links)
         put(plan.run.fold_json, artefact)
         runs.remember(plan.run)
+    took = [plan.source, *([Path(order.inputs)] if order.inputs else [])]
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
-    return with_files(artefact, [plan.source], wrote)
+    return with_files(artefact, took, wrote)
 
 
 class _Plan(NamedTuple):
@@ -82,6 +85,7 @@ class _Plan(NamedTuple):
     source: Path
     sha256: str
     model: onnx.ModelProto
+    sample: Feeds | None
     preprocessing: Preprocessing | None
     written: Written
     run: runs.Run
@@ -110,12 +114,21 @@ def _plan(order: FoldOrder, source: Path) -> _Plan:
         source=source,
         sha256=sha256,
         model=model,
+        sample=_sample(order, model),
         preprocessing=_preprocessing(order.settings or {}),
         written=_written(order),
         run=run,
         payload=payload,
         copied=copied,
     )
+
+
+def _sample(order: FoldOrder, model: onnx.ModelProto) -> Feeds | None:
+    """Inputs that the user says the graph takes."""
+    from repaconv.proof.data import npz_calls
+    from repaconv.subjects.given import inputs_of
+
+    return npz_calls(Path(order.inputs), inputs_of(model), ()).piece(0, 1).given if order.inputs else None
 
 
 def _written(order: FoldOrder) -> Written:

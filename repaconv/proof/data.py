@@ -26,6 +26,8 @@ IMAGES_AT_ONCE = 8
 IMAGES = "input"
 """Under which images are given: a network of one input takes them whatever it calls that."""
 FLOATS = ("float16", "float32", "float64")
+TEXT = ("object", "string")
+"""Text, as NumPy calls it and ONNX Runtime."""
 RANDOM_IMAGES = 4
 UNPACKED = 1 << 30
 """Bytes that an .npz may unpack to beyond four times the file: images of one colour are few bytes."""
@@ -316,7 +318,11 @@ def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str]) -> Inp
             hint=f"Save all of them: numpy.savez(path, {', '.join(f'{port.name}=...' for port in inputs)}).",
             code="inputs.shape",
         )
-    given = {port.name: arrays[port.name].astype(port.dtype) for port in inputs}
+    for port in inputs:
+        text = arrays[port.name].dtype.kind in "US"
+        is_none = f"{path}: {port.name} holds {'text' if text else 'numbers'}, and the network takes {port.dtype}."
+        _require(text == (port.dtype in TEXT), is_none, f"Give {port.name} in {port.dtype}.")
+    given = {port.name: arrays[port.name].astype("O" if port.dtype in TEXT else port.dtype) for port in inputs}
     recorded = {name: arrays[name] for name in outputs} if set(outputs) <= arrays.keys() else {}
     batch = Batch(given, recorded or None, whole=True)
     unused = ", ".join(sorted(arrays.keys() - given.keys() - recorded.keys()))

@@ -7,17 +7,25 @@ it, and then nothing shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.proof.parameters import RULES, Dims, Place, parameter
+
 if TYPE_CHECKING:
     import onnx
 
 Array = NDArray[Any]
+
+WORDS = ("a", "B c", "42", "")
+"""Strings of no known use."""
 
 NUMBERS = (10, 2, 1)
 """Integers of no known use are drawn below the first of these with which the graph runs; of 1, they are all 1."""
@@ -34,17 +42,27 @@ DEPTH = 16
 class Draw:
     """How an input is drawn: ``index`` below so many, ``mask``, ``range`` uniform, else normal about ``mean``.
 
-    Numbers are for the input itself, in shapes that broadcast to it.
+    Numbers are for the input itself, in shapes that broadcast to it. ``value`` gives what it must be, of dynamic
+    dimensions, shape and type, or None where that is not known. Strings are some of ``words``.
     """
 
     index: int | None = None
+    value: Callable[[Mapping[str, int], tuple[int, ...], np.dtype[Any]], Array | None] | None = None
+    words: tuple[str, ...] = WORDS
     mask: bool = False
     range: tuple[Array, Array] | None = None
     mean: Array = field(default_factory=lambda: np.zeros(()))
     deviation: Array = field(default_factory=lambda: np.ones(()))
 
     def __call__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], generator: np.random.Generator, *, gain: float, below: int
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        generator: np.random.Generator,
+        *,
+        gain: float,
+        below: int,
+        sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> Array:
         """One input.
 
@@ -54,7 +72,12 @@ class Draw:
             generator: Its source.
             gain: A factor on the deviation of what is drawn normally.
             below: Of `NUMBERS`.
+            sizes: The graph's dynamic dimensions by name.
         """
+        if self.value is not None and (found := self.value(sizes, shape, dtype)) is not None:
+            return found
+        if dtype.kind == "O":
+            return np.asarray(generator.choice(self.words, shape)).astype(object)
         if dtype.kind == "f" and self.index is None and not self.mask:
             if self.range is not None:
                 low, high = self.range
@@ -63,10 +86,10 @@ class Draw:
         if self.index is not None:
             return _indices(self.index, shape, generator).astype(dtype)
         if self.mask or dtype.kind == "b":
-            found: Array = generator.integers(0, 2, shape)
+            bits: Array = generator.integers(0, 2, shape)
             if shape and shape[-1] > 1:
-                found[..., 0], found[..., -1] = 1, 0  # along every row something is seen, and not all
-            return found.astype(dtype)
+                bits[..., 0], bits[..., -1] = 1, 0  # along every row something is seen, and not all
+            return bits.astype(dtype)
         if dtype.name == "uint8":
             return np.asarray(np.rint(255 * _uniform(shape, generator))).astype(dtype)
         return np.asarray(generator.integers(0, below, shape) if below > 1 else np.ones(shape)).astype(dtype)
@@ -113,11 +136,28 @@ class _Seen:
         return np.asarray(whole.transpose(np.argsort(self.axes)))
 
 
-def draws(model: onnx.ModelProto) -> dict[str, Draw]:
-    """How every input of a graph is drawn."""
+def draws(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Draw]:
+    """How every input of a graph is drawn; those ``held`` always have these values."""
     reader = _Reader(model)
     stored = {weight.name for weight in model.graph.initializer}
-    return {value.name: reader.draw(value) for value in model.graph.input if value.name not in stored}
+    return {
+        value.name: Draw(value=partial(_held, held[value.name])) if value.name in held else reader.draw(value)
+        for value in model.graph.input
+        if value.name not in stored
+    }
+
+
+def _held(numbers: Any, _sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A value as it was given; over again for a larger batch."""
+    return np.resize(np.asarray(numbers, dtype), shape)
+
+
+def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    """The sizes of a value that is a tensor; of one without a name, its value's and its axis."""
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]" for axis, dim in dims
+    )
 
 
 class _Reader:
@@ -134,9 +174,17 @@ class _Reader:
                 self.uses.setdefault(name, []).append((node, place))
         values = (*model.graph.input, *model.graph.value_info)
         self.shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+        declared = (value for value in (*values, *model.graph.output) if value.type.tensor_type.HasField("shape"))
+        self.dims: dict[str, Dims] = {name: list(tensor.dims) for name, tensor in self.stored.items()}
+        self.dims |= {value.name: dims_of(value) for value in declared}
 
     def draw(self, value: onnx.ValueInfoProto) -> Draw:
         """The most particular wish of all that read it; of indices the smallest table."""
+        for node, place in self.uses.get(value.name, []):
+            if (node.op_type, place) in RULES and node.domain in ("", "ai.onnx"):
+                return Draw(value=partial(self._parameter, node, place, value.name))
+        if words := tuple(dict.fromkeys(self._words(value.name))):
+            return Draw(words=words)
         rank = len(value.type.tensor_type.shape.dim)
         start = _Seen(np.ones(()), np.zeros(()), tuple(range(rank)))
         wishes = list(self._wishes(value.name, start, DEPTH))
@@ -146,6 +194,21 @@ class _Reader:
         if "mask" in value.name.lower() and value.type.tensor_type.elem_type != 1:
             return Draw(mask=True)
         return min(wishes, key=lambda wish: wish[0])[1] if wishes else Draw()
+
+    def _parameter(
+        self, node: Any, place: int, name: str, sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array | None:
+        length = prod(shape) if all(isinstance(dim, int) or dim in sizes for dim in self.dims.get(name, ())) else None
+        constants = {name: numbers for name in node.input if (numbers := self._constant(name)) is not None}
+        return parameter(Place(node, place, self.dims, constants, sizes, length), shape, dtype)
+
+    def _words(self, name: str) -> Iterator[str]:
+        """The strings that those know that read it."""
+        for node, _ in self.uses.get(name, []):
+            for entry in node.attribute:
+                yield from (text.decode() for text in entry.strings)
+                for tensor in [entry.t] if entry.HasField("t") and entry.t.string_data else []:
+                    yield from (text.decode() for text in tensor.string_data)
 
     def _wishes(self, name: str, seen: _Seen, depth: int) -> Iterator[tuple[int, Draw]]:
         """What they read it for, with a rank: 0 is the most particular."""

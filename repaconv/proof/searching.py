@@ -56,7 +56,10 @@ def drawn_for(inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: fl
     """A call of these sizes; one that is not said is 1."""
     generator = np.random.default_rng(seed)
     shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
-    return {one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below) for one in inputs}
+    return {
+        one.name: one.draw(shapes[one.name], one.dtype, generator, gain=gain, below=below, sizes=sizes)
+        for one in inputs
+    }
 
 
 @dataclass

@@ -102,7 +102,7 @@ def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
     """
     import onnx
 
-    from repaconv.proof.probes import Unrunnable, drawn, probes
+    from repaconv.proof.probes import Unrunnable, probes
 
     if path.suffix != ".onnx":
         raise UsageProblem(
@@ -117,7 +117,7 @@ def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
         raise UsageProblem(
             f"{path} does not run on random inputs: {error}.", hint="Fold it, and measure the run.", code="bench.shape"
         ) from error
-    calls = [drawn(model, found.usual, seed + n, gain=found.gain, below=found.below) for n in range(CALLED)]
+    calls = [found.call(model, seed + n) for n in range(CALLED)]
     return [Batch(call, whole=True) for call in calls]
 
 

@@ -100,11 +100,11 @@ class _Call(NamedTuple):
 
 def _call(given: Evaluated) -> _Call | None:
     """A usual call of the graph, if it is long enough to be measured."""
-    from repaconv.proof.probes import Unrunnable, drawn
+    from repaconv.proof.probes import Unrunnable
 
     try:
         found = given.probes
-        feeds = drawn(given.model, found.usual, 0, gain=found.gain, below=found.below)
+        feeds = found.call(given.model, 0)
         given.session.run(feeds)
         begin = perf_counter()
         given.session.run(feeds)

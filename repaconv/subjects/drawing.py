@@ -72,7 +72,7 @@ def _call(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, free: d
     from repaconv.proof.probes import drawn
 
     sizes = {**folded.sizes.usual, **(free or {})}
-    return drawn(model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below)
+    return drawn(model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below, held=folded.sizes.held)
 
 
 def _images(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, size: ImageSize | None) -> np.ndarray:

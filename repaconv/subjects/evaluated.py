@@ -26,10 +26,11 @@ class Evaluated:
 
     Attributes:
         model: The graph, with its weights.
+        sample: Inputs that it takes, where somebody gave some.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = model
+    def __init__(self, model: onnx.ModelProto, sample: Feeds | None = None) -> None:
+        self.model, self.sample = model, sample
         self._known: dict[bytes, dict[str, Any]] = {}
         self._true: dict[bytes, dict[str, Any]] = {}
 
@@ -84,7 +85,7 @@ class Evaluated:
         """
         from repaconv.graphs.costs import macs
 
-        return probes(self.model, self.run, dear=(macs(self.settled) or 0) > DEAR)
+        return probes(self.model, self.run, dear=(macs(self.settled) or 0) > DEAR, sample=self.sample)
 
     @cached_property
     def stored(self) -> ir.Model:
@@ -107,7 +108,7 @@ class Evaluated:
     def single(self) -> Evaluated:
         """It in float32 where it is of half precision, which not every runtime computes in; else itself."""
         model = in_single(self.model)
-        return self if model is self.model else Evaluated(model)
+        return self if model is self.model else Evaluated(model, self.sample)
 
 
 def key_of(feeds: Feeds) -> bytes:
@@ -115,5 +116,5 @@ def key_of(feeds: Feeds) -> bytes:
     found = sha256()
     for name, array in feeds.items():
         found.update(f"{name} {array.dtype} {array.shape} ".encode())
-        found.update(array.tobytes())
+        found.update(array.tobytes() if array.dtype.kind != "O" else repr(array.tolist()).encode())
     return found.digest()

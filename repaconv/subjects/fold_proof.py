@@ -79,9 +79,15 @@ def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refus
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         )
+    suspects = ", ".join(error.suspects)
+    why = f" The input that it does not take is probably {suspects}." if suspects else ""
+    arrays = ", ".join(f"{name}=..." for name in error.inputs)
+    sample = f"Give inputs that it takes: --inputs FILE.npz, written by numpy.savez(FILE, {arrays})."
     return Refused(
-        f"{source} does not run under ONNX Runtime on seeded inputs: {first_line(error)}.",
-        hint="Without running it, nothing could be proved. Fix its free sizes when exporting it.",
+        f"{source} does not run under ONNX Runtime on {error.on}: {first_line(error)}.{why}",
+        hint=sample
+        if error.drawable
+        else "Without running it, nothing could be verified. Export it with other inputs.",
         code="onnx.unrunnable",
     )
 

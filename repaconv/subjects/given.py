@@ -235,4 +235,5 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     kind = value.type.tensor_type
     known = kind.elem_type and _of_a_known_type(value)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if known else ""
-    return Port(value.name, tuple(d.dim_value or d.dim_param or None for d in kind.shape.dim), dtype)
+    dims = ((dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None) for dim in kind.shape.dim)
+    return Port(value.name, tuple(dims), dtype)

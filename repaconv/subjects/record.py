@@ -23,10 +23,11 @@ def recorded(
 ) -> dict[str, Any]:
     """Fields of `repaconv.artefacts.GraphFold`, all but where it came from and what was asked for."""
     from repaconv.folds.standing import standing
-    from repaconv.graphs.costs import macs, parameters
+    from repaconv.graphs.costs import macs, macs_at, parameters
 
     given, smaller = before.settled, after.settled
-    multiplied = macs(given), macs(smaller)
+    usual = taken.sizes.usual
+    multiplied = (macs_at(before.model, usual), macs_at(after.model, usual)) if usual else (macs(given), macs(smaller))
     return {
         "verdict": verdict_of(links),
         "applied": tuple(dict.fromkeys(change.rewrite for change in changes)),

@@ -62,7 +62,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     Raises:
         Refused: If it does not run.
     """
-    from repaconv.proof.probes import Unrunnable, drawn
+    from repaconv.proof.probes import Unrunnable
 
     given, folded = given.single, folded.single
     model = given.model
@@ -70,24 +70,24 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         found = given.probes
     except Unrunnable as error:
         raise unrunnable(source, model, error) from error
-    call = drawn(model, found.usual, 0, gain=found.gain, below=found.below)
+    call = found.call(model, 0)
     usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
-    calls = {found.gain: usual} | {
-        found.gain * more: drawn(model, found.usual, 0, gain=found.gain * more, below=found.below) for more in GAINS
-    }
+    calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
     told, rounded, gain = _against_float64(given, folded, calls)
     size, any_size, batch, names = _images(model, found)
     rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, found.plain[0])])
     if rows and _unknown_lengths(given):
-        others = (drawn(model, found.usual, seed, gain=found.gain, below=found.below) for seed in range(1, OTHERS))
+        others = (found.call(model, seed) for seed in range(1, OTHERS))
         rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
     size = None if not rows and batch not in ("dynamic", 1) else size
+    if isinstance(batch, int) and batch > 1 and not any(_count(out) == batch for out in given.run(usual).values()):
+        batch = 1  # a first axis that no output has is none of images: the channels of one, as [3, H, W]
     return Taken(
         image_size=size,
         any_image_size=any_size,
         batch=batch,
         whole=size is None or not rows,
-        sizes=Sizes(usual=found.usual, other=found.other, gain=gain, below=found.below, **names),
+        sizes=Sizes(usual=found.usual, other=found.other, gain=gain, below=found.below, held=dict(found.held), **names),
         tolerances=_tolerances(usual_rtols(model), rounded, doubled=bool(told)),
         float64=told,
         structure=structure_of(folded.model),
@@ -173,6 +173,11 @@ def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds,
         return all(len(dim) > 1 and dim[0].dim_value == batch for dim in dims)
     rows = [(len(next(iter(given.values()))), found.values()) for given, found in calls]
     return all(isinstance(out, np.ndarray) and out.ndim > 1 and len(out) == n for n, outs in rows for out in outs)
+
+
+def _count(out: Any) -> int | None:
+    """How many rows an output has."""
+    return len(out) if isinstance(out, np.ndarray) and out.ndim else None
 
 
 def _unknown_lengths(given: Evaluated) -> bool:

@@ -65,7 +65,7 @@ def _graph(done: GraphFold) -> None:
     rows = [
         ("parameters", done.parameters),
         ("nodes", done.nodes),
-        *([("MACs a call", done.macs)] if done.macs else []),
+        *([(done.macs_counted, done.macs)] if done.macs else []),
     ]
     for name, (before, after) in rows:
         counts.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))

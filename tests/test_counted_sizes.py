@@ -1,0 +1,79 @@
+"""MACs of a graph with dynamic dimensions are counted at its usual sizes, and a first axis is not always a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import repaconv as rc
+
+F = TensorProto.FLOAT
+
+
+def write(shape, gives, nodes, weights) -> None:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", F, shape)],
+        [helper.make_tensor_value_info("y", F, gives)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, "net.onnx")
+
+
+def layers() -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["y"]),
+    ]
+    weights = {name: random.standard_normal(4).astype(np.float32) for name in "sbm"}
+    weights |= {"w": random.standard_normal((4, 3, 3, 3)).astype(np.float32), "v": np.ones(4, np.float32)}
+    return nodes, weights
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_macs_of_a_dynamic_graph_are_counted_at_its_usual_sizes(named, repaconv):
+    free = ["N", "H", "W"] if named else [None, None, None]
+    write([free[0], 3, free[1], free[2]], [free[0], 4, "P", "Q"], *layers())
+    folded = rc.fold("net.onnx", measure=False)
+    batch, height, width = folded.sizes.usual.values()
+    assert batch == 1
+    assert min(height, width) > 200
+    assert folded.macs == (4 * 3 * 9 * ((height + 1) // 2) * ((width + 1) // 2),) * 2
+    said = repaconv("fold", "net.onnx", "--no-measure")[1]
+    first = "N" if named else "x[0]"
+    assert f"MACs per inference at {first}=1" in " ".join(said.split())
+
+
+def test_macs_of_fixed_sizes_name_none(repaconv):
+    write([1, 3, 32, 16], [1, 4, 16, 8], *layers())
+    folded = rc.fold("net.onnx", measure=False)
+    assert folded.macs == (4 * 27 * 16 * 8,) * 2
+    assert folded.macs_counted == "MACs per inference"
+
+
+def test_an_image_without_a_batch_is_one():
+    """As a detector of torchvision takes it: [3, H, W], of which three are channels."""
+    nodes, weights = layers()
+    nodes[0].input[0] = "batch"
+    nodes[1].output[0] = "n"
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "zero"], ["batch"]),
+        *nodes,
+        helper.make_node("Reshape", ["n", "flat"], ["y"]),
+    ]
+    write([3, 32, 32], [256, 4], nodes, {**weights, "zero": np.array([0]), "flat": np.array([-1, 4])})
+    folded = rc.fold("net.onnx", measure=False)
+    assert (folded.batch, folded.whole) == (1, True)
+    assert rc.export().batch == 1
+    assert rc.verify().verdict == "passed"
+
+
+def test_a_fixed_batch_is_a_batch():
+    write([3, 3, 32, 32], [3, 4, 16, 16], *layers())
+    assert rc.fold("net.onnx", measure=False).batch == 3

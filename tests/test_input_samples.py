@@ -1,0 +1,156 @@
+"""Inputs that say how an operator works: a value is read off the declared shapes, or given with `--inputs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import repaconv as rc
+
+F, INT, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
+IMAGE = {"x": (F, ["N", 3, 8, 8])}
+
+
+def write(nodes, inputs, outputs, weights=(), opset=18) -> None:
+    """A convolution and a norm of `x`, [N, 4, 8, 8], and what reads their result `n`."""
+    random = np.random.default_rng(0)
+    layers = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+    ]
+    held = {name: random.standard_normal(4).astype(np.float32) for name in "sbm"}
+    held |= {"w": random.standard_normal((4, 3, 3, 3)).astype(np.float32), "v": np.ones(4, np.float32), **dict(weights)}
+    ends = [
+        [helper.make_tensor_value_info(name, *kind) for name, kind in side.items()]
+        for side in ({**IMAGE, **inputs}, outputs)
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in held.items()]
+    graph = helper.make_graph([*layers, *nodes], "net", *ends, tensors)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, "net.onnx")
+
+
+def node(kind: str, read: str, **named) -> onnx.NodeProto:
+    return helper.make_node(kind, ["" if name == "-" else name for name in read.split()], ["y"], **named)
+
+
+PARAMETERS = {
+    "axis of a sum": (node("CumSum", "n p"), {"p": (INT, [])}, ["N", 4, 8, 8]),
+    "axes of a mean": (node("ReduceMean", "n p", keepdims=0), {"p": (INT, [2])}, ["N", "P"]),
+    "no axes": (node("ReduceMean", "n p", keepdims=0, noop_with_empty_axes=1), {"p": (INT, [0])}, ["N", 4, 8, 8]),
+    "new axes": (node("Unsqueeze", "n p"), {"p": (INT, [2])}, ["A", "B", "C", "D", "E", "G"]),
+    "shape": (node("Reshape", "n p"), {"p": (INT, [3])}, ["N", 16, 16]),
+    "slice": (
+        node("Slice", "n p ends axes"),
+        {"p": (INT, [2]), "ends": (INT, [2]), "axes": (INT, [2])},
+        ["A", "B", 8, 8],
+    ),
+    "parts": (
+        helper.make_node("Split", ["n", "p"], ["y", "rest"], axis=1),
+        {"p": (INT, [2])},
+        ["N", 1, 8, 8],
+    ),
+    "pads of a mirror": (node("Pad", "n p", mode="reflect"), {"p": (INT, [8])}, ["N", 4, 10, 11]),
+    "scales": (node("Resize", "n - p"), {"p": (F, [4])}, ["N", 4, 16, 12]),
+    "sizes": (node("Resize", "n - - p"), {"p": (INT, [4])}, ["N", 4, 16, 12]),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_is_read_off_the_declared_shapes(name):
+    """Folded, and `verify` draws the same parameter again."""
+    reader, inputs, shape = PARAMETERS[name]
+    outputs = {"y": (F, shape), **({"rest": (F, ["N", 3, 8, 8])} if name == "parts" else {})}
+    write([reader], inputs, outputs)
+    folded = rc.fold("net.onnx", measure=False)
+    assert (folded.verdict, folded.applied) == ("passed", ("convolution",))
+    assert rc.verify().verdict == "passed"
+
+
+def test_strings_are_drawn_from_those_that_the_graph_knows():
+    named = {"keys_strings": ["cat", "dog"], "values_floats": [3.0, -2.0], "default_float": 0.0}
+    encoder = helper.make_node("LabelEncoder", ["names"], ["codes"], domain="ai.onnx.ml", **named)
+    write([encoder, node("Mul", "n codes")], {"names": (TEXT, ["N", 1, 1, 1])}, {"y": (F, ["N", 4, 8, 8])})
+    folded = rc.fold("net.onnx", measure=False)
+    assert (folded.verdict, folded.applied) == ("passed", ("convolution",))
+    assert rc.verify().verdict == "passed"
+
+
+@pytest.fixture
+def coded() -> dict[str, np.ndarray]:
+    """A graph that takes the codes 6998 to 7002 alone, which nothing in it says; and a call that it takes."""
+    nodes = [
+        helper.make_node("Sub", ["code", "least"], ["beyond"]),
+        helper.make_node("Abs", ["beyond"], ["place"]),
+        helper.make_node("Gather", ["table", "place"], ["scale"], axis=0),
+        node("Mul", "n scale"),
+    ]
+    table = {"table": np.array([2.0, -3.0, 5.0], np.float32), "least": np.array(7000)}
+    write(nodes, {"code": (INT, [])}, {"y": (F, ["N", 4, 8, 8])}, table)
+    return {"x": np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32), "code": np.array(7001)}
+
+
+def test_where_no_random_input_is_taken_the_refusal_names_it_and_what_to_give(coded, repaconv):
+    code, _, said = repaconv("fold", "net.onnx")
+    assert code == 4
+    assert "probably code (int64 [])" in said
+    assert "--inputs FILE.npz" in said
+    assert not Path("repaconv-out").exists()
+
+
+def test_a_sample_goes_through_every_stage(coded, repaconv):
+    np.savez("call.npz", **coded)
+    assert repaconv("fold", "net.onnx", "--inputs", "call.npz")[0] == 0
+    folded = json.loads(Path("repaconv-out/net/fold.json").read_text())
+    assert folded["applied"] == ["convolution"]
+    assert folded["sizes"]["held"] == {"code": 7001}
+    verified = rc.verify()
+    assert verified.verdict == "passed"
+    assert all(link.verdict == "passed" for link in verified.links)
+    rc.export()
+    assert rc.verify(inputs="call.npz").verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"code": np.array(12)}, "does not run under ONNX Runtime on the sample inputs"),
+        ({"x": np.zeros((2, 3, 8, 9), np.float32)}, "x is of shape [2, 3, 8, 9], and not ['N', 3, 8, 8]"),
+        ({"code": None}, "not the input code"),
+        ({"code": np.array(["a"])}, "code holds text"),
+    ],
+    ids=["not taken", "of another shape", "missing", "of another type"],
+)
+def test_a_sample_that_is_none_is_refused(coded, repaconv, changed, says):
+    np.savez("call.npz", **{name: array for name, array in {**coded, **changed}.items() if array is not None})
+    code, _, said = repaconv("fold", "net.onnx", "--inputs", "call.npz")
+    assert code == 4
+    assert says in " ".join(said.split())
+    assert not Path("repaconv-out").exists()
+
+
+def test_a_sample_is_of_a_graph(tiny, repaconv):
+    code, _, said = repaconv("fold", tiny, "--inputs", "call.npz")
+    assert code == 2
+    assert "--inputs is for ONNX graphs" in said
+
+
+def test_an_input_that_no_file_of_arrays_holds_is_named(repaconv):
+    graph = helper.make_graph(
+        [helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0)],
+        "net",
+        [helper.make_tensor_sequence_value_info("parts", F, ["N", 3])],
+        [helper.make_tensor_value_info("y", F, ["M", 3])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), "net.onnx")
+    code, _, said = repaconv("fold", "net.onnx")
+    assert code == 4
+    assert "its input parts is of type sequence" in said
+    assert "--inputs" not in said

@@ -448,7 +448,8 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     first = done["rows"][0]
     assert 0 < first["p50_ms"] <= first["p95_ms"]
     assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").is_file()
-    assert "times as many images" in repaconv(*many)[1]
+    assert (done["scaling"]["verdict"], done["ratio"]["verdict"]) == ("not conclusive", "not conclusive")
+    assert "deploy form, one stream (fp32): not conclusive (about" in " ".join(repaconv(*many)[1].split())
     told = rc.report(paper=False)
     rate = f"{told.throughputs[0].rows[0].images_per_second:,.1f}"
     assert f">{rate}</td>" in Path("repaconv-out/tiny/report.html").read_text()

@@ -50,7 +50,7 @@ ROWS = (
     Row("depthwise 3x3, the paper's order", How(), order="sigma", counts=(1, 2, 3)),
     Row("ensembled 3x3", How("ensembled")),
     Row("static", How("static")),
-    Row("control: 1x1, no neighbours", How(kernel=1)),
+    Row("control: 1x1, no neighbors", How(kernel=1)),
     Row("baseline: Gaussian kernel", How(fit="gaussian")),
     Row("baseline: mean attention as kernel", How(fit="mean")),
 )

@@ -173,8 +173,8 @@ def _error(part: nn.Module, after: nn.Module, call: Call) -> float:
 def _require_the_same_twice(module: nn.Module, whole: Whole) -> None:
     if not whole.error(in_float64(module)) <= EXACT:
         raise Refused(
-            f"this {type(module).__name__} answers otherwise when it is run again, so nothing could be proved of it.",
-            hint="Fold what does not change with every call.",
+            f"this {type(module).__name__} gives another output when it is run again, so it cannot be verified.",
+            hint="Fold a module whose output depends on its input only.",
             code="live.changing",
         )
 

@@ -56,7 +56,7 @@ def found_calls(module: nn.Module) -> tuple[Call, ...]:
         except Exception as error:
             problem = first_line(error)
     raise Refused(
-        f"it is not known what this {type(module).__name__} takes, so nothing could be proved of it: {problem}.",
+        f"the inputs of this {type(module).__name__} are not known, so it cannot be verified: {problem}.",
         hint="Give an input: repaconv.fold(module, example=tensor), a tuple of its arguments, or a dict of named ones.",
         code="live.input",
     )

@@ -247,8 +247,8 @@ def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None
     for each in {name, *RECORDED} & arrays.keys():
         if arrays[each].dtype.kind == "f" and not np.isfinite(arrays[each]).all():
             raise Refused(
-                f"{path}: {each} holds NaN or infinity, by which nothing can be judged.",
-                hint="Look how it was made, and write it again.",
+                f"{path}: {each} holds NaN or infinity, so nothing can be evaluated with it.",
+                hint="Check how it was made, and write it again.",
                 code="inputs.not-finite",
             )
     return name

@@ -166,8 +166,8 @@ class Split(NamedTuple):
         wanted = min(CALIBRATION_IMAGES, count // 2) if ranges else 0
         if ranges and not wanted:
             raise UsageProblem(
-                f"{given.name}: one image cannot both calibrate a lower precision and judge it.",
-                hint="Give two at least with --inputs or --images, better some hundreds.",
+                f"{given.name}: one image cannot both calibrate a lower precision and evaluate it.",
+                hint="Give at least two images with --inputs or --images, better some hundreds.",
                 code="inputs.too-few",
             )
         fitting = [place * count // wanted for place in range(wanted)]

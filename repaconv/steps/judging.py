@@ -181,8 +181,8 @@ def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
         return None
     if subject.outputs != ("logits",):
         raise UsageProblem(
-            f"lower precision is judged by first classes, and this network gives {', '.join(subject.outputs)}.",
-            hint="Leave the loss out; `repaconv export --precision` judges features by cosine.",
+            f"a loss is measured by top-1 predictions, and this network outputs {', '.join(subject.outputs)}.",
+            hint="Leave the budget out; `repaconv export --precision` evaluates features by cosine similarity.",
             code="tune.features",
         )
     given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images)).halved()

@@ -72,7 +72,7 @@ def _in_parts(
         if method != "auto" or ratio is not None:
             raise Refused(
                 f"nothing in this {type(module).__name__} folds as asked for: {why.message} "
-                f"In parts: {'; '.join(steps[0].left) or 'none proves to be a known fold.'}",
+                f"In parts: {'; '.join(steps[0].left) or 'none is a known fold.'}",
                 hint="Leave out the method and the idle ratio, and whatever folds is folded.",
                 code="live.nothing",
             )

@@ -65,8 +65,8 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
         _answer(module, shape, torch.float64)
     except Exception as error:  # of any network that took an image before
         raise Refused(
-            f"this network computes in float32 alone, and what it gives cannot be proved in float64: {said_by(error)}.",
-            hint="Export it yourself, and fold the graph, in which float64 is no matter: repaconv fold model.onnx.",
+            f"this network computes in float32 only, so it cannot be verified in float64: {said_by(error)}.",
+            hint="Export it yourself and fold the ONNX model, which is evaluated in float64: repaconv fold model.onnx.",
             code="network.float64",
         ) from error
     return module

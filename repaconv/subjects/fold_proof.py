@@ -54,8 +54,8 @@ def proved(
     if not any(link.verdict in ("passed", "failed") for link in links):
         raise Refused(
             f"no output of {source} could be compared: {links[0].note if links else 'it has none'}.",
-            hint="Without that nothing is proved, and nothing was written. Give a graph whose outputs are tensors of "
-            "numbers that move with its inputs.",
+            hint="Nothing was verified, so nothing was written. Give a graph whose outputs are tensors of numbers that "
+            "depend on its inputs.",
             code="fold.not-proved",
         )
     links += _as_stored(source, before, after) if ends[1] == FOLDED else ()
@@ -178,7 +178,7 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
         defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
         raise Refused(
             f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {why}.",
-            hint=defect if folded else "Nothing could be proved; give a graph of standard operators.",
+            hint=defect if folded else "It cannot be verified; give a graph of standard operators.",
             code="onnx.rewrite" if folded else "onnx.unloadable",
         ) from error
 

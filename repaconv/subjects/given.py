@@ -43,7 +43,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     if gone:
         raise Refused(
             f"{path} wants its weights from {gone[0]}, which is not there.",
-            hint="Put it back beside the graph.",
+            hint="Put it back next to the graph.",
             code="onnx.external",
         )
     if sum(file.stat().st_size for file in (path, *weights)) >= ONE_FILE_BYTES:

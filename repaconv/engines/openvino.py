@@ -41,6 +41,10 @@ REST = (f"{HINT}=bf16",)
 TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
 DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
 DTYPES |= {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
+# OpenVINO makes one kernel of products in a row that are this small and have two axes (TokenizeMLPSeqSnippets of
+# transformation_pipeline.cpp; 2026.4).
+SNIPPETS = "SNIPPETS_MODE"
+KERNEL_ROWS, KERNEL_WIDTH = 8, 256
 # What computes, as OpenVINO calls it after fusing; a MatMul without weights is what stays one.
 COMPUTING = ("FullyConnected", "MatMul", "Convolution", "ScaledDotProductAttention")
 
@@ -144,7 +148,10 @@ class OpenVino:
                 compiled = core.import_model(io.BytesIO(ready.read_bytes()), DEVICE, options)
             else:
                 source = io.BytesIO(model) if isinstance(model, bytes) else str(model)
-                compiled = core.compile_model(_sized(core.read_model(source), model, spec.sizes), DEVICE, options)
+                read = _sized(core.read_model(source), model, spec.sizes)
+                if _crashes(read):
+                    options[SNIPPETS] = "DISABLE"
+                compiled = core.compile_model(read, DEVICE, options)
         except Exception as error:  # OpenVINO raises RuntimeError with the text of several
             raise _refused(model, error) from error
         return compiled, as_text(options)
@@ -182,6 +189,37 @@ def _sized(read: Any, model: Deployable, sizes: Mapping[str, int]) -> Any:
     }
     read.reshape(shapes)
     return read
+
+
+def _crashes(model: Any) -> bool:
+    """Whether compiling it may end the process, with a segmentation fault (seen with OpenVINO 2026.4.1).
+
+    It makes one kernel of two or more small products in a row. Where a sum, or any other operator of two values, joins
+    what they give with another value, as around the MLP of a transformer that is left with one token, it takes that in
+    as well, and where the two have an ancestor in common it comes back to where it began without end. Without such
+    kernels it compiles and runs.
+    """
+    products: dict[str, int] = {}  # at most, on a way of small values to a node
+
+    for node in model.get_ordered_ops():
+        if not _is_small(node):
+            continue
+        before = [value.get_node() for value in node.input_values()]
+        products[node.get_name()] = max((products.get(each.get_name(), 0) for each in before), default=0)
+        products[node.get_name()] += node.get_type_name() == "MatMul"
+        joined = len(before) == 2 and all(map(_is_small, before)) and node.get_type_name() != "MatMul"
+        if joined and before[0].get_output_shape(0) == before[1].get_output_shape(0) and products[node.get_name()] > 1:
+            return True
+    return False
+
+
+def _is_small(node: Any) -> bool:
+    if node.get_type_name() == "Constant" or node.get_output_size() != 1:
+        return False
+    if (shape := node.get_output_partial_shape(0)).is_dynamic or len(shape) != 2:
+        return False
+    rows, width = (dim.get_length() for dim in shape)
+    return bool(rows <= KERNEL_ROWS and width <= KERNEL_WIDTH)
 
 
 def _port(given: Any) -> Port:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv import registry, runs
 from repaconv.artefacts import BuildArtefact, ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_build
+from repaconv.engines.loading import load_session, require_survived
 from repaconv.errors import EnvironmentProblem, UsageProblem
 from repaconv.files import alone_in, payload_of
 from repaconv.orders.knobs import by_name
@@ -58,6 +59,8 @@ def build_by(order: BuildOrder, run: str | Path | None = None, *, progress: Prog
     plan = _plan(order, run)
     progress(f"build for {plan.device.name}", 0, 0)
     with alone_in(plan.run.folder):
+        if "engines" not in plan.engine.can:  # it builds what it loads; a builder of plans would take minutes twice
+            require_survived(plan.engine, plan.source, plan.given.session(plan.device, plan.order.precision))
         built = plan.engine.build(_as_ordered(plan, progress))
         wrote = _write(plan, built)
         links = _compared(plan, progress) if built.runs_here else ()
@@ -209,7 +212,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
     given = _compared_on(plan, subject, size)
-    after = FixedBatch(plan.engine.open(plan.file, plan.given.session(plan.device, precision)), batch)
+    after = FixedBatch(load_session(plan.engine, plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
     found = Comparison(plan.file.name, allowed)
     for piece in given.batches(AT_ONCE):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from repaconv import registry
 from repaconv.engines.contract import Array, Engine, Feeds, OnCard, Port, Session, SessionSpec
+from repaconv.engines.loading import load_session
 from repaconv.errors import Refused
 from repaconv.graphs.bare import parted
 
@@ -262,7 +263,8 @@ def load_onnx(
     if not isinstance(model, Path | bytes):
         bare, weights = (model, folder) if folder else parted(model)
         model = bare.SerializeToString()
-    return engine.open(model, SessionSpec(threads=cores or 1, weights=weights, lean=lean, as_written=as_written))
+    spec = SessionSpec(threads=cores or 1, weights=weights, lean=lean, as_written=as_written)
+    return load_session(engine, model, spec)
 
 
 def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:

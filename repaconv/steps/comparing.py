@@ -75,11 +75,12 @@ def opened(
         Refused: If it does not take the model.
     """
     from repaconv.engines.contract import SessionSpec
+    from repaconv.engines.loading import load_session
 
     engine = registry.load(registry.ENGINES, device.runtime)
     spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims, streams=streams, settings=settings)
     if not isinstance(model, Path):
-        return Opened(engine.open(model, spec), f"{engine.name} {engine.version()}", spec.precision, False)
+        return Opened(load_session(engine, model, spec), f"{engine.name} {engine.version()}", spec.precision, False)
     built = built_as(model)
     says = built.precision if built else precision_of(model)
     if settings and precision is None:  # of which there are others for other graphs
@@ -90,11 +91,10 @@ def opened(
             open_engine(model, built, threads=threads, sizes=dims, streams=streams),
         )
     elif "engines" in engine.can:
-        session = engine.open(
-            engine.build(_ordered(model, device, says if precision is None else precision, spec)).engine, spec
-        )
+        order = _ordered(model, device, says if precision is None else precision, spec)
+        session = load_session(engine, engine.build(order).engine, spec)
     else:
-        session = engine.open(model, spec)
+        session = load_session(engine, model, spec)
     profiles = built is None and "profile" in engine.can
     return Opened(session, f"{engine.name} {engine.version()}", precision or says, profiles)
 

@@ -107,6 +107,7 @@ def session_of(
         Refused: If the runtime does not take the graph.
     """
     from repaconv.engines.contract import SessionSpec
+    from repaconv.engines.loading import load_session
 
     engine: Any = registry.load(registry.ENGINES, load_target(deployment.target).runtime)
     spec = SessionSpec(
@@ -116,5 +117,4 @@ def session_of(
         streams=deployment.streams if threads is None else 1,
         settings=deployment.settings,
     )
-    session: Session = engine.open(deployable, spec)
-    return session
+    return load_session(engine, deployable, spec)

@@ -98,6 +98,7 @@ def open_engine(
         Refused: If it does not load.
     """
     from repaconv.engines.contract import SessionSpec
+    from repaconv.engines.loading import load_session
 
     spec = SessionSpec(
         threads=threads,
@@ -106,7 +107,7 @@ def open_engine(
         streams=streams,
         settings=built.settings if built else (),
     )
-    return engine_of(path, built).open(path, spec)
+    return load_session(engine_of(path, built), path, spec)
 
 
 def version_for(device: Target, engine: Engine) -> str:

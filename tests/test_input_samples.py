@@ -154,3 +154,9 @@ def test_an_input_that_no_file_of_arrays_holds_is_named(repaconv):
     assert code == 4
     assert "its input parts is of type sequence" in said
     assert "--inputs" not in said
+
+
+def test_a_function_of_numbers_above_one_is_given_those():
+    write([node("Acosh", "z")], {"z": (F, ["N", 5])}, {"n": (F, ["N", 4, 8, 8]), "y": (F, ["N", 5])})
+    assert rc.fold("net.onnx", measure=False).verdict == "passed"
+    assert all(link.verdict == "passed" for link in rc.verify().links)

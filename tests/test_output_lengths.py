@@ -91,3 +91,27 @@ def test_a_length_that_float32_alone_changes_is_not_a_fault(float32, verdict):
     compared = Comparison("candidate", Tolerance(kind="exact", rtol=1e-5))
     compared.add({"out": found}, {"out": right}, whole=True, sway=lambda: sway)
     assert [link.verdict for link in compared.links("stored", "reference")] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (np.full((2, 3), np.nan), "not verified"),
+        (np.array([[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]]), "failed"),
+    ],
+    ids=["both are NaN", "one is finite"],
+)
+def test_what_is_nan_on_both_sides_is_no_fault_and_none_on_one_side_passes(found, verdict):
+    compared = Comparison("candidate", Tolerance(kind="exact", rtol=1e-5))
+    compared.add({"out": found}, {"out": np.full((2, 3), np.nan)})
+    assert [link.verdict for link in compared.links("fold", "reference")] == [verdict]
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(6.0, "passed"), (7.0, "failed")])
+def test_numbers_next_to_a_nan_that_both_sides_have_are_compared(last, verdict):
+    right = np.array([[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]])
+    found = right.copy()
+    found[1, 2] = last
+    compared = Comparison("candidate", Tolerance(kind="exact", rtol=1e-5))
+    compared.add({"out": found}, {"out": right})
+    assert [link.verdict for link in compared.links("fold", "reference")] == [verdict]

@@ -291,6 +291,8 @@ class _Reader:
                 return 3, self._between(seen, float(ends[0]), float(ends[1]))
         if node.op_type in ("Log", "Sqrt", "Pow", "Reciprocal") and place == 0:
             return 2, self._between(seen, 0.05, 4.0)
+        if node.op_type == "Acosh":
+            return 2, self._between(seen, 1.05, 4.0)
         if node.op_type in ("Acos", "Asin", "Atanh"):
             return 2, self._between(seen, -0.95, 0.95)
         if node.op_type == "BatchNormalization" and place == 0:

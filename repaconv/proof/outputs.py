@@ -69,7 +69,9 @@ class Comparison:
                 continue
             if got.shape != expected.shape and not whole:
                 raise self._others(f"shape {list(got.shape)}", str(list(expected.shape)))
-            if got.shape == expected.shape and expected.size:
+            if got.shape == expected.shape and expected.size and _no_number(got) and _no_number(expected):
+                self.unlike.setdefault(name, ("not verified", "NaN on both sides"))
+            elif got.shape == expected.shape and expected.size:
                 meter = self.meters.setdefault(name, self._meter(name, expected))
                 rows = (1, -1) if whole or expected.ndim < 2 else expected.shape
                 pair = _alike(got.reshape(rows), expected.reshape(rows))
@@ -159,8 +161,16 @@ def _numbers(value: Any) -> NDArray[Any] | None:
     return array if array is not None and array.dtype.kind in "fiub" else None
 
 
+def _no_number(array: NDArray[Any]) -> bool:
+    """Whether all of it is NaN, by which nothing can be judged."""
+    return array.dtype.kind == "f" and bool(np.isnan(array).all())
+
+
 def _alike(found: NDArray[Any], right: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The same with 0 where both have the same infinity, as masks do."""
-    if right.dtype.kind != "f" or not (same := np.isinf(right) & (found == right)).any():
+    """The same with 0 where both have the same infinity, as masks do, or both NaN."""
+    if right.dtype.kind != "f" or found.dtype.kind != "f":
+        return found, right
+    same = (np.isinf(right) & (found == right)) | (np.isnan(right) & np.isnan(found))
+    if not same.any():
         return found, right
     return np.where(same, 0.0, found), np.where(same, 0.0, right)

@@ -317,6 +317,7 @@ def test_no_color_is_no_bold_either(monkeypatch):
     from repaconv.cli import render
 
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # no terminal called dumb has colors to leave out
     for no_color, codes in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
         with (console := render.out()).capture() as seen:

@@ -575,3 +575,8 @@ def test_the_action_calls_the_gate_with_options_that_it_has(repaconv):
     told = repaconv("gate", "--help")[1]
     assert options
     assert all(option in told for option in options), options
+
+
+def test_a_path_in_a_sentence_keeps_its_way_up():
+    check = Check(stage="fold", name="file", verdict="error", message="there is no file ../../weights/x.pth.", line=1)
+    assert reports.sentence(check) == "there is no file ../../weights/x.pth."

@@ -347,6 +347,30 @@ def test_attention_that_torch_exports_in_four_axes_alone_is_written_out(masks, w
     assert torch.nn.functional.scaled_dot_product_attention is own
 
 
+class FoldsItself(torch.nn.Module):
+    """Two convolutions that its forward folds into a third, in the memory of that one's weights, as SPAN does."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.Conv2d(6, 4, 1)
+        self.one = torch.nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        narrow = self.narrow.weight.data.clone().detach().flatten(1)
+        self.one.weight.data = torch.tensordot(narrow, self.wide.weight.data, 1).contiguous()
+        self.one.bias.data = narrow @ self.wide.bias.data + self.narrow.bias.data
+        return self.one(x)
+
+
+def test_a_network_that_assigns_its_weights_is_exported_without_a_crash():
+    """It ended the process: torch's new exporter put tensors without memory into the place of real weights."""
+    module = FoldsItself().double().eval().requires_grad_(False)
+    graph, by = network_to_onnx(module, (3, 8, 8), input_name="x", outputs=["y"])
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12)
+    assert by == OLD
+
+
 class Clamped(torch.nn.Module):
     """Twice, as timm's gemma4_vit: of two Clips the exporter's optimizer makes one whose bounds it leaves out."""
 

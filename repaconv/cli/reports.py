@@ -13,7 +13,7 @@ def sentence(check: Check) -> str:
     """What was found, where, and what to do about it."""
     where = f" Parts at {check.module}." if check.module else ""
     hint = f" ({check.hint})" if check.hint else ""
-    return f"{check.message}.{where}{hint}".replace("..", ".")
+    return f"{check.message.removesuffix('.')}.{where}{hint}"
 
 
 def junit(report: GateReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused, first_line
@@ -38,12 +38,17 @@ def network_to_onnx(
         Refused: If neither does, with what each says.
     """
     told = []
+    moved = _moved(module, shape)
+    if moved:
+        told.append(f"{NEW}: it would crash, because the network's forward assigns {moved}.data")
     for name, export, free, attention in (
         (NEW, _new, True, nullcontext),
         (NEW, _new, False, nullcontext),
         (OLD, _old, True, nullcontext),
         (NEW, _new, True, _written_out),
     ):
+        if moved and name == NEW:
+            continue
         try:
             with _quiet(), attention(), _exact_numbers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -55,6 +60,20 @@ def network_to_onnx(
         hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",
         code="export.operator",
     )
+
+
+def _moved(module: nn.Module, shape: tuple[int, int, int]) -> str:
+    """The first weight whose ``data`` the forward assigns, as SPAN's, which folds itself there; empty if none.
+
+    Torch's new exporter runs the forward on tensors without memory. Such a one in the place of a real weight ends the
+    process with a segmentation fault (torch 2.13); the old exporter runs it on real ones.
+    """
+    import torch
+
+    before = {name: weight.data_ptr() for name, weight in module.named_parameters()}
+    with suppress(Exception), torch.no_grad():  # what else is wrong with it, the exporters say
+        module(_example(shape, free=True))
+    return next((name for name, weight in module.named_parameters() if weight.data_ptr() != before.get(name)), "")
 
 
 def _cause(error: BaseException) -> BaseException:

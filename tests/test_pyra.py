@@ -11,16 +11,19 @@ import torch
 from conftest import SHARED
 from oracle import gelu
 from test_locate import graph
+from torch import nn
 
 import repaconv as rc
 from repaconv.backbones.merging import Merge, MergeSpec
 from repaconv.backbones.vit import BACKBONE
 from repaconv.checkpoint import read_checkpoint
 from repaconv.errors import Refused, UsageProblem
-from repaconv.exporters.to_onnx import operators_of
+from repaconv.exporters.networks import network_to_onnx
+from repaconv.exporters.to_onnx import operators_of, to_onnx
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.paper import fold_modulation
 from repaconv.methods.pyra.schedules import TABLES, equation_8
+from repaconv.proof.runners import load_onnx, weighted
 
 IMAGES = np.random.default_rng(6).standard_normal((3, 3, 32, 32), dtype=np.float32)
 SETTINGS = {"num_heads": "3"}
@@ -198,6 +201,37 @@ def test_equals_keep_the_first_first():
     assert torch.equal(size[0, :, 0], torch.tensor([1.0, 1, 3, 1, 1]))
     assert torch.allclose(kept[0, 2], (x[0, 1] + x[0, 2] + x[0, 4]) / 3)
     assert torch.equal(kept[0, 1], x[0, 6])
+
+
+class Ranked(nn.Module):
+    """Stable sorts of many equals: their places are what a stable sort is about."""
+
+    def forward(self, x):
+        levels = (4 * x.mean(1)).round()
+        up, down = levels.argsort(dim=-1, stable=True), levels.sort(dim=1, descending=True, stable=True)
+        return torch.cat([up.to(x.dtype), down.indices.to(x.dtype), down.values], 1).flatten(1)
+
+
+def test_a_stable_sort_is_written_as_onnx_and_keeps_equals_in_their_order():
+    images = IMAGES[:2, :, :7, :9]
+    module, shape = Ranked().eval(), images.shape[1:]
+    model = to_onnx(module, shape, output="y", opset=18, batch=None, free_size=False)
+    assert operators_of(model)["TopK"] == 2
+    right = module(torch.from_numpy(images)).numpy()
+    assert (load_onnx(model).run({"input": images})["y"] == right).all()
+    double, _ = network_to_onnx(module, shape, input_name="x", outputs=("y",))
+    right = module(torch.from_numpy(images.astype(np.float64))).numpy()
+    assert (load_onnx(double).run({"x": images.astype(np.float64)})["y"] == right).all()
+
+
+def test_the_training_form_is_written_as_onnx():
+    path = save(METHOD.example("tiny", seed=1))
+    read = METHOD.read(read_checkpoint(path), SETTINGS)
+    module = weighted(read.module(), read.tensors, torch.float32)
+    model = to_onnx(module, IMAGES.shape[1:], output="logits", opset=18, batch=None, free_size=False)
+    with torch.no_grad():
+        right = module(torch.from_numpy(IMAGES)).numpy()
+    assert np.abs(load_onnx(model).run({"input": IMAGES})["logits"] - right).max() < 1e-4 * np.abs(right).max()
 
 
 def test_the_generators_take_the_norms_affine():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused, first_line
 from repaconv.exporters.to_onnx import _quiet, _without_traces
+from repaconv.exporters.translations import translations
 from repaconv.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def _new(
             output_names=list(outputs),
             dynamic_shapes=({0: "batch"},) if free else None,
             optimize=optimized,
+            custom_translation_table=translations(),
             verbose=False,
         )
         assert program is not None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.errors import Refused
 from repaconv.exporters.lower import lower
+from repaconv.exporters.translations import translations
 from repaconv.onnxfile import opset_of
 from repaconv.progress import only_errors
 
@@ -82,6 +83,7 @@ def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, 
                 input_names=["input"],
                 output_names=[output],
                 dynamic_shapes=(dict(free),) if free else None,
+                custom_translation_table=translations(),
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:

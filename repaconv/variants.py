@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import PurePath
+from shlex import quote
 from typing import Literal
 
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Record
 
+LONGEST = 40
+"""Letters of the patterns in a file's name."""
 USUAL_TARGET, USUAL_FORM, USUAL_PRECISION = "x86-64", "default", "fp32"
 
 
@@ -15,12 +19,15 @@ class Variant(Record):
     """What tells an export from the others of its run, which lie beside it.
 
     ``image_size`` is None where the network takes it as it comes: free if it can be, else its own; so is a ``batch``
-    that is dynamic. ``form`` is None where it is the target's own.
+    that is dynamic. ``form`` and ``opset`` are None where they are the target's own. ``fp32_modules`` are the patterns
+    by which a lower precision keeps layers in FP32.
     """
 
     target: str = USUAL_TARGET
     form: str | None = None
+    opset: int | None = None
     precision: str = USUAL_PRECISION
+    fp32_modules: tuple[str, ...] = ()
     batch: int | Literal["dynamic"] = "dynamic"
     image_size: ImageSize | None = None
     preprocessing: bool = False
@@ -31,7 +38,9 @@ class Variant(Record):
         return cls(
             target=exported.target,
             form=cls.form_of(exported.form),
+            opset=exported.chosen_opset,
             precision=exported.precision,
+            fp32_modules=exported.fp32_modules,
             batch="dynamic" if exported.batch == folded.batch else exported.batch,
             image_size=unusual(exported.image_size, folded),
             preprocessing=exported.preprocessing,
@@ -54,24 +63,35 @@ class Variant(Record):
 
     def _unusual(self) -> list[str]:
         form = [] if self.form is None else ["form-" + re.sub(r"[^\w@+-]", "_", self.form)]
+        opset = [] if self.opset is None else [f"opset{self.opset}"]
         precision = [] if self.precision == USUAL_PRECISION else [self.precision]
+        kept = [f"keep-{_in_a_name('+'.join(self.fp32_modules))}"] if self.fp32_modules else []
         batch = [] if self.batch == "dynamic" else [f"b{self.batch}"]
         size = [] if self.image_size is None else ["x".join(map(str, self.image_size))]
-        return [*form, *precision, *batch, *size, *(["pixels"] if self.preprocessing else [])]
+        return [*form, *opset, *precision, *kept, *batch, *size, *(["pixels"] if self.preprocessing else [])]
 
     @property
     def training(self) -> Variant:
         """That of the training form beside it, which has neither form nor precision of its own."""
-        return self.model_copy(update={"form": None, "precision": USUAL_PRECISION, "preprocessing": False})
+        plain = {"form": None, "precision": USUAL_PRECISION, "fp32_modules": (), "preprocessing": False}
+        return self.model_copy(update=plain)
 
     @property
     def options(self) -> str:
         """How `export` is asked for it."""
         words = ["--onnx", "--target", self.target]
+        words += ["--opset", str(self.opset)] if self.opset else []
         words += ["--precision", self.precision] if self.precision != USUAL_PRECISION else []
+        words += [word for each in self.fp32_modules for word in ("--keep-fp32", quote(each))]
         words += ["--batch", str(self.batch)] if self.batch != "dynamic" else []
         words += ["--image-size", "x".join(map(str, self.image_size))] if self.image_size else []
         return " ".join([*words, *(["--with-preprocessing"] if self.preprocessing else [])])
+
+
+def _in_a_name(text: str) -> str:
+    """What a file may be called: the text, or its beginning and a hash where that is not all of it."""
+    plain = re.sub(r"[^\w+-]", "_", text)[:LONGEST]
+    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
 
 
 def unusual(size: ImageSize | Literal["dynamic"] | None, folded: FoldArtefact) -> ImageSize | None:

@@ -65,6 +65,8 @@ class _Question(pickle.Pickler):
         if isinstance(value, torch.nn.Module):
             told = {name: sorted(part) if isinstance(part, set) else part for name, part in vars(value).items()}
             return tuple, ((type(value), told),)
+        if isinstance(value, torch._ops.OpOverload):  # of a translation table
+            return str, (str(value),)
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         shared = self.memories.setdefault(value.untyped_storage().data_ptr(), len(self.memories))

@@ -26,17 +26,18 @@ class TrainingArtefact(Artefact):
 class ExportArtefact(Artefact):
     """The ONNX graph and the links that lead to it.
 
-    ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that the
-    target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a float16
-    graph that compute in float32, ``in_float`` the linear layers and convolutions of a typed graph that are not of its
-    precision, ``calibration`` what its ranges were measured on, ``images`` the same to be read again (None where they
-    were random), ``quantiser`` who wrote int8. ``rewrites`` are
-    those of the form that changed something, ``changes`` where and how; ``exporter_opset`` is what they started
-    from. ``data`` are the weights that have a file of their own, above 2 GiB. The verdict is that of the graph that
-    was written: a simplifier's that was thrown away is a failed link and no failed export. ``variant`` is its name
-    in the run (`repaconv.variants`), ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is
-    this processor's family, where nobody measured the default form that was taken; ``architecture`` the
-    processor's, where one computes it. ``image_size`` is None where the graph takes no images.
+    ``preprocessing`` says that the graph takes pixels and normalises them itself. ``lacks`` are the operators that
+    the target does not know, ``violations`` what it does not take all the same. ``islands`` are the nodes of a
+    float16 graph that compute in float32, ``fp32_modules`` the names and globs by which `--keep-fp32` chose such
+    nodes, ``chosen_opset`` the opset that `--opset` asked for, ``in_float`` the linear layers and convolutions of a
+    typed graph that are not of its precision, ``calibration`` what its ranges were measured on, ``images`` the same
+    to be read again (None where they were random), ``quantiser`` who wrote int8. ``rewrites`` are those of the form
+    that changed something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the
+    weights that have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a
+    simplifier's that was thrown away is a failed link and no failed export. ``variant`` is its name in the run
+    (`repaconv.variants`), ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is this
+    processor's family, where nobody measured the default form that was taken; ``architecture`` the processor's, where
+    one computes it. ``image_size`` is None where the graph takes no images.
     """
 
     stage: str = "export"
@@ -47,6 +48,7 @@ class ExportArtefact(Artefact):
     precision: str = "fp32"
     preprocessing: bool = False
     islands: tuple[str, ...] = ()
+    fp32_modules: tuple[str, ...] = ()
     in_float: tuple[str, ...] = ()
     calibration: str = ""
     images: ImageSet | None = None
@@ -58,6 +60,7 @@ class ExportArtefact(Artefact):
     rewrites: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     opset: int
+    chosen_opset: int | None = None
     exporter_opset: int | None = None
     batch: int | Literal["dynamic"]
     image_size: ImageSize | Literal["dynamic"] | None

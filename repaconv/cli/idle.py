@@ -64,6 +64,12 @@ IDLE = (
         "nothing is quantised; give --precision int8",
     ),
     Idle(
+        ("export",),
+        ("keep_fp32",),
+        lambda given: given["precision"] == "fp32" and not _tuned(given["form"]),
+        "float32 keeps every layer; give a lower --precision",
+    ),
+    Idle(
         ("bench",),
         ("against", "rounds", "protocol", "profile", "seed", "host", "scheduler", *CLUSTER, *BASELINE),
         lambda given: given["estimate"],

@@ -6,6 +6,7 @@ operators that take no bfloat16 in the graph's opset (Conv below 22), which ONNX
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,17 +20,18 @@ PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Shape")
 """Their types are said by an attribute, or are none of ours."""
 
 
-def to_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
+def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
     """The graph in bfloat16, its input and output in float32.
 
     Args:
         model: The float32 graph; it is left as it is.
+        keep: Names of nodes that stay in float32.
     """
     import onnx
 
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    _Typing(typed).run()
+    _Typing(typed, frozenset(keep)).run()
     del typed.graph.value_info[:]
     return typed
 
@@ -37,9 +39,10 @@ def to_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
 class _Typing:
     """One walk over the nodes in order: who computes in bfloat16 gets its float inputs in it."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> None:
         import onnx
 
+        self.keep = keep
         self.graph = model.graph
         self.opset = opset_of(model)
         self.weights = {w.name: w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
@@ -68,9 +71,11 @@ class _Typing:
         self.graph.initializer.extend(kept)
 
     def _takes(self, node: onnx.NodeProto, place: int) -> bool:
-        """Whether the operator's input at that place may be bfloat16."""
+        """Whether the node's input at that place may be bfloat16."""
         from onnx import defs
 
+        if node.name in self.keep:
+            return False
         schema = defs.get_schema(node.op_type, self.opset, node.domain)
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
         return "tensor(bfloat16)" in formal.types

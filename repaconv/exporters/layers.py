@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from repaconv.errors import UsageProblem
 from repaconv.exporters.precision import QUANTIZED
 
 if TYPE_CHECKING:
@@ -40,6 +43,51 @@ def groups_of(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 def nodes_of(model: onnx.ModelProto, modules: Collection[str]) -> list[str]:
     """Names of their nodes that int8 would compute."""
     return [n.name for n in model.graph.node if n.op_type in QUANTIZED and module_of(n.name) in modules]
+
+
+def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> list[str]:
+    """Names of the nodes that these patterns keep in float32, among those that a precision changes.
+
+    A pattern is the name of a node or of a module that the node is in, or a glob of such names: ``blocks.0.attn``,
+    ``head``, ``*/Gemm_*``.
+
+    Args:
+        model: The float32 graph.
+        patterns: As they are given.
+        precision: int8 changes products with weights, the others every node.
+
+    Raises:
+        UsageProblem: If a pattern matches nothing, with the nearest names; or if they leave nothing in that precision.
+    """
+    named = {n.name: _names_of(n.name) for n in model.graph.node if precision != "int8" or n.op_type in QUANTIZED}
+    for pattern in patterns:
+        if not any(_matches(names, pattern) for names in named.values()):
+            known = list(dict.fromkeys(name for names in named.values() for name in names))
+            near = get_close_matches(pattern, known, 3) or known[:3]
+            raise UsageProblem(
+                f"--keep-fp32 {pattern} matches no layer that {precision} changes.",
+                hint=f"Names that are near: {', '.join(near)}. Names are those of the nodes and modules in model.onnx.",
+                code="export.keep-fp32",
+            )
+    kept = [node for node, names in named.items() if any(_matches(names, pattern) for pattern in patterns)]
+    if patterns and len(kept) == len(named):
+        raise UsageProblem(
+            f"--keep-fp32 {' '.join(patterns)} keeps every layer in FP32 and leaves none in {precision}.",
+            hint="Name fewer layers, or export --precision fp32.",
+            code="export.keep-fp32",
+        )
+    return kept
+
+
+def _names_of(node: str) -> list[str]:
+    """Of a node: its own name, and those of all modules that it is in, from the innermost on."""
+    ends = [place for place, letter in enumerate(node) if letter in "./"]
+    return [node, *(node[:end] for end in reversed(ends) if end)]
+
+
+def _matches(names: Sequence[str], pattern: str) -> bool:
+    """A leading slash, which some exporters write, need not be typed."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name.lstrip("/"), pattern) for name in names)
 
 
 def nested(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

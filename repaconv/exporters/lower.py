@@ -48,6 +48,9 @@ def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> on
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
     _Lowering(lowered, opset, frozenset(lacks)).run()
+    for node in lowered.graph.node:
+        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset, ""):
+            raise _no_older(node, opset)
     del lowered.graph.value_info[:]  # of values that may be gone
     del lowered.opset_import[:]
     lowered.opset_import.append(onnx.helper.make_opsetid("", opset))
@@ -245,6 +248,6 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 def _no_older(node: onnx.NodeProto, opset: int) -> Refused:
     return Refused(
         f"{node.name} ({node.op_type}) cannot be written in opset {opset}.",
-        hint="Export for a target with a newer opset.",
+        hint="Export for a target with a newer opset, or give a newer --opset.",
         code="export.opset",
     )

@@ -52,7 +52,7 @@ from repaconv.orders.shared import (
     Weights,
     Workspace,
 )
-from repaconv.orders.texts import BATCH, LINKS, NAMES, SHARE, SIZE, TOLERANCES
+from repaconv.orders.texts import BATCH, LINKS, NAMES, PATTERNS, SHARE, SIZE, TOLERANCES
 
 LATENCY, THROUGHPUT = OBJECTIVES = ("latency", "throughput")
 Objective = Annotated[
@@ -203,12 +203,26 @@ class ExportOrder(Order):
     """What `repaconv.export` may be asked for."""
 
     target: Target = "x86-64"
+    opset: Annotated[
+        int | None,
+        Knob("ONNX opset of the graph, e.g. 17.", least=13, default_text="from the target", panel=TARGET),
+    ] = None
     precision: Annotated[
         str,
         Knob(
             "Precision of weights and computation: fp32, fp16, bf16 or int8; all but fp32 are lossy.", panel=PRECISION
         ),
     ] = "fp32"
+    keep_fp32: Annotated[
+        tuple[str, ...] | None,
+        Knob(
+            "Modules or ONNX nodes that a lower precision keeps in FP32: a name or a glob, e.g. head or 'blocks.0.*'; "
+            "repeatable.",
+            metavar="NAME|GLOB",
+            text=PATTERNS,
+            panel=PRECISION,
+        ),
+    ] = None
     batch: Annotated[
         int | None,
         Knob("Batch size: a fixed number, or dynamic.", metavar="dynamic|N", text=BATCH, usual="dynamic", panel=SHAPES),

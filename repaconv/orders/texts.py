@@ -93,5 +93,6 @@ BATCH = Text(whole, lambda value: "dynamic" if value is None else str(value))
 SHARE = Text(share, lambda value: f"{100 * value:.10g}%")
 NAMES = Text(lambda text, _: tuple(text.split(",")), ",".join)
 LINKS = Text(lambda words, _: tuple(words), list, several=True)
+PATTERNS = LINKS
 SETTINGS = Text(pairs, lambda value: _joined(value, "="), several=True)
 TOLERANCES = Text(_tolerances, lambda value: _joined(value, ":"), several=True)

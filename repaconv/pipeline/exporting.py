@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
+from repaconv.exporters.precision import QUANTISERS
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import alone_in, payload_of
 from repaconv.forms.choice import DEFAULT, NAMED, chosen
@@ -85,6 +86,7 @@ class _Plan(NamedTuple):
     run: runs.Run
     folded: FoldArtefact
     overridden: tuple[str, ...]
+    target: Target
     device: Target
     subject: Subject
     size: ImageSize | None
@@ -107,7 +109,8 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     folded = subject.folded
     order = export_given(order, folded)
     overridden = runs.require_sound(taken, folded, unverified=order.unverified)
-    device = load_target(order.target)
+    target = load_target(order.target)
+    device = target.at_opset(order.opset)
     written = written_for(order.form, subject, device, order.quantiser)
     require_computed(device, order.precision, written.quantiser)
     size = _size(order, subject)
@@ -115,13 +118,22 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     newest = device.newest
     if order.precision == "int8":
         newest = int8_for(device, written.quantiser).opset(newest)
+        if order.opset and newest < order.opset:
+            raise UsageProblem(
+                f"INT8 for {device.name} by {written.quantiser or QUANTISERS[0]} is written in opset {newest} at most.",
+                hint=f"Give --opset {newest}, or leave it out.",
+                code="export.opset",
+            )
     opset = min(device.opset, newest)
     wanted = usual_form(device, folded.called) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, order.precision), newest)
+    kept = _patterns(order)
     variant = Variant(
         target=device.name,
         form=Variant.form_of(written.name),
+        opset=order.opset,
         precision=order.precision,
+        fp32_modules=kept,
         batch="dynamic" if order.batch in (None, folded.batch) else order.batch,
         image_size=unusual("dynamic" if free_size else size, folded),
         preprocessing=order.with_preprocessing,
@@ -136,6 +148,7 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
         run=taken,
         folded=folded,
         overridden=overridden,
+        target=target,
         device=device,
         subject=subject,
         size=size,
@@ -168,6 +181,18 @@ def _require_known(order: ExportOrder) -> None:
         if named not in known:
             raise UsageProblem(f"there is no {what} {named!r}.", hint=f"Known: {', '.join(known)}.", code=what)
     at_least_one("batch", order.batch, 1)
+
+
+def _patterns(order: ExportOrder) -> tuple[str, ...]:
+    """Of what stays in float32."""
+    kept = (order.keep_fp32,) if isinstance(order.keep_fp32, str) else tuple(order.keep_fp32 or ())
+    if kept and order.precision == "fp32":
+        raise UsageProblem(
+            "--keep-fp32 names layers that a lower precision keeps in FP32, and this export is in FP32.",
+            hint="Give --precision int8, fp16 or bf16, or leave --keep-fp32 out.",
+            code="export.keep-fp32",
+        )
+    return kept
 
 
 def _images(order: ExportOrder, subject: Subject, size: ImageSize | None, free_size: bool) -> Split | None:
@@ -209,6 +234,8 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
 
 def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
     """The graph in its precision."""
+    from repaconv.exporters.layers import kept_by
+
     if plan.given is None:
         return Typed(graph.model)
     if graph.data is not None:
@@ -219,7 +246,14 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
         )
     precision, form = plan.order.precision, plan.form
     return typed_lower(
-        graph.model, precision, plan.given, plan.subject, device=plan.device, form=form, progress=progress
+        graph.model,
+        precision,
+        plan.given,
+        plan.subject,
+        device=plan.device,
+        form=form,
+        nodes=kept_by(graph.model, plan.variant.fp32_modules, precision),
+        progress=progress,
     )
 
 
@@ -230,6 +264,13 @@ def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_pa
 
     pixels = plan.order.with_preprocessing
     model = with_preprocessing(typed.model, preprocessing_for(plan.subject)) if pixels else typed.model
+    if plan.order.opset not in (None, opset_of(model)):
+        raise Refused(
+            f"this network cannot be written in opset {plan.order.opset}: ONNX's converter leaves it in opset "
+            f"{opset_of(model)}.",
+            hint="Leave --opset out, or export the network anew from its framework.",
+            code="export.opset",
+        )
     check(model, scratch if graph.data else None)
     add_metadata(model, _metadata(plan, graph.links[0]))
     return model
@@ -257,7 +298,7 @@ def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
 def _artefact(
     plan: _Plan, graph: Graph, typed: Typed, model: onnx_package.ModelProto, data: Path | None
 ) -> ExportArtefact:
-    from repaconv.exporters.precision import QUANTISERS, in_float
+    from repaconv.exporters.precision import in_float
     from repaconv.exporters.rules import violations
     from repaconv.exporters.to_onnx import operators_of
     from repaconv.proof.verdicts import verdict_of
@@ -272,10 +313,11 @@ def _artefact(
         variant=plan.variant.name,
         target=plan.device.name,
         architecture=plan.device.architecture,
-        target_sha256=target_sha256(plan.device),
+        target_sha256=target_sha256(plan.target),
         precision=precision,
         preprocessing=plan.order.with_preprocessing,
         islands=typed.islands,
+        fp32_modules=plan.variant.fp32_modules,
         in_float=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
         images=image_set(plan.given, plan.order.inputs, plan.order.images),
@@ -286,6 +328,7 @@ def _artefact(
         unmeasured=here if plan.form.name == DEFAULT and plan.device.guesses(here) else "",
         rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
         changes=graph.changes,
+        chosen_opset=plan.order.opset,
         exporter_opset=plan.opset,
         opset=opset_of(model),
         batch=plan.order.batch or plan.folded.batch,

@@ -66,7 +66,8 @@ def export_for(
     """The export that a stage takes: that of its target and its precision.
 
     Of several it is that which was asked for, where what is not said is usual: a free batch, images of the network's
-    size, no preprocessing, the fold's form. If there is none such, the only one that fits. No third guess.
+    size, no preprocessing, the fold's form, the target's opset, no layer kept in FP32 by name. If there is none such,
+    the only one that fits. No third guess.
 
     Args:
         run: The run.
@@ -92,7 +93,8 @@ def export_for(
         raise _none(run, every, target, device, precision, model, form)
     if len(found) == 1:
         return found[0]
-    exact = [each for each in found if _asked(each) == (batch or folded.batch, size, False, form or folded.form)]
+    usual = (batch or folded.batch, size, False, form or folded.form, None, ())
+    exact = [each for each in found if _asked(each) == usual]
     fitting = [each for each in found if _takes(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
@@ -104,9 +106,9 @@ def export_for(
     )
 
 
-def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str]:
+def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str, int | None, tuple[str, ...]]:
     has = export.artefact
-    return has.batch, has.image_size, has.preprocessing, has.form
+    return has.batch, has.image_size, has.preprocessing, has.form, has.chosen_opset, has.fp32_modules
 
 
 def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
@@ -122,7 +124,7 @@ def float32_beside(run: runs.Run, folded: FoldArtefact, low: ExportArtefact) -> 
         for each in exports_of(run, folded)
         if each.artefact.precision == "fp32" and each.artefact.target == low.target
     ]
-    alike = Variant.of(low, folded).model_copy(update={"precision": "fp32"})
+    alike = Variant.of(low, folded).model_copy(update={"precision": "fp32", "fp32_modules": ()})
     return min(found, key=lambda each: each.variant != alike, default=None)
 
 

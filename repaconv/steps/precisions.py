@@ -113,6 +113,7 @@ def typed_lower(
     *,
     device: Target,
     form: Written,
+    nodes: Collection[str] = (),
     progress: Progress,
 ) -> Typed:
     """The graph in that precision, judged by the float32 one on images that did not calibrate it.
@@ -124,6 +125,7 @@ def typed_lower(
         subject: The network.
         device: For which it is.
         form: Who writes int8, and what that leaves in float32.
+        nodes: Names of nodes that stay in float32 in any precision.
         progress: See `Progress`.
     """
     from repaconv.proof.locate import broken, locate
@@ -134,7 +136,7 @@ def typed_lower(
 
     progress(f"to {precision}", 0, 0)
     calibrating, how = given.calibrating(), int8_for(device, form.quantiser)
-    typed, kept = in_precision(model, precision, calibrating, how, form.keep)
+    typed, kept = in_precision(model, precision, calibrating, how, form.keep, nodes)
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch
@@ -152,18 +154,32 @@ def typed_lower(
 
 
 def in_precision(
-    model: onnx_package.ModelProto, precision: str, calls: list[Feeds], how: Int8, keep: Collection[str] = ()
+    model: onnx_package.ModelProto,
+    precision: str,
+    calls: list[Feeds],
+    how: Int8,
+    keep: Collection[str] = (),
+    nodes: Collection[str] = (),
 ) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
-    """The graph typed lower, by ranges on these calls, and the nodes that stay in float32."""
+    """The graph typed lower, by ranges on these calls, and the nodes that stay in float32.
+
+    Args:
+        model: The float32 graph.
+        precision: To which it is brought.
+        calls: Its inputs.
+        how: How int8 is written.
+        keep: Modules that int8 leaves in float32.
+        nodes: Nodes that any precision leaves in float32.
+    """
     from repaconv.exporters.bfloat16 import to_bf16
     from repaconv.exporters.layers import nodes_of
     from repaconv.exporters.precision import islands, to_fp16, to_int8
     from repaconv.proof.ranges import largest_values
 
     if precision == "fp16":
-        kept = tuple(islands(model, largest_values(model, load_onnx, calls)))
+        kept = tuple(dict.fromkeys((*islands(model, largest_values(model, load_onnx, calls)), *nodes)))
         return to_fp16(model, kept), kept
     if precision == "bf16":
-        return to_bf16(model), ()
-    kept = tuple(nodes_of(model, keep))
+        return to_bf16(model, nodes), tuple(nodes)
+    kept = tuple(dict.fromkeys((*nodes_of(model, keep), *nodes)))
     return to_int8(model, calls, kept, how), kept

@@ -85,7 +85,9 @@ class Placed(NamedTuple):
         section, verified = self.recipe.export or ExportSection(), self.recipe.verify
         ranges = section if section.inputs or section.images else verified
         form = None if self.recipe.form == DEFAULT else self.recipe.form
-        return ExportOrder.of(section, precision=precision, form=form, inputs=ranges.inputs, images=ranges.images)
+        kept = None if precision == "fp32" else section.keep_fp32
+        changed = {"precision": precision, "form": form, "keep_fp32": kept}
+        return ExportOrder.of(section, **changed, inputs=ranges.inputs, images=ranges.images)
 
     def built(self) -> BuildOrder:
         """What build is asked for."""

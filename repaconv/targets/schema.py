@@ -6,12 +6,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from repaconv import registry
 from repaconv.artefacts import Limits, Record
 from repaconv.errors import UsageProblem
 from repaconv.toml import Lines, first_problem, parse_toml, read_toml
+
+OLDEST = 13
+"""The oldest opset that is written (`repaconv.exporters.lower`)."""
 
 
 class BenchDefaults(Record):
@@ -45,7 +48,8 @@ class Target(Record):
         architecture: Of its processor, as ``platform.machine()`` calls it, where that is what computes.
         board_python: Of the system on the device.
         opset: What is written, and the newest that the parser reads unless ``newest_opset`` says otherwise.
-        newest_opset: What a form may raise it to.
+        newest_opset: What a form may raise it to. A target or variant that gives ``opset`` alone takes none over from
+            what it extends.
         forms: The rewrites of the default form, in order: by method, or under ``default`` for all others; under a lower
             precision's name, those that its graphs keep; under ``safest`` those of a processor that nobody measured.
         measured: By processor family (`repaconv.measure.processors`), on what the default form there rests, and when. A
@@ -69,7 +73,7 @@ class Target(Record):
     compute_capability: str = ""
     architecture: str = ""
     board_python: str = ""
-    opset: int = Field(ge=13)
+    opset: int = Field(ge=OLDEST)
     newest_opset: int | None = None
     forms: dict[str, tuple[str, ...]] = Field(default={})
     measured: dict[str, str] = Field(default={})
@@ -87,9 +91,33 @@ class Target(Record):
     limits: Limits | None = None
     variants: dict[Annotated[str, Field(pattern=r"^[\w-]+(\.\d+)*$")], Variant] = Field(default={})
 
+    @field_validator("newest_opset")
+    @classmethod
+    def _not_older(cls, newest: int | None, known: ValidationInfo) -> int | None:
+        opset = known.data.get("opset")
+        if newest is not None and opset is not None and newest < opset:
+            raise ValueError(f"is {newest}, older than opset = {opset}")
+        return newest
+
     def __str__(self) -> str:
         """Its name, as it is typed."""
         return self.name
+
+    def at_opset(self, opset: int | None) -> Target:
+        """The target as if its parser read that opset and no newer one.
+
+        Raises:
+            UsageProblem: If it does not read it, or nothing here writes it.
+        """
+        if opset is None:
+            return self
+        if not OLDEST <= opset <= self.newest:
+            raise UsageProblem(
+                f"no model of opset {opset} is written for the target {self.name}.",
+                hint=f"Give --opset {OLDEST} to {self.newest}, or a target whose runtime reads opset {opset}.",
+                code="export.opset",
+            )
+        return self.model_copy(update={"opset": opset, "newest_opset": None})
 
     @property
     def newest(self) -> int:
@@ -125,7 +153,7 @@ class Target(Record):
                 code="target.variant",
             )
         other = self.variants[name].model_dump(exclude_none=True)
-        return self.model_copy(update={**other, "name": f"{self.name}@{name}", "variants": {}})
+        return self.model_copy(update=_over({}, {**other, "name": f"{self.name}@{name}", "variants": {}}))
 
 
 def packaged(name: str) -> Target:
@@ -141,7 +169,12 @@ def from_file(path: Path) -> Target:
     """
     table, lines = read_toml(path, "target")
     base = registry.load(registry.TARGETS, str(table.pop("extends"))).model_dump() if "extends" in table else {}
-    return _validated({**base, **table}, lines, str(path))
+    return _validated(_over(base, table), lines, str(path))
+
+
+def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What one says over another; the newest opset goes with the opset that it belongs to."""
+    return {**base, **({"newest_opset": None} if "opset" in own else {}), **own}
 
 
 def parse(text: str, where: str) -> Target:

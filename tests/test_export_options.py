@@ -1,0 +1,154 @@
+"""export --opset and --keep-fp32: what a user asks of an export by number and by name."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from small_graphs import F, saved
+
+import repaconv as rc
+from repaconv.artefacts import ExportArtefact
+from repaconv.errors import Refused, UsageProblem
+from repaconv.exporters.layers import kept_by
+from repaconv.exporters.lower import lower
+from repaconv.files import read_artefact
+from repaconv.onnxfile import opset_of
+from repaconv.steps.common import load_target
+from repaconv.variants import Variant
+
+RUN = Path("repaconv-out/net")
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """Two convolutions, an activation that opset 20 brought, a classifier; folded, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    nodes = [
+        ("Conv", "image v", "1", {"pads": [1] * 4}),
+        ("Gelu", "1", "2", {}),
+        ("Conv", "2 w", "3", {"pads": [1] * 4}),
+        ("Relu", "3", "4", {}),
+        ("GlobalAveragePool", "4", "5", {}),
+        ("Flatten", "5", "6", {}),
+        ("Gemm", "6 h b", "logits", {}),
+    ]
+    weights = {"v": (8, 3, 3, 3), "w": (8, 8, 3, 3), "h": (8, 4), "b": (4,)}
+    path = saved("net.onnx", nodes, weights, {"image": (F, ["n", 3, 8, 8])}, {"logits": (F, ["n", 4])}, opset=20)
+    model = onnx.load(path)
+    for node, name in zip(model.graph.node, ("stem/Conv", "", "body.0/Conv", "", "", "", "head/Gemm"), strict=True):
+        node.name = name
+    onnx.save(model, path)
+    np.savez("images.npz", input=np.random.default_rng(0).standard_normal((32, 3, 8, 8), dtype=np.float32))
+    rc.fold("net.onnx", measure=False)
+    return path
+
+
+def own_target(text: str) -> str:
+    Path("own.toml").write_text(f'name = "own"\nextends = "x86-64"\n{text}\n')
+    return "own.toml"
+
+
+def test_the_opset_of_a_target_that_extends_another_is_its_newest(net):
+    device = load_target(own_target("opset = 17"))
+    assert (device.opset, device.newest) == (17, 17)
+    done = rc.export(target="own.toml")
+    assert (done.verdict, opset_of(onnx.load(RUN / "model.own.onnx"))) == ("passed", 17)
+    assert load_target(own_target("opset = 17\nnewest_opset = 20")).newest == 20
+    assert load_target(own_target("about = 'ours'")).newest == load_target("x86-64").newest
+    with pytest.raises(UsageProblem, match="is 17, older than opset = 18"):
+        load_target(own_target("opset = 18\nnewest_opset = 17"))
+
+
+def test_a_variant_with_an_opset_reads_no_newer_one():
+    text = '[variants.old]\nopset = 17\n[variants.other]\nruntime_version = "1"'
+    Path("own.toml").write_text(f'name = "own"\nextends = "x86-64"\n{text}\n')
+    assert load_target("own.toml@old").newest == 17
+    assert load_target("own.toml@other").newest == load_target("x86-64").newest
+
+
+def test_an_export_has_the_opset_that_is_asked_for_and_lies_next_to_the_usual_one(net):
+    rc.export()
+    done = rc.export(opset=17)
+    assert (done.opset, done.chosen_opset, done.verdict) == (17, 17, "passed")
+    assert opset_of(onnx.load(RUN / "model.opset17.onnx")) == 17
+    assert "Gelu" not in done.operators
+    assert (RUN / "model.onnx").is_file()
+    assert rc.bench(rounds=2).latencies, "of several the usual one"
+    assert Variant(opset=17).options == "--onnx --target x86-64 --opset 17"
+
+
+def test_an_opset_that_cannot_be_written_is_refused(net):
+    for opset in (12, 99):
+        with pytest.raises(UsageProblem, match=f"no model of opset {opset} is written for the target x86-64"):
+            rc.export(opset=opset)
+    assert not list(RUN.glob("model*"))
+    node = helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], name="norm", num_groups=2)
+    values = [helper.make_tensor_value_info(name, F, [2] if name in "sb" else [1, 2, 4, 4]) for name in "xsby"]
+    graph = helper.make_graph([node], "g", values[:3], values[3:])
+    with pytest.raises(Refused, match=r"norm \(GroupNormalization\) cannot be written in opset 17"):
+        lower(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), 17)
+
+
+QUANTIZERS = ["onnxruntime", pytest.param("nncf", marks=pytest.mark.skipif(not find_spec("nncf"), reason="no NNCF"))]
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_int8_keeps_the_layers_that_are_named(net, quantizer):
+    given = {"precision": "int8", "inputs": "images.npz", "quantiser": quantizer}
+    plain = rc.export(**given)
+    assert "body.0/Conv_2" not in plain.in_float
+    done = rc.export(**given, keep_fp32=("head", "body.*"))
+    assert set(done.in_float) == {"body.0/Conv_2", "head/Gemm_6"} == set(done.islands), "not the first Conv"
+    assert done.fp32_modules == ("head", "body.*")
+    assert done.payload.path != plain.payload.path
+    assert (RUN / plain.payload.path).is_file()
+    slot = next(path for path in RUN.glob("export.int8.keep-*.json"))
+    assert read_artefact(slot, ExportArtefact).fp32_modules == ("head", "body.*")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_other_precisions_keep_them_too(net, precision):
+    given = {"precision": precision, "inputs": "images.npz", "target": "rtx-40"}
+    assert "stem/Conv_0" not in rc.export(**given).in_float
+    done = rc.export(**given, keep_fp32=("stem/*",))
+    assert "stem/Conv_0" in done.in_float
+    assert "head/Gemm_6" not in done.in_float
+    assert done.verdict != "failed"
+
+
+def test_a_name_that_keeps_nothing_is_refused_with_what_is_near(net):
+    given = {"precision": "int8", "inputs": "images.npz"}
+    with pytest.raises(UsageProblem, match="--keep-fp32 haed matches no layer that int8 changes") as refused:
+        rc.export(**given, keep_fp32=("stem", "haed"))
+    assert "near: head" in refused.value.hint
+    with pytest.raises(UsageProblem, match="keeps every layer"):
+        rc.export(**given, keep_fp32=("*",))
+    with pytest.raises(UsageProblem, match="this export is in FP32"):
+        rc.export(keep_fp32=("head",))
+    assert not list(RUN.glob("model*"))
+
+
+def test_names_are_those_of_nodes_and_of_all_modules_around_them():
+    names = ["/body/body.0/conv/Conv", "body.1.fc/MatMul_3", "head/MatMul_4"]
+    nodes = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"], name=name) for i, name in enumerate(names)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], []))
+    for pattern, places in {
+        "body.1": [1],
+        "body/body.0": [0],
+        "/body": [0],
+        "*.fc": [1],
+        "*MatMul_?": [1, 2],
+        "head/MatMul_4": [2],
+    }.items():
+        assert kept_by(model, [pattern], "int8") == [names[place] for place in places], pattern
+
+
+def test_files_of_different_names_have_different_names():
+    several = [("blocks.0.*",), ("blocks.0.?",), ("blocks_0__",), ("a" * 50,), ("a" * 51,)]
+    assert len({Variant(precision="int8", fp32_modules=each).name for each in several}) == len(several)
+    assert Variant(precision="int8", fp32_modules=("head",)).name == "int8.keep-head"

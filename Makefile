@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-torch bench-tuner bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -97,6 +97,9 @@ bench-blocks: .venv/installed-dev
 bench-zoo: .venv/installed
 	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed)
 	$(BIN)/python benchmarks/zoo_table.py
+
+bench-tasks: .venv/installed
+	$(BIN)/python benchmarks/task_networks.py $(if $(SECONDS),--seconds $(SECONDS))
 
 bench-precision: .venv/installed-dev
 	$(BIN)/python benchmarks/lower_precision.py -o benchmarks/results/lower_precision.json

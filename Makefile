@@ -23,10 +23,14 @@ test-slow: .venv/installed-dev
 recipes: .venv/installed
 	$(BIN)/python benchmarks/recipes.py
 
+# Names of files and classes that are spelled the British way.
+NAMES := artefact,artefacts,licence,licences,recognising
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/codespell --builtin clear,en-GB_to_en-US -L $(NAMES) -S docs/reference,*.svg README.md CONTRIBUTING.md docs
 
 arm: .venv/installed-dev
 	$(BIN)/python tests/arm.py .arm

@@ -44,7 +44,7 @@ def commands() -> str:
     from repaconv.cli.main import app
 
     group: Any = get_command(app)
-    head = f"# Commands\n\n{group.help}\n\n{group.epilog}\n\nstdout has results alone, stderr everything else.\n"
+    head = f"# Commands\n\n{group.help}\n\n{group.epilog}\n\nResults go to stdout, everything else to stderr.\n"
     return head + "".join(_command(name, command) for name, command in group.commands.items())
 
 
@@ -203,8 +203,8 @@ def _section(name: str, keys: dict[str, Any], defined: dict[str, Any]) -> str:
         f"| `{key}` | {_cell(kind(value))} | {_cell(value.get('description'))} | {_shown(value.get('default'))} |\n"
         for key, value in keys.items()
     )
-    title = f"[{name}]" if name else "At the top"
-    return f"\n## {title}\n\n| key | type | what it means | default |\n|---|---|---|---|\n{rows}"
+    title = f"[{name}]" if name else "Top level"
+    return f"\n## {title}\n\n| Key | Type | Meaning | Default |\n|---|---|---|---|\n{rows}"
 
 
 def _shown(value: Any) -> str:
@@ -217,11 +217,11 @@ def _shown(value: Any) -> str:
 def codes() -> str:
     """Every stable code, the exit code that goes with it and what to do."""
     rows = sorted({(code, exits, hint) for path in PACKAGE.rglob("*.py") for code, exits, hint in _raised(path)})
-    head = "# Exit codes and error codes\n\n| exit | means |\n|---|---|\n| 0 | done and verified |\n"
+    head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
     head += "| 1 | a gate failed |\n| 2 | usage or configuration |\n| 3 | environment |\n| 4 | input refused |\n"
     head += "| 5 | inconclusive |\n| 130 | interrupted |\n\n"
-    head += "Scripts may match a code (`--format json`, `errors[].code`); sentences change.\n"
-    table = "\n| code | exit | what to do |\n|---|---|---|\n"
+    head += "Scripts may rely on the error code (`--format json`, `errors[].code`). The sentences may change.\n"
+    table = "\n| Error code | Exit code | What to do |\n|---|---|---|\n"
     return head + table + "".join(f"| `{code}` | {exits} | {_cell(hint)} |\n" for code, exits, hint in rows)
 
 

@@ -1,4 +1,4 @@
-"""A recipe: what to do with one checkpoint and what must hold, as TOML that is committed beside the code.
+"""A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
 
 checkpoint = "weights/deit.pth"
 

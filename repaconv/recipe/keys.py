@@ -39,7 +39,7 @@ class VerifySection(VerifyOrder):
 class ExportSection(ExportOrder):
     """Which graphs are made: one a precision."""
 
-    precisions: Annotated[tuple[Precision, ...], Knob("In which the graph is exported, each apart.")] = ("fp32",)
+    precisions: Annotated[tuple[Precision, ...], Knob("Precisions to export; one ONNX model each.")] = ("fp32",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class BenchSection(BenchOrder):
     """
 
     target: Target = ""
-    precision: Annotated[Precision, Knob("Which of the run's ONNX models.")] = "fp32"
-    rounds: Annotated[int | None, Knob("Measured, interleaved rounds.", least=10)] = None
-    require: Annotated[bool, Knob("Fail where there is no baseline to judge by.")] = False
-    max_regression: Annotated[float, Knob("How much longer than the baseline it may take."), Field(gt=0)] = 0.05
+    precision: Annotated[Precision, Knob("Precision of the ONNX model to measure.")] = "fp32"
+    rounds: Annotated[int | None, Knob("Number of measured, interleaved rounds.", least=10)] = None
+    require: Annotated[bool, Knob("Fail if there is no baseline to compare with.")] = False
+    max_regression: Annotated[float, Knob("Largest latency increase over the baseline, e.g. 0.05."), Field(gt=0)] = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class BuildSection(BuildOrder):
     """Which engine is built; ``target`` is that of the export where it is left out."""
 
     target: Target = ""
-    precision: Annotated[Precision, Knob("Of the engine, and of the graph that it is built from.")] = "fp32"
+    precision: Annotated[Precision, Knob("Precision of the engine and of its ONNX model.")] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class BundleSection(BundleOrder):
 class ReportSection(Order):
     """The page on which it all ends."""
 
-    format: Annotated[Literal["html", "markdown", "json"], Knob("How it is written.")] = "html"
-    paper: Annotated[bool, Knob("The paper's own figures beside ours.")] = True
+    format: Annotated[Literal["html", "markdown", "json"], Knob("Format of the report.")] = "html"
+    paper: Annotated[bool, Knob("Include the figures of the paper.")] = True
 
 
 SECTIONS: dict[str, type[Order]] = {
@@ -108,51 +108,57 @@ OPTIONAL = ("reference", "convert", "export", "build", "bundle", "bench", "repor
 class Reference(Record):
     """What somebody else says of this network, and what to expect here; of it ``top1`` alone is enforced."""
 
-    source: str = Field(description="Who says it: a paper and its table.")
-    model: str = Field(default="", description="What it is called there.")
+    source: str = Field(description="Source of the figures: a paper and its table.")
+    model: str = Field(default="", description="Name of the model in the source.")
     top1: float | None = Field(
         default=None,
         description="Top-1 accuracy in percent, e.g. 81.3; enforced where the images of [verify] have labels.",
         gt=1,
         le=100,
     )
-    parameters: str = Field(default="", description="As printed there.")
-    macs: str = Field(default="", description="As printed there.")
-    speed: str = Field(default="", description="As printed there.")
-    expect: str = Field(default="", description="What to expect here.")
+    parameters: str = Field(default="", description="Number of parameters, as printed in the source.")
+    macs: str = Field(default="", description="Number of MACs, as printed in the source.")
+    speed: str = Field(default="", description="Speed, as printed in the source.")
+    expect: str = Field(default="", description="What to expect from this recipe.")
 
 
 class Recipe(Record):
     """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder."""
 
-    checkpoint: str = Field(description="A checkpoint, an .onnx, or a Hugging Face folder.")
-    extends: str | None = Field(default=None, description="A recipe that says what this one does not.")
+    checkpoint: str = Field(description="Checkpoint, ONNX model or Hugging Face folder.")
+    extends: str | None = Field(default=None, description="Recipe whose keys are used where this one has none.")
     arch: str | None = Field(
-        default=None, description="What builds the network: timm:NAME, or FILE.py:FUNCTION, which is then run."
+        default=None, description="How to build the network: timm:NAME, or FILE.py:FUNCTION (which runs that file)."
     )
-    method: str = Field(default="auto", description="The method, or auto.")
-    force: bool = Field(default=False, description="Take settings that contradict the checkpoint, and say so.")
-    weights: str | None = Field(default=None, description="Which set of the file, e.g. model_ema.")
+    method: str = Field(default="auto", description="Method of the checkpoint, or auto to recognize it.")
+    force: bool = Field(default=False, description="Accept settings that contradict the checkpoint; results record it.")
+    weights: str | None = Field(
+        default=None, description="Set of weights to read, if the file has several, e.g. model_ema."
+    )
     sha256: str | None = Field(
-        default=None, description="The checkpoint's: another file is refused.", pattern="^[0-9a-fA-F]{64}$"
+        default=None, description="SHA-256 of the checkpoint; any other file is refused.", pattern="^[0-9a-fA-F]{64}$"
     )
-    out: str | None = Field(default=None, description="The run's folder; repaconv-out/<stem> of the recipe.")
+    out: str | None = Field(default=None, description="Run folder; the default is repaconv-out/<name of the recipe>.")
     form: str = Field(
         default="default", description="How graphs are written: default, official, fastest-known or tune's file."
     )
     set: dict[str, str | int | float | bool | list[int]] = Field(
-        default={}, description="What the file does not tell, by name."
+        default={}, description="Settings that the checkpoint lacks, by name."
     )
-    reference: Reference | None = Field(default=None, description="What somebody else says of this network.")
-    convert: ConvertOrder | None = Field(default=None, description="Convert it, which is lossy, in place of a fold.")
-    verify: VerifySection = Field(default=VerifySection(), description="What is proved, on which images.")
-    export: ExportSection | None = Field(default=ExportSection(), description="Which graphs are made; false for none.")
-    build: BuildSection | None = Field(default=None, description="An engine, where the target's runtime is here.")
-    bundle: BundleSection | None = Field(default=None, description="What goes to a board that builds its engines.")
-    bench: BenchSection | None = Field(default=None, description="What is measured, and by what it is judged.")
-    report: ReportSection | None = Field(
-        default=ReportSection(), description="The page on which it ends; false for none."
+    reference: Reference | None = Field(default=None, description="Published figures of this network.")
+    convert: ConvertOrder | None = Field(default=None, description="Convert the network (lossy) instead of folding it.")
+    verify: VerifySection = Field(default=VerifySection(), description="What is verified, on which images.")
+    export: ExportSection | None = Field(
+        default=ExportSection(), description="Which ONNX models are exported; false for none."
     )
+    build: BuildSection | None = Field(
+        default=None, description="Engine to build, if the target's runtime is installed."
+    )
+    bundle: BundleSection | None = Field(default=None, description="Bundle for a board that builds its own engines.")
+    bench: BenchSection | None = Field(
+        default=None, description="What is measured, and the baseline that it is compared with."
+    )
+    report: ReportSection | None = Field(default=ReportSection(), description="The report; false for none.")
 
     @property
     def settings(self) -> dict[str, str]:

@@ -177,6 +177,11 @@ def test_the_reference_has_every_command_key_and_code(reference):
     assert "update_baseline" not in pages["reference/recipe.schema.json"]
 
 
+def test_the_reference_in_the_checkout_follows_from_the_code(reference):
+    for path, text in reference.pages().items():
+        assert (DOCS / path).read_text() == text, f"{path}: python docs/_reference.py writes it"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("mkdocs"), reason="the documentation's builder is absent: make docs installs it")
 @pytest.mark.filterwarnings("ignore")

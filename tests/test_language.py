@@ -50,8 +50,8 @@ ALLOWED = {
 
 
 def private(text: str, but: str = "") -> list[str]:
-    """The private phrases of a text, code aside."""
-    plain = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.S)
+    """The private phrases of a text, code and options aside."""
+    plain = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|--[\w-]+", " ", text, flags=re.S)
     found = [each[0] for phrase in PRIVATE for each in re.finditer(rf"\b(?:{phrase})\b", plain, re.I)]
     return [each for each in found if not (but and re.fullmatch(but, each, re.I))]
 

@@ -73,7 +73,7 @@ def int8_for(device: Target, quantiser: str = "") -> Int8:
     by, symmetric = quantiser or QUANTISERS[0], "zero-points" in device.forbids
     if by not in QUANTISERS:
         raise UsageProblem(
-            f"there is no quantiser {by!r}.",
+            f"there is no quantizer {by!r}.",
             hint=f"{nearest(by, QUANTISERS)}Known: {', '.join(QUANTISERS)}.",
             code="quantiser",
         )

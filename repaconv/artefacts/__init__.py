@@ -60,6 +60,7 @@ from repaconv.artefacts.records import Claim as Claim
 from repaconv.artefacts.records import Cost as Cost
 from repaconv.artefacts.records import Drift as Drift
 from repaconv.artefacts.records import Fact as Fact
+from repaconv.artefacts.records import FoldedLayer as FoldedLayer
 from repaconv.artefacts.records import ImageSet as ImageSet
 from repaconv.artefacts.records import ImageSize as ImageSize
 from repaconv.artefacts.records import Known as Known

@@ -15,6 +15,7 @@ from repaconv.artefacts.records import (
     Claim,
     Cost,
     Fact,
+    FoldedLayer,
     ImageSize,
     Known,
     Link,
@@ -35,7 +36,8 @@ class FoldStep(Record):
 
     ``max_rel_error`` is max|folded - training| / max|training| of the module's output on random input, or of its
     weights where those alone change. ``allowed`` is what this step alone may differ by; where that is not the
-    policy's, ``reason`` says why. A method leaves it None for the policy's.
+    policy's, ``reason`` says why. A method leaves it None for the policy's. ``before`` are the module's layers with
+    weights and ``after`` those of its fold, in the first row of each kind of block.
     """
 
     module: str
@@ -45,6 +47,8 @@ class FoldStep(Record):
     max_rel_error: float
     allowed: float | None = None
     reason: str = ""
+    before: tuple[FoldedLayer, ...] = ()
+    after: tuple[FoldedLayer, ...] = ()
 
 
 class Sizes(Record):

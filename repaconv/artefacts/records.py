@@ -131,12 +131,30 @@ class ImageSet(Record):
     calibration: tuple[int, ...] = ()
 
 
+class FoldedLayer(Record):
+    """A layer before or after a fold, and ``into`` which layers after it went; empty where it is gone.
+
+    ``macs`` are those of one image; None where they are not known.
+    """
+
+    name: str
+    kind: str
+    parameters: int
+    macs: int | None = None
+    into: tuple[str, ...] = ()
+
+
 class Change(Record):
-    """One exact change of a graph: by which rewrite, at which node, and what it did there."""
+    """One exact change of a graph: by which rewrite, at which node, and what it did there.
+
+    ``before`` are the layers with weights that went, ``after`` those that came; empty in a run of an older version.
+    """
 
     rewrite: str
     place: str
     told: str
+    before: tuple[FoldedLayer, ...] = ()
+    after: tuple[FoldedLayer, ...] = ()
 
 
 class TensorInfo(Record):

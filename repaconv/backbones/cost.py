@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from repaconv.artefacts import Cost
+from repaconv.artefacts import Cost, FoldedLayer
 
 # addmm and mm are what nn.Linear becomes; bmm and the attention operators multiply activations.
 _OF_LAYERS = ("addmm", "mm", "convolution", "_convolution")
@@ -53,6 +53,35 @@ def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...])
         for name, part in module.named_modules()
         if getattr(part, "counted", False) or (name.rpartition(".")[2].isdigit() and _holds_mlp(part))
     }
+
+
+def layers_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, FoldedLayer]:
+    """Every layer with parameters of its own by name, with what it costs for one input.
+
+    Parameters of a module that holds other modules are layers by themselves. MACs of a layer whose code is not called,
+    as its weights are read by another module, are None.
+    """
+    called: set[str] = set()
+
+    def watched() -> nn.Module:
+        module = build()
+        for name, part in module.named_modules():
+            part.register_forward_hook(lambda *_, name=name: called.add(name))
+        return module
+
+    module, counter = _run(watched, input_shape)
+    root, found = type(module).__name__, {}
+    for name, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        if own and any(True for _ in part.children()):
+            for key, parameter in own.items():
+                at = f"{name}.{key}" if name else key
+                found[at] = FoldedLayer(name=at, kind="parameter", parameters=parameter.numel())
+        elif own:
+            macs = _counted(counter, part, f"{root}.{name}").macs if name in called else None
+            count = sum(parameter.numel() for parameter in own.values())
+            found[name] = FoldedLayer(name=name, kind=type(part).__name__, parameters=count, macs=macs)
+    return found
 
 
 def _run(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> tuple[nn.Module, Any]:

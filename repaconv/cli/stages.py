@@ -48,20 +48,31 @@ def inspect(
         Path | None,
         typer.Option("-o", "--out", help="Also write the result to this file (JSON).", rich_help_panel=panels.OUTPUT),
     ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg",
+            help="Also draw the layers before and after the fold to this SVG file; this computes the fold.",
+            rich_help_panel=panels.OUTPUT,
+        ),
+    ] = None,
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Describe a checkpoint, an ONNX model or an engine: file type, method, architecture, sizes. Runs no code in it."""
     from repaconv.files import write_artefact
     from repaconv.pipeline.file_inspection import NOT_CHECKPOINTS, inspect_file
+    from repaconv.pipeline.fold_drawing import draw_fold
     from repaconv.pipeline.inspection import inspect as stage
-    from repaconv.replacing import require_ours
+    from repaconv.replacing import require_ours, write_page
 
     def run(*, progress: Any) -> Record:
         if out:
             require_ours(out, "inspect")
         other = checkpoint.suffix in NOT_CHECKPOINTS
         seen: Record = inspect_file(checkpoint, order.sha256) if other else stage(checkpoint, **vars(order))
+        if svg:
+            write_page(svg, draw_fold(checkpoint, **vars(order)))
         if out:
             write_artefact(out, seen)
         return seen

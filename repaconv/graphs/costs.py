@@ -26,11 +26,11 @@ def parameters(model: ir.Model) -> int:
     Args:
         model: As `repaconv.graphs.graph.as_stored` has it: what several nodes share is one constant.
     """
-    fixed = _fixed(model)
+    fixed = fixed_values(model)
     return sum(_learnt(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())
 
 
-def _fixed(model: ir.Model) -> set[ir.Value]:
+def fixed_values(model: ir.Model) -> set[ir.Value]:
     """Constants, and what is computed of constants alone, such as the Transpose of a weight."""
     found = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
     for node in model.graph:
@@ -92,7 +92,7 @@ def matrices(model: ir.Model) -> Matrices:
     Args:
         model: See `parameters`.
     """
-    fixed, held, read = _fixed(model), 0, 0
+    fixed, held, read = fixed_values(model), 0, 0
     for value in model.graph.initializers.values():
         readers = sum(multiplies(node, place) for node, place in _uses(value, fixed))
         if value.const_value is not None and readers:

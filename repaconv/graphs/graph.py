@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,18 +53,25 @@ def write(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
-def rewritten(proto: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx.ModelProto, list[Change]]:
+def rewritten(
+    proto: onnx.ModelProto,
+    rewrites: Iterable[Rewrite],
+    observe: Callable[[ir.Model], Callable[[list[Change]], list[Change]]] | None = None,
+) -> tuple[onnx.ModelProto, list[Change]]:
     """The same function with every rewrite applied in this order, each wherever it is valid; and what changed.
 
     Args:
         proto: Left as it is. Its weights lie inside it.
         rewrites: What to apply. The graph's opset is raised to what they write.
+        observe: Makes of the model what completes the changes of each rewrite when they are made.
     """
     model = read(proto)
     changes: list[Change] = []
+    completed = observe(model) if observe else None
     for rewrite in rewrites:
         made = list(rewrite.apply(model))
         if made:
+            made = completed(made) if completed else made
             tidy(model)
             model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
         changes += made

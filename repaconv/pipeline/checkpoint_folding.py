@@ -18,6 +18,7 @@ from repaconv.progress import Progress, silent
 from repaconv.replacing import put
 from repaconv.steps.certifying import blocks, certified
 from repaconv.steps.common import contradictions, made_by, with_files
+from repaconv.steps.fold_layers import with_layers
 from repaconv.steps.pinning import read_hashed
 from repaconv.steps.weights import write_weights
 from repaconv.subjects.origin import choose_method, understood
@@ -227,6 +228,6 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
         training=done.training,
         deploy=done.deploy,
         tolerances={**exact_rtols(depth), **trained.tolerances},
-        certificate=done.steps,
+        certificate=with_layers(plan.found, plan.method, plan.settings, trained, plan.size, done.steps),
         payload=Payload(path=model.name, sha256=done.sha256, bytes=model.stat().st_size),
     )

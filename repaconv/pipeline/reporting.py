@@ -13,12 +13,14 @@ from repaconv.artefacts import (
     BenchArtefact,
     BuildArtefact,
     BundleArtefact,
+    Change,
     CollectArtefact,
     ConvertArtefact,
     EstimateArtefact,
     ExportArtefact,
     FinetuneArtefact,
     FoldArtefact,
+    FoldStep,
     Link,
     MethodFold,
     PaperTable,
@@ -280,11 +282,15 @@ def _paper(taken: runs.Run, progress: Progress) -> PaperTable | None:
 
 def _pictures(taken: runs.Run, found: Report) -> dict[str, str]:
     from repaconv.measure.profile import bars_svg
+    from repaconv.pages.fold_picture import fold_svg, places_of
     from repaconv.pages.report import history_svg
     from repaconv.pages.trade import trade_svg
     from repaconv.proof.curve import drift_svg
 
     pictures = {}
+    rows: Sequence[FoldStep | Change] = getattr(found.folded, "certificate", getattr(found.folded, "changes", ()))
+    if fold := fold_svg(places_of(rows), found.title):
+        pictures["fold"] = fold
     if found.converted and found.converted.beside:
         pictures["scores"] = taken.payload(found.converted.beside[0]).read_text()
     if found.converted and found.converted.trade:

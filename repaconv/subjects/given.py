@@ -133,6 +133,7 @@ def folded(
     Raises:
         Refused: If something goes wrong in it.
     """
+    from repaconv.folds.changed_layers import changed_layers
     from repaconv.folds.fold import without
     from repaconv.graphs.bare import check
     from repaconv.graphs.graph import rewritten
@@ -140,7 +141,7 @@ def folded(
     if not looked_into(model):
         return model, []
     try:
-        smaller, changes = rewritten(model, without(taken_back))
+        smaller, changes = rewritten(model, without(taken_back), changed_layers)
         give_back()
         check(smaller)
         if typed:

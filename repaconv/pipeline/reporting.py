@@ -112,10 +112,11 @@ def gathered(taken: runs.Run, paper: PaperTable | None) -> Report:
         *builds,
     ]
     parts += held.collected
+    _, before, after = folded.saved[0]
     before_after: list[tuple[str, float, float]] = [
         *folded.saved,
         # a checkpoint may be of half precision: its file says nothing beside one in float32
-        ("bytes of weights in FP32", *(4 * count for count in folded.saved[0][1:])),
+        ("bytes of weights in FP32", 4 * before, 4 * after),
     ]
     return Report(
         made_by=made_by(),

@@ -454,7 +454,7 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     rate = f"{told.throughputs[0].rows[0].images_per_second:,.1f}"
     assert f">{rate}</td>" in Path("repaconv-out/tiny/report.html").read_text()
     rc.report(format="markdown", paper=False)
-    assert "## Images a second on x86-64" in Path("repaconv-out/tiny/report.md").read_text()
+    assert "## Throughput on x86-64" in Path("repaconv-out/tiny/report.md").read_text()
     for words, told in ((("--streams", str(cores + 1)), "more than the"), (("--profile",), "has no effect")):
         code, _, err = repaconv(*many, *words)
         assert (code, told in err) == (2, True)

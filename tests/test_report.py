@@ -325,7 +325,7 @@ def test_links_of_other_variants_are_counted_and_folded_away(whole):
         f"{len(page.others)} links of variants that are neither measured nor built here (int8):"
     )
     assert rest.partition("</details>")[0].count("<tr>") == len(page.others) + 1  # and the head
-    chain = before.partition("The chain of proof")[2]
+    chain = before.partition("Verification chain")[2]
     assert chain.count("<tr>") == len(page.links) - len(page.others) + 1
     for format in ("markdown", "card"):
         rc.report(format=format)

@@ -9,7 +9,7 @@ from repaconv.cli.render import coloured, out, plain, rows
 def show(done: Report | RunsReport) -> None:
     """What is on the page: of one run, or of several a row each."""
     if isinstance(done, RunsReport):
-        header = ("run", "verdict", "accuracy", "parameters", "speedup", "same first class")
+        header = ("run", "verdict", "accuracy", "parameters", "speedup", "same top-1")
         rows(header, [_row(each) for each in done.rows])
         return
     proved = sum(link.verdict == "passed" for link in done.links)

@@ -84,7 +84,7 @@ def measured() -> dict[str, Any]:
     parted = calibration(training)
     rig, held = Rig.of(plain, parted), Judge(plain.net, held_out, logits=True)
     errors = single_errors(rig, How(), silent)
-    scores = score(plain, torch.split(parted.fitting.images, AT_ONCE), 3).with_errors(errors)
+    scores = score(plain, torch.split(parted.calibration.images, AT_ONCE), 3).with_errors(errors)
     orders = {"error": scores.by_error, "sigma": scores.by_sigma}
     return {
         "base_accuracy": float((held.right.argmax(1).numpy() == held_out.labels).mean()),

@@ -57,7 +57,7 @@ def built(model: Model, batches: list[int], form: str) -> tuple[int, int]:
     torch.save(checkpoint, "c.pth")
     by_hand = model.deployed(checkpoint)
     del checkpoint
-    folded = repaconv.fold("c.pth", force=True, form=form)
+    folded = repaconv.fold("c.pth", force=True, preset=form)
     Path("c.pth").unlink()
     for batch in batches:
         exported = repaconv.export(batch=batch, image_size=folded.image_size, onnx=f"{OURS}.{batch}.onnx")

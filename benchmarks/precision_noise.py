@@ -72,7 +72,7 @@ def nets() -> Iterator[Net]:
 
 
 def _net(name: str, path: Path, settings: dict[str, str], calibrating: Inputs | None, judging: Inputs | None) -> Net:
-    folded = repaconv.fold(path, settings=settings, form="official", out="run", force=True)
+    folded = repaconv.fold(path, settings=settings, preset="official", out="run", force=True)
     assert isinstance(folded, MethodFold)
     made = repaconv.export("run", batch=BATCH)
     model = onnx.load(Path("run") / made.payload.path)

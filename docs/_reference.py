@@ -373,7 +373,7 @@ EXTRAS = {
     "tensorrt": "targets `a100`, `h100`, `t4` and Jetson boards with repaconv on them",
     "tensorrt-rtx": "targets `rtx-30`, `rtx-40`, `rtx-50`",
     "polygraphy": "TensorRT engines without a torch that sees the GPU",
-    "nncf": "`--quantiser nncf`",
+    "nncf": "`--quantizer nncf`",
     "timm": "`--arch timm:NAME`",
     "torchvision": "`--arch torchvision:NAME`",
     "transformers": "Hugging Face folders",

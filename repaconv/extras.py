@@ -35,7 +35,7 @@ EXTRAS = (
     Extra("torchvision", ("torchvision",), "networks of torchvision: --arch torchvision:NAME"),
     Extra("transformers", ("transformers",), "Hugging Face folders"),
     Extra("hub", ("fsspec", "huggingface-hub"), "addresses: hf://OWNER/NAME@REVISION"),
-    Extra("quantise", ("nncf",), "export --quantiser nncf; tune tries its int8 on OpenVINO"),
+    Extra("quantise", ("nncf",), "export --quantizer nncf; tune tries its int8 on OpenVINO"),
     Extra("openvino", ("openvino",), "target x86-64-openvino"),
     Extra("onnxruntime-gpu", ("onnxruntime-gpu", "nvidia-ml-py"), "target cuda-ort, in place of onnxruntime"),
     Extra("tensorrt", ("polygraphy", "tensorrt"), "targets a100, h100, t4 and Jetsons, where the card is"),

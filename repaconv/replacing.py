@@ -46,7 +46,7 @@ def named_by(*artefacts: Path) -> dict[Path, set[str]]:
 
 
 def _named_in(plain: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path, str]]:
-    for entry in (plain.get("payload"), plain.get("data"), *(plain.get("beside") or ())):
+    for entry in (plain.get("payload"), plain.get("data"), *(plain.get("other_files") or plain.get("beside") or ())):
         if isinstance(entry, dict) and {"path", "sha256"} <= entry.keys():
             yield (folder / str(entry["path"])).resolve(), str(entry["sha256"])
 
@@ -138,7 +138,7 @@ def put(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
 
 
 def _with(artefact: AnyArtefact, *beside: Payload) -> AnyArtefact:
-    return artefact.model_copy(update={"beside": (*artefact.beside, *beside)}) if beside else artefact
+    return artefact.model_copy(update={"other_files": (*artefact.other_files, *beside)}) if beside else artefact
 
 
 def remove(slot: Path, names_on: Path) -> tuple[Payload, ...]:

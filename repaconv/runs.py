@@ -319,7 +319,7 @@ def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple
         mend = _MEND.get(artefact.stage, "run that command again when it is mended")
         raise GateFailed(
             f"{path}: the check failed{': ' if links else ''}{', '.join(links)}. Later steps stop here.",
-            hint=f"Find the cause and {mend}, or continue with --unverified, which is recorded in every later result.",
+            hint=f"Find the cause and {mend}, or continue with --allow-unverified, which every later result records.",
             code=f"{artefact.stage}.failed",
         )
     return (*artefact.unverified, f"{artefact.stage} failed")

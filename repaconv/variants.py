@@ -37,7 +37,7 @@ class Variant(Record):
         """That of an export of this fold."""
         return cls(
             target=exported.target,
-            form=cls.form_of(exported.form),
+            form=cls.form_of(exported.preset),
             opset=exported.chosen_opset,
             precision=exported.precision,
             fp32_modules=exported.fp32_modules,

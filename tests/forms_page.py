@@ -12,15 +12,15 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "forms.md"
 HEAD = """# Rewrites
 
 ```console
-$ repaconv export --form default
+$ repaconv export --preset default
 $ repaconv tune ckpt.pth
 ```
 
-A rewrite changes how an ONNX graph is written, not what it computes. A rewrite preset (`--form`) is a set of rewrites;
-each target has a default one. They are applied in the order of this table, wherever they are valid. Each rewrite is
-tested alone and in 200 random combinations, in float64 to 1e-11 (`tests/test_forms.py`), and every export with a preset
-is verified in the link `form`. `repaconv tune` finds out which ones are faster for your network. A package adds its own
-by the entry point group `repaconv.rewrites`.
+A rewrite changes how an ONNX graph is written, not what it computes. A rewrite preset (`--preset`) is a set of
+rewrites; each target has a default one. They are applied in the order of this table, wherever they are valid. Each
+rewrite is tested alone and in 200 random combinations, in float64 to 1e-11 (`tests/test_forms.py`), and every export
+with a preset is verified in the link `form`. `repaconv tune` finds out which ones are faster for your network. A
+package adds its own by the entry point group `repaconv.rewrites`.
 
 | Rewrite | Applies to | From opset |
 |---|---|---|
@@ -71,7 +71,7 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 | `rows-by-gathernd` | 1.15 in INT8 (PYRA) | |
 | `patch-gemm` | 1.01 in INT8 | |
 | `column-as-sum` | 1.00 to 1.01 | |
-| symmetric INT8 (`--quantiser onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
+| symmetric INT8 (`--quantizer onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
 """
 
 

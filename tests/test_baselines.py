@@ -174,7 +174,7 @@ def test_a_baseline_is_of_one_question(measured):
     slower = measured(1.2, beside="m.onnx", sha256="b")
     both = [row.model_copy(update={"samples_ms": slower.latencies[0].samples_ms}) for row in slower.latencies]
     found = by_baseline(path, "m", slower.model_copy(update={"latencies": tuple(both)}), 0.05)
-    assert (found.verdict, found.regression.yardstick) == ("failed", "")
+    assert (found.verdict, found.regression.reference) == ("failed", "")
 
 
 def test_bench_writes_and_judges(tiny, repaconv):

@@ -240,7 +240,7 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
 def test_an_engine_is_verified_on_the_batch_and_from_the_pixels_that_it_takes(tiny):
     rc.fold(tiny)
     rc.export(batch=2, image_size=32, with_preprocessing=True)
-    engine = Path(rc.build(target="x86-64").wrote[0])
+    engine = Path(rc.build(target="x86-64").output_files[0])
     found = next(link for link in rc.verify(engine=engine, count=3).links if link.name == "engine")
     assert (found.verdict, found.metrics.images) == ("passed", 3)
     for size, told in ((32, "takes pixels"), (40, "takes images of")):

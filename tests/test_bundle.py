@@ -297,11 +297,11 @@ def test_what_tune_found_for_a_board_is_the_model_that_goes_to_it(tiny, repaconv
     found = rc.tune(target="orin-nano", rewrites=["bias-forward"], rounds=2, measurer=lambda *_, **__: {})
     way = found.deployment.model_copy(update={"precision": "fp16"})
     write_artefact(Path("tuned.json"), found.model_copy(update={"deployment": way}))
-    code, _, err = repaconv("bundle", "--form", "tuned.json")
-    assert (code, "no fp16 ONNX model for orin-nano" in err, "--form tuned.json" in err) == (2, True, True)
+    code, _, err = repaconv("bundle", "--preset", "tuned.json")
+    assert (code, "no fp16 ONNX model for orin-nano" in err, "--preset tuned.json" in err) == (2, True, True)
     np.savez("x.npz", input=np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32))
-    assert repaconv("export", "--target", "orin-nano", "--form", "tuned.json", "--inputs", "x.npz")[0] == 0
-    made = rc.bundle(target="orin-nano", form="tuned.json", count=2)
+    assert repaconv("export", "--target", "orin-nano", "--preset", "tuned.json", "--inputs", "x.npz")[0] == 0
+    made = rc.bundle(target="orin-nano", preset="tuned.json", count=2)
     assert (made.precision, made.variant) == ("fp16", "orin-nano.form-tuned.fp16")
 
 

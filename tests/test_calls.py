@@ -92,6 +92,6 @@ def test_a_tower_says_how_large_its_images_are():
 
 def test_several_tensors_under_one_name_are_numbered(code):
     done = rc.fold("c.pth", arch="./net.py:Several", **code)
-    graph = onnx.load(rc.export().wrote[0]).graph
+    graph = onnx.load(rc.export().output_files[0]).graph
     assert [value.name for value in graph.output] == ["wide", "states_0", "states_1"]
     assert done.verdict == "passed"

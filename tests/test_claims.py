@@ -123,8 +123,8 @@ def test_throughput(capfd):
 
 def test_a_baseline():
     past = Regression(ratio=1.4, low=1.3, high=1.5, confidence=0.95, allowed=0.05, verdict="inconclusive")
-    assert "not conclusive (about 1.4x the time" in past.told
-    assert not CLAIM.search(past.told)
+    assert "not conclusive (about 1.4x the time" in past.description
+    assert not CLAIM.search(past.description)
     trusted, doubted = bench("trusted"), bench()
     by_baseline(Path("b.json"), "m", trusted, 0.5, update=True)
     judged = by_baseline(Path("b.json"), "m", doubted, 0.5)
@@ -136,7 +136,7 @@ def test_a_baseline():
 
 @pytest.mark.parametrize("format", ["html", "markdown", "card"])
 def test_the_report_of_a_run(run, format):
-    page = Path(rc.report(run, format=format).wrote[0]).read_text()
+    page = Path(rc.report(run, format=format).output_files[0]).read_text()
     says(page)
     assert f"deploy form (fp32) against training form (fp32): {NOT}" in page
     if format == "html":  # a tile names what is measured, in which precision, beside what
@@ -146,7 +146,7 @@ def test_the_report_of_a_run(run, format):
 
 
 def test_the_report_of_a_run_as_json(run):
-    found = json.loads(Path(rc.report(run, format="json").wrote[0]).read_text())
+    found = json.loads(Path(rc.report(run, format="json").output_files[0]).read_text())
     assert found["benches"][0]["ratio"]["verdict"] == "not conclusive"
 
 
@@ -154,7 +154,7 @@ def test_the_report_of_several_runs(run, capfd):
     shutil.copytree(run, "other")
     for format in ("html", "markdown"):
         done = rc.compare_runs([run, "other"], format=format)
-        says(Path(done.wrote[0]).read_text())
+        says(Path(done.output_files[0]).read_text())
     says(shown(done, capfd))
     assert done.rows[0].target == "x86-64, fp32, 1 thread, batch 1"
 
@@ -178,7 +178,7 @@ def test_the_picture_of_several_runs():
 
 def test_tune(capfd):
     way = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
-    best = Candidate(deployment=way, rounds=9, ratio=ratio(), told="taken; its measurement is not conclusive")
+    best = Candidate(deployment=way, rounds=9, ratio=ratio(), description="taken; its measurement is not conclusive")
     done = TuneArtefact(
         made_by={}, verdict="passed", target="x86-64", runtimes={}, method="riformer", shapes_sha256="",
         image_size=None, seed=0, baseline=way, deployment=way, ratio=ratio(), candidates=(best,), seconds=1.0,
@@ -193,7 +193,7 @@ def test_convert(capfd):
     plain |= {"schema_version": 3}
     done = ConvertArtefact.model_validate(plain)
     for more in (
-        {"pace": Pace(target="x86-64", wanted=1.2, reached=ratio(), raced=(taken,), machine="a CPU")},
+        {"pace": Pace(target="x86-64", wanted=1.2, reached=ratio(), speed_trials=(taken,), machine="a CPU")},
         {"trade": Trade(target="x86-64", taken=taken, others=(), machine="a CPU")},
     ):
         text = shown(done.model_copy(update=more), capfd)

@@ -125,8 +125,8 @@ def test_least_squares_find_what_was_planted_and_stay_where_nothing_is_known():
 def test_a_role_is_of_the_content_alone():
     seen = [role_of(image) for image in images(400)]
     assert [role_of(image) for image in images(400)[::-1]] == seen[::-1]
-    assert 150 < seen.count("fitting") < 250
-    assert 60 < seen.count("choosing") < 140
+    assert 150 < seen.count("calibration") < 250
+    assert 60 < seen.count("validation") < 140
 
 
 def test_attention_that_is_a_convolution_is_found(vit):
@@ -251,7 +251,7 @@ def test_a_conversion_is_a_run_like_any_other(vit, kind):
     done = rc.convert(vit, **asked(kind=kind, blocks="2"))
     assert done.verdict == "not verified"  # nothing was allowed, nothing judged
     assert len(done.blocks) == 2
-    assert done.images.fitting + done.images.choosing + done.images.judging == 80
+    assert done.images.calibration + done.images.validation + done.images.test == 80
     run = Path("repaconv-out/vit-dwconv")
     assert json.loads((run / "convert.json").read_text())["parent"]["sha256"] == rc.inspect(vit).origin.sha256
     verified = rc.verify(run)
@@ -266,15 +266,15 @@ def test_images_that_fitted_or_chose_never_judge(vit):
     done = rc.convert(vit, **asked(blocks="1", max_disagreement=0.9))
     link = rc.verify(inputs="x.npz").links[0]
     assert link.verdict == "passed"
-    assert link.metrics.images == done.images.judging == done.judged.metrics.images
-    assert link.metrics.top1_agreement == done.judged.metrics.top1_agreement
-    assert link.accuracy.images == done.images.judging
-    page = Path(rc.report().wrote[0]).read_text()
+    assert link.metrics.images == done.images.test == done.evaluation.metrics.images
+    assert link.metrics.top1_agreement == done.evaluation.metrics.top1_agreement
+    assert link.accuracy.images == done.images.test
+    page = Path(rc.report().output_files[0]).read_text()
     assert "Converted, not folded" in page
     assert "repaconv convert vit.pth --inputs x.npz --blocks 1 " in page
     assert page.count("<image") == DEPTH * HEADS
-    assert "Converted, not folded: passed" in Path(rc.report(format="markdown").wrote[0]).read_text()
-    fitted_on = np.stack([image for image in images() if role_of(image) == "fitting"])
+    assert "Converted, not folded: passed" in Path(rc.report(format="markdown").output_files[0]).read_text()
+    fitted_on = np.stack([image for image in images() if role_of(image) == "calibration"])
     np.savez("fitted.npz", input=fitted_on)
     link = rc.verify(inputs="fitted.npz").links[0]
     assert link.verdict == "not verified"
@@ -422,10 +422,10 @@ def test_merging_is_measured_like_any_conversion(vit):
     done = rc.convert("cls.pth", **asked(method="pyra", keep=0.6, max_disagreement=0.9))
     assert done.schedule == (3, 3, 0)
     assert done.kind == "merged"
-    assert done.judged.metrics.norm_error > 0
+    assert done.evaluation.metrics.norm_error > 0
     links = {link.name: link for link in rc.verify(inputs="x.npz").links}
     assert links["fold"].verdict == "passed"
-    assert links["converted"].metrics.images == done.images.judging
+    assert links["converted"].metrics.images == done.images.test
     with pytest.raises(Refused) as refused:
         rc.convert("cls.pth", **asked(method="pyra", schedule="9,9,9"))
     assert refused.value.code == "pyra.schedule"
@@ -491,7 +491,7 @@ def test_tokens_merge_behind_what_was_replaced(vit):
 
     links = {link.name: link for link in rc.verify(run, inputs="x.npz").links}
     assert links["fold"].verdict == "passed"
-    assert links["converted"].metrics.images == done.images.judging
+    assert links["converted"].metrics.images == done.images.test
     graph = rc.export(run)
     assert {link.verdict for link in graph.links} == {"passed"}
 

@@ -170,7 +170,7 @@ def test_a_target_of_the_users_own_extends_a_family(tiny):
     Path("mine.toml").write_text(text)
     done = rc.estimate(target="./mine.toml")
     assert (done.limits.device, done.limits.bandwidth_gb_s) == ("mine", 20)
-    assert done.asked == ("--estimate", "--target", "./mine.toml")
+    assert done.options == ("--estimate", "--target", "./mine.toml")
     Path("mine.toml").write_text(text.replace("launch_us", "lunch_us"))
     with pytest.raises(UsageProblem, match=r"mine\.toml:2:\d+: limits\.l"):
         load_target("./mine.toml")
@@ -223,7 +223,7 @@ def test_a_bare_graph_belongs_to_no_run(tiny):
         "repaconv bench m.onnx --target orin-nano --estimate",
     ]
     done = rc.estimate("m.onnx", target="orin-nano", image_size=64)
-    assert (done.image_size, done.variant, done.wrote) == ((64, 64), "", ())
+    assert (done.image_size, done.variant, done.output_files) == ((64, 64), "", ())
     assert done.low_ms > rc.estimate("m.onnx", target="orin-nano").low_ms
     with pytest.raises(Refused, match="is not an ONNX model"):
         rc.estimate("tiny.pth", target="orin-nano")
@@ -262,11 +262,11 @@ def test_an_estimate_is_labelled_in_every_output_and_kept_apart(tiny, repaconv):
     assert sum(node.flops for node in done.nodes) == 2 * rc.inspect(tiny).deploy.macs
     assert history_of(rc_run().history("orin-nano")) == []
     report = rc.report(format="markdown", paper=False)
-    text = Path(report.wrote[0]).read_text()
+    text = Path(report.output_files[0]).read_text()
     assert "orin-nano, estimated, not measured" in text
     assert "repaconv bench --estimate --target orin-nano" in text
     assert "no latency" in text
-    page = Path(rc.report(paper=False).wrote[0]).read_text()
+    page = Path(rc.report(paper=False).output_files[0]).read_text()
     assert "estimated, not measured" in page
     rc.fold(tiny)
     assert not place.exists()

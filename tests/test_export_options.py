@@ -99,11 +99,13 @@ QUANTIZERS = ["onnxruntime", pytest.param("nncf", marks=pytest.mark.skipif(not f
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 def test_int8_keeps_the_layers_that_are_named(net, quantizer):
-    given = {"precision": "int8", "inputs": "images.npz", "quantiser": quantizer}
+    given = {"precision": "int8", "inputs": "images.npz", "quantizer": quantizer}
     plain = rc.export(**given)
-    assert "body.0/Conv_2" not in plain.in_float
+    assert "body.0/Conv_2" not in plain.unquantized_layers
     done = rc.export(**given, keep_fp32=("head", "body.*"))
-    assert set(done.in_float) == {"body.0/Conv_2", "head/Gemm_6"} == set(done.islands), "not the first Conv"
+    assert set(done.unquantized_layers) == {"body.0/Conv_2", "head/Gemm_6"} == set(done.fp32_nodes), (
+        "not the first Conv"
+    )
     assert done.fp32_modules == ("head", "body.*")
     assert done.payload.path != plain.payload.path
     assert (RUN / plain.payload.path).is_file()
@@ -114,10 +116,10 @@ def test_int8_keeps_the_layers_that_are_named(net, quantizer):
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_other_precisions_keep_them_too(net, precision):
     given = {"precision": precision, "inputs": "images.npz", "target": "rtx-40"}
-    assert "stem/Conv_0" not in rc.export(**given).in_float
+    assert "stem/Conv_0" not in rc.export(**given).unquantized_layers
     done = rc.export(**given, keep_fp32=("stem/*",))
-    assert "stem/Conv_0" in done.in_float
-    assert "head/Gemm_6" not in done.in_float
+    assert "stem/Conv_0" in done.unquantized_layers
+    assert "head/Gemm_6" not in done.unquantized_layers
     assert done.verdict != "failed"
 
 

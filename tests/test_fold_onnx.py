@@ -451,7 +451,7 @@ def test_branches_of_control_flow_are_left_alone(small):
     onnx.save(model, "if.onnx")
     done = rc.fold("if.onnx")
     assert (done.verdict, done.links) == ("not verified", ())  # nothing was folded, nothing was run
-    assert "If" in done.left[0]
+    assert "If" in done.not_folded[0]
 
 
 def old_net(*last: tuple[str, str, str]) -> onnx.ModelProto:
@@ -474,7 +474,7 @@ def test_a_graph_of_an_old_opset_is_raised_and_that_step_proved():
         ("ONNX at opset 13", "passed"),
         ("ONNX folded", "passed"),
     ]
-    assert (done.opset, done.left) == (9, ())
+    assert (done.opset, done.not_folded) == (9, ())
     after = onnx.load("repaconv-out/old/old.folded.onnx")
     assert [node.op_type for node in after.graph.node][:1] == ["Conv"]
     assert "BatchNormalization" not in done.operators
@@ -520,15 +520,15 @@ def test_an_old_graph_that_the_converter_gets_wrong_or_does_not_take_is_left_alo
         monkeypatch.setattr(onnx.version_converter, "convert_version", converter)
         done = rc.fold("old.onnx")
         assert done.changes == ()
-        assert "opset 9" in done.left[0]
-        assert why in done.left[0]
+        assert "opset 9" in done.not_folded[0]
+        assert why in done.not_folded[0]
 
 
 def test_what_lies_around_a_foreign_operator_folds():
     onnx.save(foreign(), "foreign.onnx")
     done = rc.fold("foreign.onnx")
     assert done.operators == {"Conv": 2, "Gelu": 1}
-    assert "com.microsoft" in done.left[0]
+    assert "com.microsoft" in done.not_folded[0]
     assert done.float64 == ""
     links = {link.name: link.verdict for link in rc.verify("repaconv-out/foreign").links}
     assert (links["fold"], links["stored"]) == ("passed", "passed")  # as far as float32 tells

@@ -94,13 +94,13 @@ def test_a_picture_has_twelve_places_the_largest_savings_first_and_counts_the_re
         Change(
             rewrite="affine",
             place=f"place <{n}>",
-            told="a & b",
+            description="a & b",
             before=(FoldedLayer(name="a", kind="Conv", parameters=10 + n, into=("b",)),),
             after=(FoldedLayer(name="b", kind="Conv", parameters=5),),
         )
         for n in range(MOST + 3)
     ]
-    picture = ET.fromstring(fold_svg(places_of([*rows, Change(rewrite="x", place="y", told="z")]), "a <net>"))
+    picture = ET.fromstring(fold_svg(places_of([*rows, Change(rewrite="x", place="y", description="z")]), "a <net>"))
     titles = [text.text for text in picture.iter(f"{SVG}text") if text.get("class") == "title"]
     assert titles == [f"place <{n}>" for n in range(MOST + 2, 2, -1)]
     assert "and 3 more places" in "".join(picture.itertext())

@@ -364,7 +364,7 @@ def test_a_half_that_stands_in_a_float32_graph_makes_nobody_lenient(monkeypatch)
 
 def image_net(rows, **weights) -> str:
     onnx.save(net_of(rows, weights, {"x": (F, ("n", 4, 8, 8))}, {"y": F}), "net.onnx")
-    return " | ".join(rc.fold("net.onnx").left)
+    return " | ".join(rc.fold("net.onnx").not_folded)
 
 
 @pytest.mark.parametrize(

@@ -237,10 +237,12 @@ def test_formats_from_the_command_line(tmp_path, repaconv):
     assert code == 1
     xmlschema.XMLSchema(SCHEMA).validate(out)
     assert repaconv("gate", path, "--format", "markdown")[1].startswith("## repaconv gate: exit 1")
-    assert repaconv("gate", path, "--also", f"junit:{tmp_path}/g.xml", "--also", f"markdown:{tmp_path}/g.md")[0] == 1
+    assert (
+        repaconv("gate", path, "--report", f"junit:{tmp_path}/g.xml", "--report", f"markdown:{tmp_path}/g.md")[0] == 1
+    )
     xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "g.xml")
     assert (tmp_path / "g.md").read_text().startswith("## repaconv gate")
-    assert repaconv("gate", path, "--also", "html:x")[0] == 2
+    assert repaconv("gate", path, "--report", "html:x")[0] == 2
     code, out, _ = repaconv("gate", path)
     assert code == 1
     assert "stored" in out

@@ -182,7 +182,7 @@ def _widened(model):
         for user, place in tuple(node.outputs[0].uses()):
             if user is not half.producer():
                 user.replace_input_with(place, twice)
-        yield Change(rewrite="widen", place=node.name or "", told="wider")
+        yield Change(rewrite="widen", place=node.name or "", description="wider")
 
 
 def _doubled(model):
@@ -194,7 +194,7 @@ def _doubled(model):
         for user, place in tuple(node.outputs[0].uses()):
             if user is not both.producer().inputs[0].producer():
                 user.replace_input_with(place, both)
-        yield Change(rewrite="double", place=node.name or "", told="twice")
+        yield Change(rewrite="double", place=node.name or "", description="twice")
 
 
 def kept_of(given, refold) -> Kept:

@@ -493,7 +493,9 @@ def test_what_something_else_reads_shares_or_watches_stays(how, why):
     trained(net)
     folded = rc.fold(net)
     assert told(folded) == ["1.1: 1.1 -> 1.0"]
-    (sentence,) = [each for each in folded.fold_certificate[-1].left if each.startswith("0.bn: a BatchNorm not folded")]
+    (sentence,) = [
+        each for each in folded.fold_certificate[-1].not_folded if each.startswith("0.bn: a BatchNorm not folded")
+    ]
     assert why in sentence
     same(net, folded, torch.randn(2, 4, 6, 6))
 

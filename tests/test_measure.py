@@ -229,7 +229,7 @@ def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch
     assert code in {0, 5}
     assert "8 interleaved rounds of 4 openings after " in " ".join(out.split())
     kept = json.loads((RUN / "bench" / "x86-64.json").read_text())
-    assert (kept["rounds"], kept["openings"], len(kept["latencies"][0]["samples_ms"])) == (8, 4, 8)
+    assert (kept["rounds"], kept["session_loads"], len(kept["latencies"][0]["samples_ms"])) == (8, 4, 8)
 
 
 def test_what_a_card_clocks_itself_is_what_counts():

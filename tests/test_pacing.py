@@ -140,11 +140,13 @@ def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_tak
         kind="merged", schedule=(3, 3, 0), speed=Ratio(**{**RATIO, "median": 1.75}),
         tried=Tried(blocks=(), error=0.25, agreement=0.625),
     )  # fmt: skip
-    pace = Pace(target="x86-64", wanted=1.2, reached=taken.speed, raced=(taken, merged), machine="a processor")
+    pace = Pace(target="x86-64", wanted=1.2, reached=taken.speed, speed_trials=(taken, merged), machine="a processor")
     trade = Trade(target="x86-64", taken=taken, others=(merged,), machine="a processor")
     there = Path("repaconv-out/vit-dwconv/convert.json")
-    there.write_text(canonical_json(done.model_copy(update={"pace": pace, "trade": trade}).model_dump(mode="json")))
-    page = Path(rc.report().wrote[0]).read_text()
+    there.write_text(
+        canonical_json(done.model_copy(update={"speed_target": pace, "trade": trade}).model_dump(mode="json"))
+    )
+    page = Path(rc.report().output_files[0]).read_text()
     assert "converted: speedup 1.250 over before (95% interval 1.200 to 1.300): faster, on x86-64; " in page
     assert "a speedup of 1.2 was asked for" in page
     assert "<tr><td>3, 3, 0</td><td" in page
@@ -169,7 +171,7 @@ def test_a_curve_has_every_kind_and_merging_and_what_was_taken(repaconv):
     assert kinds.keys() == {"depthwise", "ensembled", "static", "merged"}
     assert kinds["depthwise"] == kinds["static"] == 3
     assert all(each.speed.median > 0 and each.tried.error > 0 for each in done.trade.others)
-    assert Path(rc.report().wrote[0]).read_text().count('class="taken"') == 1
+    assert Path(rc.report().output_files[0]).read_text().count('class="taken"') == 1
     assert not list(Path("repaconv-out/vit-dwconv").glob(".repaconv-work-*"))
 
 
@@ -190,5 +192,5 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     assert found.keys() == {(1,), (2,)}
     assert told["pace"].reached.median == found[1,] > 0
     assert [each.blocks for each in told["pace"].raced] == [(1,), (2,)]
-    assert Path(told["beside"][0].path).stat().st_size > 0
+    assert Path(told["other_files"][0].path).stat().st_size > 0
     assert not list(Path().glob(".repaconv-work-*"))

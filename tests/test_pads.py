@@ -44,10 +44,10 @@ def test_zeros_before_a_maximum_stay_zeros(opset, tmp_path, monkeypatch):
     assert [change.rewrite for change in done.changes] == ["pool-padding"]
     assert (done.verdict, bool(done.float64)) == ("passed", True)
     assert done.tolerances["onnx"] <= 1e-4
-    assert error(onnx.load(done.wrote[0]), given) < 1e-5
+    assert error(onnx.load(done.output_files[0]), given) < 1e-5
     exported = rc.export()
     assert exported.verdict == rc.verify().verdict == "passed"
-    assert error(onnx.load(exported.wrote[0]), given) < 1e-5
+    assert error(onnx.load(exported.output_files[0]), given) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_other_padding_is_right_as_it_is_or_made_so(other, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     given = padded(20, **other)
     onnx.save(given, "given.onnx")
-    assert error(onnx.load(rc.fold("given.onnx").wrote[0]), given) < 1e-5
+    assert error(onnx.load(rc.fold("given.onnx").output_files[0]), given) < 1e-5
 
 
 def test_what_a_runtime_makes_otherwise_is_no_rounding(tmp_path, monkeypatch):

@@ -103,10 +103,10 @@ def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
     onnx.save(normed, "net.onnx")
     first, second = (rc.fold("net.onnx", out=out, measure=False) for out in ("one", "two"))
     assert (tmp_path / "one/net.folded.onnx").read_bytes() == (tmp_path / "two/net.folded.onnx").read_bytes()
-    assert first.taken_back == second.taken_back == ()
-    assert first.asked == ("--no-measure",)
+    assert first.reverted == second.reverted == ()
+    assert first.options == ("--no-measure",)
     subject = subject_of(rc.runs.Run(tmp_path / "one"))
-    object.__setattr__(subject, "folded", first.model_copy(update={"taken_back": ("convolution",)}))
+    object.__setattr__(subject, "folded", first.model_copy(update={"reverted": ("convolution",)}))
     assert "BatchNormalization" in operators(subject.exact.model)
 
 

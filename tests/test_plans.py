@@ -269,7 +269,7 @@ def test_a_recipe_stands_until_something_of_it_changes(recipe, monkeypatch):
     assert did(run(recipe)) == stands | {"export fp32": "ran"}
     journal = json.loads(Path(recipe.parent, "repaconv-out/r/plan.json").read_text())
     assert journal["owner"] == "../../r.toml"
-    assert journal["steps"]["export fp32"]["made_of"]["onnxscript's version"] == "9"
+    assert journal["steps"]["export fp32"]["inputs"]["onnxscript's version"] == "9"
 
 
 @pytest.mark.slow

@@ -157,8 +157,8 @@ def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, mo
     rc.fold("c.pth", settings=SETTINGS["dwconv"])
     cured = rc.export(target="jetson-nano", precision="fp16")
     assert cured.verdict == "passed"
-    assert any(node.startswith("blocks.0.norm1/") for node in cured.islands)
-    assert not any("attn" in node for node in cured.islands)
+    assert any(node.startswith("blocks.0.norm1/") for node in cured.fp32_nodes)
+    assert not any("attn" in node for node in cured.fp32_nodes)
     with monkeypatch.context() as planted:
         planted.setattr(precision_module, "islands", lambda model, largest: [])
         broken = rc.export(target="jetson-nano", precision="fp16")
@@ -261,7 +261,7 @@ def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
     rc.fold(tiny)
     rc.export(target="rtx-40")
     done = rc.export(target="rtx-40", precision="bf16", with_preprocessing=True)
-    assert (done.verdict, done.opset, done.in_float) == ("passed", 22, ())
+    assert (done.verdict, done.opset, done.unquantized_layers) == ("passed", 22, ())
     links = {link.name: link for link in rc.verify().links}
     for name in ("bf16", "preprocessing"):  # behind the preprocessing, and the whole that is shipped
         assert (links[name].verdict, links[name].tolerance.kind) == ("not verified", "lossy")  # on random images
@@ -344,9 +344,9 @@ def test_nncf_writes_int8_that_passes_as_ours_does_and_tells_nobody(tiny, capsys
     assert rounded[0] > rounded[1]  # what layers give, too
     assert capsys.readouterr().out == ""
     rc.fold(tiny)
-    done = rc.export(target="x86-64-openvino", precision="int8", quantiser="nncf")
-    assert (done.quantiser, done.verdict) == ("nncf", "passed")
-    assert rc.export(precision="int8").quantiser == "onnxruntime"
+    done = rc.export(target="x86-64-openvino", precision="int8", quantizer="nncf")
+    assert (done.quantizer, done.verdict) == ("nncf", "passed")
+    assert rc.export(precision="int8").quantizer == "onnxruntime"
     assert list(home.rglob("*telemetry*")) == list(home.rglob("*cid*")) == []
 
 
@@ -365,26 +365,26 @@ def test_int8_about_zero_has_no_zero_points_and_passes(tiny, by):
     assert not any(zeros[by])
     assert any(zeros[by.removesuffix("-symmetric")])
     rc.fold(tiny)
-    done = rc.export(target="x86-64-openvino", precision="int8", quantiser=by)
-    assert (done.quantiser, done.verdict) == (by, "passed")
+    done = rc.export(target="x86-64-openvino", precision="int8", quantizer=by)
+    assert (done.quantizer, done.verdict) == (by, "passed")
 
 
-def test_a_quantiser_that_there_is_not_or_that_is_for_others_is_refused_before_anything(tiny, repaconv, monkeypatch):
+def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_anything(tiny, repaconv, monkeypatch):
     rc.fold(tiny)
     for words, code, told in (
-        (("--precision", "int8", "--quantiser", "ncf"), 2, "Did you mean nncf?"),
-        (("--precision", "int8", "--quantiser", "nncf", "--target", "orin-nano"), 2, "takes no zero points"),
+        (("--precision", "int8", "--quantizer", "ncf"), 2, "Did you mean nncf?"),
+        (("--precision", "int8", "--quantizer", "nncf", "--target", "orin-nano"), 2, "takes no zero points"),
         (
-            ("--precision", "int8", "--quantiser", "onnxruntime-symmetric", "--target", "orin-nano"),
+            ("--precision", "int8", "--quantizer", "onnxruntime-symmetric", "--target", "orin-nano"),
             2,
             "takes no zero points, and onnxruntime-symmetric writes int8 for processors",
         ),
-        (("--quantiser", "nncf"), 2, "nothing is quantised"),
+        (("--quantizer", "nncf"), 2, "nothing is quantised"),
     ):
         found, _, err = repaconv("export", "--onnx", *words)
         assert (found, told in err) == (code, True), err
     monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
-    found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantiser", "nncf")
+    found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantizer", "nncf")
     assert (found, "pip install 'repaconv[quantise]'" in err) == (3, True), err
     assert not (RUN / "model.int8.onnx").exists()
 

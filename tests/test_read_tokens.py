@@ -163,7 +163,7 @@ def test_the_export_of_a_run_reads_the_class_token(tmp_path):
 
     method = registry.load(registry.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")
-    rc.fold(tmp_path / "a.pth", form="official")
+    rc.fold(tmp_path / "a.pth", preset="official")
     model = in_double(onnx.load(f"repaconv-out/a/{rc.export().payload.path}"))
     after, changes = rewritten(model, [READ_TOKENS])
     assert len(changes) == 1

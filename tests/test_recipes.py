@@ -35,7 +35,7 @@ BROKEN = [
     ('checkpoint = "c"\n[export]\n^precisions = ["fp32", "fp61"]\n', "Did you mean fp16?"),
     ('checkpoint = "c"\n[export]\n^target = "x86_64"\n', "Did you mean x86-64?"),
     ('checkpoint = "c"\n[export]\n^simplifier = "onnxsimm"\n', "Did you mean onnxsim?"),
-    ('checkpoint = "c"\n[export]\n^quantiser = "ncf"\n', "Did you mean nncf?"),
+    ('checkpoint = "c"\n[export]\n^quantizer = "ncf"\n', "Did you mean nncf?"),
     ('checkpoint = "c"\n[bench]\n^rounds = 3\n', "interleaved rounds"),
     ('checkpoint = "c"\n[bench]\n^max_regression = 0.05\n', "Leave it out."),
     ('checkpoint = "c"\n^method = "repavitt"\n', "Did you mean repavit?"),

@@ -147,7 +147,7 @@ def test_every_kind_folds_exactly(name):
     assert max(found["recorded"], found["fold"]) <= 1e-12
     assert found["stored"] <= 1e-5
     assert [step.module for step in folded.certificate] == list(arch.config.blocks)
-    assert all(step.max_rel_error <= 1e-12 and "ReLU" in step.left for step in folded.certificate)
+    assert all(step.max_rel_error <= 1e-12 and "ReLU" in step.not_folded for step in folded.certificate)
     blocks = arch.config.blocks.values()
     convs = sum(b.width * (b.in_width // b.groups * b.kernel**2 + 1) for b in blocks)
     squeezes = sum(2 * b.width * b.squeezed + b.width + b.squeezed for b in blocks if b.squeezed)
@@ -189,7 +189,7 @@ def test_the_deploy_form_is_the_official_one_and_is_recognised(weights):
     assert caught.value.code == "method.deployed"
     assert rc.inspect("deployed.pth").form == "deploy"
     again = rc.fold("deployed.pth", allow_deployed=True)
-    assert all(torch.equal(value, stored[name]) for name, value in load_file(again.wrote[0]).items())
+    assert all(torch.equal(value, stored[name]) for name, value in load_file(again.output_files[0]).items())
     assert links(rc.verify(inputs=record(weights)))["recorded"] <= 1e-6  # it was stored in float32
     theirs = {re.sub("rbr_reparam", "reparam_conv", name): value for name, value in in_timms_names(stored).items()}
     assert rc.fold(save(theirs, "timm.pth"), allow_deployed=True).deploy.parameters == again.deploy.parameters

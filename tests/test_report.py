@@ -382,7 +382,7 @@ def test_several_runs_stand_beside_each_other(repaconv, tiny):
     assert row.accuracy.images == 4
     assert row.worst_fold <= 1e-12 < row.worst_single <= 1e-5
     assert json.loads(Path("runs.json").read_text())["rows"][0]["page"] == "one/report.html"
-    assert "| two | passed |" in Path(rc.compare_runs(["one", "two"], format="markdown").wrote[0]).read_text()
+    assert "| two | passed |" in Path(rc.compare_runs(["one", "two"], format="markdown").output_files[0]).read_text()
     Path("runs.html").write_text("mine")
     assert repaconv("report", "one", "two")[0] == 2
     assert repaconv("report", "one", "one")[0] == 2

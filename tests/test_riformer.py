@@ -237,5 +237,5 @@ def test_official_checkpoints(path):
     assert max(found["stored"], found["onnx"]) <= 1e-5
     import onnxruntime
 
-    output = onnxruntime.InferenceSession(exported.wrote[0]).run(["logits"], {"input": images})[0]
+    output = onnxruntime.InferenceSession(exported.output_files[0]).run(["logits"], {"input": images})[0]
     assert np.abs(output - official).max() / np.abs(official).max() <= 1e-5

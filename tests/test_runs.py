@@ -33,7 +33,7 @@ def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
         "jetson-nano.fp16.b1.224x192.pixels": Variant(
             target="jetson-nano", precision="fp16", batch=1, image_size=(224, 192), preprocessing=True
         ),
-        "form-official": Variant(form="official"),
+        "form-official": Variant(preset="official"),
         "orin-nano@jp5.1.fp16": Variant(target="orin-nano@jp5.1", precision="fp16"),
     }
     assert {name: variant.name for name, variant in told.items()} == {name: name for name in told}
@@ -157,7 +157,7 @@ def test_results_go_nowhere_where_something_else_is(tiny, tmp_path, repaconv):
     for _ in range(2):
         rc.verify(out="own.json", drift=True)
         assert repaconv("inspect", tiny, "-o", "seen.json")[0] == 0
-        assert rc.report(paper=False).wrote == (str(RUN / "report.html"),)
+        assert rc.report(paper=False).output_files == (str(RUN / "report.html"),)
     assert Path("own.drift-onnx.svg").is_file()
     rc.verify(out="own.json")
     assert not Path("own.drift-onnx.svg").exists()
@@ -194,9 +194,9 @@ def test_a_failed_verdict_stops_every_later_stage_alike_and_says_the_way_on(tiny
             stage()
         assert told.value.code == "verify.failed"
         assert "without --require" in told.value.hint
-        assert "--unverified" in told.value.hint
+        assert "--allow-unverified" in told.value.hint
     for stage in stages[1:3]:
-        assert stage(unverified=True).unverified == ("verify failed",)
+        assert stage(allow_unverified=True).unverified == ("verify failed",)
     rc.verify()
     assert rc.build(target="x86-64").unverified == ()
 
@@ -209,7 +209,7 @@ def test_a_failed_build_stops_its_measurement(tiny):
     engine = RUN / "build" / built.payload.path
     with pytest.raises(GateFailed):
         rc.bench(engine, rounds=2, image_size=32)
-    assert rc.bench(engine, rounds=2, image_size=32, unverified=True).unverified == ("build failed",)
+    assert rc.bench(engine, rounds=2, image_size=32, allow_unverified=True).unverified == ("build failed",)
 
 
 # --- a sweep ----------------------------------------------------------------------------------------------

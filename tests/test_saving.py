@@ -84,7 +84,7 @@ def test_timm_loads_what_was_saved(name, repaconv):
     torch.save(net.state_dict(), "net.pth")
     assert repaconv("fold", "net.pth", "--arch", f"timm:{name}", "--no-measure")[0] == 0
     done = rc.save(out="mine")
-    assert (done.verdict, done.beside[-1].path) == ("passed", "README.md")
+    assert (done.verdict, done.other_files[-1].path) == ("passed", "README.md")
     assert "library_name: timm" in Path("mine/README.md").read_text()
     again = timm.create_model("local-dir:mine", pretrained=True).eval()
     images = torch.randn(2, *net.default_cfg["input_size"])

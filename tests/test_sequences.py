@@ -172,7 +172,7 @@ def test_random_rows():
         after, changes = rewritten(before, (CONVOLUTION,))
         onnx.checker.check_model(after, full_check=True)
         assert difference(results(before), results(after)) < 1e-11
-        composed += sum("-> Conv [" in change.told and change.told[0] == "n" for change in changes)
+        composed += sum("-> Conv [" in change.description and change.description[0] == "n" for change in changes)
         if not row.free:
             assert macs(onnx.shape_inference.infer_shapes(after)) <= macs(before)
     assert composed > 5

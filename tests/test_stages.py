@@ -114,10 +114,10 @@ def test_a_failed_verdict_stops_and_is_recorded_when_overridden(tiny):
     assert rc.verify(rtol={"stored": 1e-12}).verdict == "failed"
     with pytest.raises(GateFailed):
         rc.export()
-    assert rc.export(unverified=True).unverified == ("verify failed",)
+    assert rc.export(allow_unverified=True).unverified == ("verify failed",)
     with pytest.raises(GateFailed):
         rc.bench(rounds=2)
-    assert rc.bench(rounds=2, unverified=True).unverified == ("verify failed",)
+    assert rc.bench(rounds=2, allow_unverified=True).unverified == ("verify failed",)
 
 
 def test_none_at_all_is_not_the_usual_number(tiny):

@@ -37,7 +37,7 @@ NETS = (
 NAMES = list(registry.registered(registry.TARGETS))
 EVERY = sorted({f"{n}@{v}" for n in NAMES for v in load_target(n).variants} | set(NAMES))
 # what differs between them, as far as a graph is concerned
-KINDS = {(t.opset, t.lacks, t.forbids): t.name for t in map(load_target, EVERY)}
+KINDS = {(t.opset, t.unsupported_ops, t.forbids): t.name for t in map(load_target, EVERY)}
 
 
 def test_every_target_says_what_it_is_and_where_that_is_from():
@@ -151,7 +151,7 @@ def test_doctor_says_what_of_a_target_works_here(repaconv):
 def test_export_for_a_board_is_proved_and_recorded(tiny):
     rc.fold(tiny)
     done = rc.export(target="jetson-nano", batch=1)
-    assert (done.verdict, done.opset, done.lacks) == ("passed", 13, ("LayerNormalization",))
+    assert (done.verdict, done.opset, done.unsupported_ops) == ("passed", 13, ("LayerNormalization",))
     model = onnx.load("repaconv-out/tiny/model.jetson-nano.b1.onnx")
     assert [entry.version for entry in model.opset_import] == [13]
     assert model.ir_version <= 8

@@ -80,23 +80,23 @@ def test_what_learns_is_judged_by_others_and_folded(vit, repaconv):
     done = json.loads(Path("repaconv-out/pool-riformer-finetuned/finetune.json").read_text())
     costs = [epoch["cost"] for epoch in done["epochs"]]
     assert len(costs) == 3
-    assert done["kept"] == costs.index(min(costs)) > 0  # it did learn something
+    assert done["best_epoch"] == costs.index(min(costs)) > 0  # it did learn something
     assert done["epochs"][0].get("loss") is None
     shares = done["images"]
-    assert shares["fitting"] > shares["choosing"] + shares["judging"]
-    assert done["judged"]["metrics"]["images"] == shares["judging"]
+    assert shares["calibration"] > shares["validation"] + shares["test"]
+    assert done["evaluation"]["metrics"]["images"] == shares["test"]
     links = {link.name: link for link in rc.verify(inputs="x.npz").links}
     assert links["fold"].verdict == links["stored"].verdict == "passed"
-    assert links["converted"].metrics.images == shares["judging"]  # of 160, those that nobody has seen
+    assert links["converted"].metrics.images == shares["test"]  # of 160, those that nobody has seen
     assert links["fold"].accuracy.reference == links["fold"].accuracy.candidate
-    assert "Trained from a conversion" in Path(rc.report().wrote[0]).read_text()
+    assert "Trained from a conversion" in Path(rc.report().output_files[0]).read_text()
     assert not list(Path("repaconv-out/pool-riformer-finetuned").glob("*.state"))
 
 
 def test_the_start_is_kept_where_nothing_is_better(converted, monkeypatch):
-    done = rc.finetune(converted, inputs="x.npz", epochs=1, rate=0.9)
-    assert done.kept == 0
-    assert done.judged == done.judged_start
+    done = rc.finetune(converted, inputs="x.npz", epochs=1, lr=0.9)
+    assert done.best_epoch == 0
+    assert done.evaluation == done.start_evaluation
     before, after = (read_checkpoint(path).tensors for path in (
         converted / "converted.safetensors", "repaconv-out/vit-dwconv-finetuned/finetuned.safetensors"))  # fmt: skip
     assert before.keys() == after.keys()
@@ -150,10 +150,10 @@ MERGING = {"pyra": {"schedule": "4,4,0"}, "dwconv": {"schedule": "0,5,0", "block
 @pytest.mark.parametrize("method", MERGING)
 def test_a_network_that_merges_is_trained_with_its_merging(vit, method):
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
-    run = Path(rc.convert("cls.pth", inputs="x.npz", method=method, **MERGING[method], **VIT).wrote[0]).parent
-    done = rc.finetune(run, inputs="x.npz", epochs=4, batch=16, rate=1e-3)
-    assert done.kept > 0
-    assert done.epochs[done.kept].cost < done.epochs[0].cost
+    run = Path(rc.convert("cls.pth", inputs="x.npz", method=method, **MERGING[method], **VIT).output_files[0]).parent
+    done = rc.finetune(run, inputs="x.npz", epochs=4, batch=16, lr=1e-3)
+    assert done.best_epoch > 0
+    assert done.epochs[done.best_epoch].cost < done.epochs[0].cost
     finetuned = run.with_name(f"{run.name}-finetuned")
     links = {link.name: link for link in rc.verify(finetuned, inputs="x.npz").links}
     assert links["fold"].verdict == "passed"
@@ -186,12 +186,12 @@ def test_what_a_layer_reads_is_alike_in_all_directions_to_what_learns():
 def test_images_that_a_conversion_fitted_or_chose_by_only_train():
     given = images(300)
     roles = [(role_of(image), role_in_training(image)) for image in given]
-    assert {now for before, now in roles if before != "judging"} == {"fitting"}
-    assert {now for before, now in roles if before == "judging"} == {"choosing", "judging"}
+    assert {now for before, now in roles if before != "test"} == {"calibration"}
+    assert {now for before, now in roles if before == "test"} == {"validation", "test"}
     inputs = Inputs("some", given.shape, lambda start, stop: Batch({"input": given[start:stop]}))
     parted = part(inputs, 300, role_in_training)
     assert [len(each.images) for each in parted] == [
-        sum(now == role for _, now in roles) for role in ("fitting", "choosing", "judging")
+        sum(now == role for _, now in roles) for role in ("calibration", "validation", "test")
     ]
 
 
@@ -235,13 +235,13 @@ def test_an_ordinary_network_becomes_a_method_s_and_folds(vit, method):
     source, asked = FORMS[method]
     formed = rc.convert(source, inputs="x.npz", method=method, to="training-form", **asked)
     assert formed.kind == "training-form"
-    assert formed.told
+    assert formed.description
     done = rc.finetune(inputs="x.npz", epochs=1, batch=64)
     assert done.method == method
     links = {link.name: link for link in rc.verify(inputs="x.npz").links}
     assert links["fold"].verdict == links["stored"].verdict == "passed"
     assert links["fold"].accuracy.reference == links["fold"].accuracy.candidate
-    assert links["converted"].metrics.top1_agreement == done.judged.metrics.top1_agreement
+    assert links["converted"].metrics.top1_agreement == done.evaluation.metrics.top1_agreement
     finetuned = Path(f"repaconv-out/{Path(source).stem}-{method}-finetuned/finetuned.safetensors")
     alone = rc.fold(finetuned, out="alone", settings=formed.settings)
     assert alone.method == method
@@ -293,7 +293,7 @@ def test_pooling_becomes_the_nearest_affine(vit):
     done = rc.convert("pool.pth", inputs="x.npz", method="riformer", to="training-form", **POOL)
     tensors = read_checkpoint(Path("repaconv-out/pool-riformer/converted.safetensors")).tensors
     assert 0 < float(tensors["network.0.0.token_mixer.affine.weight"].mean()) < 1
-    assert done.judged.metrics.norm_error > 0
+    assert done.evaluation.metrics.norm_error > 0
 
 
 def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):

@@ -117,7 +117,7 @@ def test_where_nothing_is_faster_the_default_form_wins_and_the_hopeless_is_not_m
     assert rows[0].deployment.rewrites == ("a",)
     assert rows[0].ratio is None
     assert ("a", "b") not in seen
-    assert any(row.told.startswith("hopeless: 2.00") for row in rows)
+    assert any(row.description.startswith("hopeless: 2.00") for row in rows)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -144,7 +144,7 @@ def test_runtime_form_precision_and_settings_are_searched_together(allowed):
     assert (best.runtime, best.precision) == (("two", "int8") if allowed else ("one", "fp32"))
     assert ("b" in best.rewrites, best.settings) == ((True, ("x=1",)) if allowed else (False, ()))
     assert [way.rewrites for way in seen if way.runtime == "slow"] == 2 * [("a",)]  # far behind: not searched
-    assert not allowed or any(row.deployment.precision == "fp32" and row.told == "finalist" for row in rows)
+    assert not allowed or any(row.deployment.precision == "fp32" and row.description == "finalist" for row in rows)
 
 
 @pytest.mark.parametrize("enough", [1, 2, None])
@@ -153,28 +153,33 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
     seen = []
 
     def gain(way):
-        return (3 - 0.2 * len(way.keep) if way.precision == "int8" else 1) * (1.1 if "b" in way.rewrites else 1)
+        return (3 - 0.2 * len(way.fp32_modules) if way.precision == "int8" else 1) * (1.1 if "b" in way.rewrites else 1)
 
     def measure(ways, rounds):
         seen.extend(ways)
         return {way: ratio_of(gain(way)) for way in ways}
 
     def milder(one):
-        steps = [] if one.start.keep or one.start.precision == "fp32" else [("head",), ("head", "stem"), tuple("xyz")]
-        return [one._replace(start=one.start.model_copy(update={"keep": keep})) for keep in steps]
+        done = one.start.fp32_modules or one.start.precision == "fp32"
+        steps = [] if done else [("head",), ("head", "stem"), tuple("xyz")]
+        return [one._replace(start=one.start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
     def allowed(way):
-        return way.precision == "fp32" or (enough is not None and len(way.keep) >= enough)
+        return way.precision == "fp32" or (enough is not None and len(way.fp32_modules) >= enough)
 
     arms = [arm(names=("b",)), arm(names=("b",), precision="int8")]
     rows = search(arms, lambda _way: 1, measure, allowed, 40, milder)
     best = rows[0].deployment
-    assert (best.precision, len(best.keep), best.rewrites) == ("int8" if enough else "fp32", enough or 0, ("b",))
-    searched = {len(way.keep) for way in seen if way.rewrites and way.precision == "int8"}
+    assert (best.precision, len(best.fp32_modules), best.rewrites) == (
+        "int8" if enough else "fp32",
+        enough or 0,
+        ("b",),
+    )
+    searched = {len(way.fp32_modules) for way in seen if way.rewrites and way.precision == "int8"}
     assert searched == ({enough} if enough else set())
-    told = {len(row.deployment.keep): row.told for row in rows if not row.deployment.rewrites}
+    told = {len(row.deployment.fp32_modules): row.description for row in rows if not row.deployment.rewrites}
     assert told[3] == ("not better than another that is like it" if enough else "its default form")
-    shares = {len(row.deployment.keep) for row in every(arms, measure, allowed, 40, milder)}
+    shares = {len(row.deployment.fp32_modules) for row in every(arms, measure, allowed, 40, milder)}
     assert shares == {0, 1, 2, 3}
 
 
@@ -208,12 +213,12 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch
     }
     assert any(row["ratio"] for row in data["candidates"])
     if sys.platform == "linux":
-        assert all(row["memory_bytes"] >= 0 for row in data["candidates"] if row["told"] == "finalist")
+        assert all(row["memory_bytes"] >= 0 for row in data["candidates"] if row["description"] == "finalist")
         assert any(row["memory_bytes"] > 0 for row in data["candidates"] if row["ratio"])
-    code, out, _ = repaconv("export", "--onnx", "--form", tuned)
+    code, out, _ = repaconv("export", "--onnx", "--preset", tuned)
     assert code == 0
     exported = read_artefact(Path("repaconv-out/first/export.form-x86-64.json"), ExportArtefact)
-    assert exported.form == "x86-64.json"
+    assert exported.preset == "x86-64.json"
     assert set(exported.rewrites) <= set(data["deployment"]["rewrites"])
     form = next(link for link in exported.links if link.name == "form")
     assert form.verdict == "passed"
@@ -221,7 +226,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch
     recipe = f'checkpoint = "first.pth"\nout = "gated"\nform = "{tuned}"\n[set]\nnum_heads = 3\n'
     Path("recipe.toml").write_text(recipe)
     assert package.gate(["recipe.toml"]).exit_code == 0
-    assert read_artefact(Path("gated/export.form-x86-64.json"), ExportArtefact).form == "x86-64.json"
+    assert read_artefact(Path("gated/export.form-x86-64.json"), ExportArtefact).preset == "x86-64.json"
 
 
 def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
@@ -234,10 +239,10 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
     monkeypatch.setattr(tuning.Here, "__call__", never)
     again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
-    folded = package.fold("second.pth", num_heads=3, form="fastest-known", force=True)
+    folded = package.fold("second.pth", num_heads=3, preset="fastest-known", force=True)
     assert folded.rewrites == again.deployment.rewrites
     with pytest.raises(AssertionError, match="measured again"):
-        package.tune("first.pth", again=True, **asked)
+        package.tune("first.pth", rerun=True, **asked)
 
 
 def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):
@@ -268,7 +273,7 @@ def test_what_another_machine_measured_is_not_known_of_this_one():
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE)
     assert done.machine == {"cpu": "a worker of x86-64"}
     with pytest.raises(UsageProblem, match="no result of `tune`"):
-        package.fold("first.pth", num_heads=3, form="fastest-known")
+        package.fold("first.pth", num_heads=3, preset="fastest-known")
 
 
 def test_a_search_that_is_broken_off_goes_on_where_it_was():
@@ -326,7 +331,7 @@ def test_a_search_that_was_broken_off_is_no_form():
     with pytest.raises(KeyboardInterrupt):
         package.tune(saved("first.pth", 1), settings=SET, measurer=breaks, rewrites=THREE)
     with pytest.raises(UsageProblem, match="no result of `tune`"):
-        package.fold("first.pth", num_heads=3, form="fastest-known")
+        package.fold("first.pth", num_heads=3, preset="fastest-known")
 
 
 def test_an_answer_is_of_its_question(monkeypatch):
@@ -417,7 +422,7 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     assert (loose.link.metrics.images, loose.link.verdict) == (16, "passed")
     other = package.fold(saved("second.pth", 2), num_heads=3)
     with pytest.raises(Refused, match="evaluated with other weights"):
-        package.export("repaconv-out/second", form=loose.wrote[0])
+        package.export("repaconv-out/second", preset=loose.output_files[0])
     assert other.shapes == folded.shapes
     for least, told in ((0.02, "cannot tell"), (-1.0, "is -1"), (math.inf, "is inf")):
         with pytest.raises(UsageProblem, match=told):
@@ -440,18 +445,19 @@ def test_lower_precision_may_be_held_to_accuracy_where_images_have_labels(repaco
         return package.tune("run", inputs=inputs, **asked)
 
     def int8_of(done):
-        return next(row for row in done.candidates if row.deployment.precision == "int8" and not row.deployment.keep)
+        rows = ((row, row.deployment) for row in done.candidates)
+        return next(row for row, of in rows if of.precision == "int8" and not of.fp32_modules)
 
     kept = tuned("right.npz")
     lost = int8_of(kept)
-    assert lost.told == f"loses {-lost.link.accuracy.difference:.2%} of accuracy, more than allowed"
+    assert lost.description == f"loses {-lost.link.accuracy.difference:.2%} of accuracy, more than allowed"
     assert lost.link.accuracy.reference > 0.9
     assert (kept.allowed_accuracy_drop, kept.allowed_disagreement) == (0.04, None)
-    assert "accuracy" not in int8_of(tuned("wrong.npz")).told
+    assert "accuracy" not in int8_of(tuned("wrong.npz")).description
     for inputs, told in (("bare.npz", "have no labels"), ("some.npz", "cannot tell whether no more than 4.00% fewer")):
         with pytest.raises(UsageProblem, match=told):
             tuned(inputs)
-    link = package.export("run", precision="int8", inputs="right.npz", unverified=True).links[-1]
+    link = package.export("run", precision="int8", inputs="right.npz", allow_unverified=True).links[-1]
     assert (link.verdict, link.accuracy.reference > 0.9) == ("failed", True)
     assert "accuracy was not looked at" not in link.note
     code, _, err = repaconv("tune", "run", "--max-accuracy-drop", "1%")
@@ -472,19 +478,21 @@ def test_int8_with_sensitive_layers_in_float32_is_found_and_exported_as_it_was(r
         return {name: ratio_of(2.0 if name.startswith("int8") else 1.0) for name in others}
 
     done = package.tune(max_disagreement=1.0, inputs="images.npz", measurer=by_int8, rewrites=["bias-forward"])
-    whole = next(row for row in done.candidates if row.deployment.precision == "int8" and not row.deployment.keep)
-    assert whole.told == "failed as a link"
+    whole = next(
+        row for row in done.candidates if row.deployment.precision == "int8" and not row.deployment.fp32_modules
+    )
+    assert whole.description == "failed as a link"
     ranked = done.sensitivities["x86-64"]
     assert [each.kl_divergence for each in ranked] == sorted((each.kl_divergence for each in ranked), reverse=True)
-    assert ranked[0].layers == ("patch_embed.proj",) == done.deployment.keep[:1]
+    assert ranked[0].layers == ("patch_embed.proj",) == done.deployment.fp32_modules[:1]
     assert (done.deployment.precision, done.link.verdict) == ("int8", "passed")
-    code, out, err = repaconv("export", "--form", done.wrote[0], "--inputs", "images.npz", "--format", "json")
+    code, out, err = repaconv("export", "--preset", done.output_files[0], "--inputs", "images.npz", "--format", "json")
     assert code == 0, err
     data = json.loads(out)["data"]
-    assert data["islands"]
-    assert set(data["islands"]) <= set(data["in_float"])
-    assert all(any(node.startswith(name) for name in done.deployment.keep) for node in data["islands"])
-    assert repaconv("bench", "--form", done.wrote[0], "--rounds", "2")[0] in (0, 5)
+    assert data["fp32_nodes"]
+    assert set(data["fp32_nodes"]) <= set(data["unquantized_layers"])
+    assert all(any(node.startswith(name) for name in done.deployment.fp32_modules) for node in data["fp32_nodes"])
+    assert repaconv("bench", "--preset", done.output_files[0], "--rounds", "2")[0] in (0, 5)
 
 
 @pytest.mark.parametrize("classes", [1, 5])
@@ -521,7 +529,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
         "repaconv-out/tiny", max_disagreement=0.5, inputs="x.npz", rewrites=["bias-forward"], measurer=all_equal
     )
     row = next(row for row in done.candidates if row.deployment.precision == "int8")
-    assert (row.told == "failed as a link") == (classes == 1)
+    assert (row.description == "failed as a link") == (classes == 1)
     assert (row.disagreement, row.link.verdict) == (0, "failed" if classes == 1 else "passed")
     of = {image.tobytes() for image in calibrated}, {image.tobytes() for image in judged}
     assert (len(of[0]), len(of[1]), of[0] & of[1]) == (4, 2, set())
@@ -534,8 +542,11 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
     assert set.union(*parts) == set(range(100))
     exact, other, low = (Deployment(target="here", runtime=name, rewrites=()) for name in ("one", "two", "two"))
     low = low.model_copy(update={"precision": "int8"})
-    rows = [Candidate(deployment=low, ratio=ratio_of(3.0), told="the fastest")]
-    rows += [Candidate(deployment=other, ratio=ratio_of(1.2), told="finalist"), Candidate(deployment=exact, told="")]
+    rows = [Candidate(deployment=low, ratio=ratio_of(3.0), description="the fastest")]
+    rows += [
+        Candidate(deployment=other, ratio=ratio_of(1.2), description="finalist"),
+        Candidate(deployment=exact, description=""),
+    ]
 
     class Judged:
         def __init__(self, told):
@@ -547,7 +558,7 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
     assert judging.reported(rows, Judged(""), exact) == (rows, judging.Loss(0.01, None, ""))
     held, loss = judging.reported(rows, Judged("too much"), exact)
     assert [row.deployment for row in held] == [other, low, exact]
-    assert (held[1].told, loss.disagreement) == ("too much, on images that chose nothing", 0.01)
+    assert (held[1].description, loss.disagreement) == ("too much, on images that chose nothing", 0.01)
     slow = [rows[0], rows[1].model_copy(update={"ratio": ratio_of(1.0)}), rows[2]]
     assert judging.reported(slow, Judged("too much"), exact)[0][0].deployment == exact
     assert judging.reported(held, Judged("not asked"), exact) == (held, None)
@@ -555,25 +566,25 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
     ckpt = saved("first.pth", 1)
-    assert package.fold(ckpt, num_heads=3, form="official").rewrites == ()
+    assert package.fold(ckpt, num_heads=3, preset="official").rewrites == ()
     assert package.fold(ckpt, num_heads=3).rewrites is None
     branches = registry.load(registry.METHODS, "nondeep").example("tiny", seed=1)
     torch.save({"state_dict": branches, "meta": example_meta()}, "branches.pth")
-    assert package.fold("branches.pth", form="official").rewrites == ("scores-as-matrix",)
+    assert package.fold("branches.pth", preset="official").rewrites == ("scores-as-matrix",)
     for form, told in (("quickest", "neither a rewrite preset nor a file"), ("fastest-known", "no result of `tune`")):
-        code, _, err = repaconv("fold", ckpt, *HEADS, "--form", form)
+        code, _, err = repaconv("fold", ckpt, *HEADS, "--preset", form)
         assert code == 2
         assert told in err
-        assert f"repaconv export --onnx --form {form}" in err  # where it moves
+        assert f"repaconv export --onnx --preset {form}" in err  # where it moves
         with pytest.raises(UsageProblem, match=told):
-            package.export("repaconv-out/branches", form=form)
-    usual, official = package.export("repaconv-out/branches"), package.export("repaconv-out/branches", form="default")
-    assert (usual.form, usual.variant, official.form) == ("official", "form-official", "default")
+            package.export("repaconv-out/branches", preset=form)
+    usual, official = package.export("repaconv-out/branches"), package.export("repaconv-out/branches", preset="default")
+    assert (usual.preset, usual.variant, official.preset) == ("official", "form-official", "default")
     with pytest.raises(Refused, match="there is no file or folder"):
         package.tune("gone.pth")
     done = package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=THREE)
     with pytest.raises(Refused, match="other shapes"):
-        package.fold(tiny, form=done.wrote[0])
+        package.fold(tiny, preset=done.output_files[0])
     with pytest.raises(UsageProblem, match="unknown rewrite"):
         package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=["faster"])
 
@@ -603,7 +614,7 @@ def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp
         count.dtype = ir.DataType.INT64
         off = write("Sub", write("Cast", count, to=1), write.exactly(np.array([2.0], np.float32)))
         node.replace_input_with(0, write("Add", node.inputs[0], off))
-        yield Change(rewrite="shifted", place="head", told="adds the batch minus 2")
+        yield Change(rewrite="shifted", place="head", description="adds the batch minus 2")
 
     torch.manual_seed(0)
     net = MetaFormer(TINY, final_affine=False).eval()
@@ -623,18 +634,18 @@ def test_what_is_tuned_for_another_runtime_is_exported_and_measured_as_it_was(re
     package.fold(tiny)
     done = package.tune(runtimes=["openvino"], rewrites=["bias-forward"], rounds=2)
     assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
-    assert all(row.ratio or row.told.startswith(("left", "the baseline")) for row in done.candidates)
+    assert all(row.ratio or row.description.startswith(("left", "the baseline")) for row in done.candidates)
     other = {"target": "x86-64-openvino", "runtime": "openvino"}
     way = done.baseline.model_copy(update=other)
     write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
-    assert repaconv("export", "--form", "tuned.json")[0] == 0
+    assert repaconv("export", "--preset", "tuned.json")[0] == 0
     assert Path("repaconv-out/tiny/model.x86-64-openvino.form-tuned.onnx").is_file()
-    code, out, _ = repaconv("bench", "--form", "tuned.json", "--rounds", "2", "--format", "json")
+    code, out, _ = repaconv("bench", "--preset", "tuned.json", "--rounds", "2", "--format", "json")
     measured = json.loads(out)["data"]
     assert (code in (0, 5), measured["target"]) == (True, "x86-64-openvino")
     far = done.model_copy(update={"deployment": way.model_copy(update={"settings": ("CACHE_DIR=/tmp",)})})
     write_artefact(Path("tuned.json"), far)
-    code, _, err = repaconv("bench", "--form", "tuned.json", "--rounds", "2")
+    code, _, err = repaconv("bench", "--preset", "tuned.json", "--rounds", "2")
     assert (code, "has no setting CACHE_DIR" in err) == (2, True)
 
 
@@ -642,11 +653,11 @@ def test_a_fold_in_a_tuned_form_keeps_what_its_int8_leaves(repaconv, tiny):
     package.fold(tiny)
     np.savez("x.npz", input=np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32))
     done = package.tune(rewrites=["bias-forward"], rounds=2)
-    way = done.baseline.model_copy(update={"precision": "int8", "keep": ("patch_embed.proj",)})
+    way = done.baseline.model_copy(update={"precision": "int8", "fp32_modules": ("patch_embed.proj",)})
     write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
-    package.fold(tiny, form="tuned.json", out="tuned")
+    package.fold(tiny, preset="tuned.json", out="tuned")
     whole, kept = (
-        package.export(run, precision="int8", inputs="x.npz").islands for run in ("repaconv-out/tiny", "tuned")
+        package.export(run, precision="int8", inputs="x.npz").fp32_nodes for run in ("repaconv-out/tiny", "tuned")
     )
     assert not any(node.startswith("patch_embed.proj") for node in whole)
     assert any(node.startswith("patch_embed.proj") for node in kept)
@@ -662,7 +673,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
     asked = {"rewrites": ["bias-forward"], "rounds": 2, "max_disagreement": 1.0, "inputs": "x.npz"}
     done = package.tune(runtimes=["openvino"], **asked)
     assert {row.deployment.runtime for row in done.candidates} == {"onnxruntime", "openvino"}
-    assert all(row.ratio or row.told.startswith(("left", "the baseline")) for row in done.candidates)
+    assert all(row.ratio or row.description.startswith(("left", "the baseline")) for row in done.candidates)
     multiplies = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     way = done.baseline.model_copy(
         update={
@@ -673,15 +684,15 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
         }
     )
     write_artefact(Path("tuned.json"), done.model_copy(update={"deployment": way}))
-    code, _, err = repaconv("export", "--form", "tuned.json")
+    code, _, err = repaconv("export", "--preset", "tuned.json")
     assert (code, "--images" in err) == (2, True)
-    assert repaconv("export", "--form", "tuned.json", "--inputs", "x.npz")[0] == 0
+    assert repaconv("export", "--preset", "tuned.json", "--inputs", "x.npz")[0] == 0
     name = "x86-64-openvino.form-tuned.int8"
     assert Path(f"repaconv-out/tiny/model.{name}.onnx").is_file()
-    assert repaconv("build", "--form", "tuned.json")[0] == 0
+    assert repaconv("build", "--preset", "tuned.json")[0] == 0
     built = json.loads(Path(f"repaconv-out/tiny/build/{name}.json").read_text())
     assert built["options"]["INFERENCE_PRECISION_HINT"] == ("bf16" if multiplies else "f32")
-    code, out, _ = repaconv("bench", "--form", "tuned.json", "--rounds", "2", "--format", "json")
+    code, out, _ = repaconv("bench", "--preset", "tuned.json", "--rounds", "2", "--format", "json")
     assert code in (0, 5)
     measured = json.loads(out)["data"]
     assert (measured["target"], measured["precision"]) == ("x86-64-openvino", "int8")
@@ -711,11 +722,11 @@ def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refuse
     assert repaconv("tune", "--objective", "speed")[0] == 2
 
 
-def test_int8_of_another_quantiser_is_tried_where_it_is_worth_it_and_exported_as_it_was(tiny, monkeypatch):
+def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as_it_was(tiny, monkeypatch):
     pytest.importorskip("nncf")
 
     def by_nncf(_self, ways, _rounds):
-        return {way: ratio_of(2.0 if way.quantiser == "nncf" else 1.0) for way in ways}
+        return {way: ratio_of(2.0 if way.quantizer == "nncf" else 1.0) for way in ways}
 
     monkeypatch.setattr(tuning.Here, "__call__", by_nncf)
     folded = package.fold(tiny)
@@ -724,17 +735,17 @@ def test_int8_of_another_quantiser_is_tried_where_it_is_worth_it_and_exported_as
     asked = {"max_disagreement": 1.0, "inputs": "images.npz", "rewrites": ["bias-forward"]}
     done = package.tune(**asked)
     best = done.deployment
-    assert (best.target, best.precision, best.quantiser) == ("x86-64-openvino", "int8", "nncf")
-    assert {row.deployment.runtime for row in done.candidates if row.deployment.quantiser} == {"openvino"}
-    took = package.export(target=best.target, form=done.wrote[0], inputs="images.npz")
-    assert (took.quantiser, took.verdict) == ("nncf", "passed")
-    low = package.export(target="orin-nano", precision="int8", form=done.wrote[0], inputs="images.npz")
-    assert low.quantiser == "onnxruntime"  # the form alone is taken
+    assert (best.target, best.precision, best.quantizer) == ("x86-64-openvino", "int8", "nncf")
+    assert {row.deployment.runtime for row in done.candidates if row.deployment.quantizer} == {"openvino"}
+    took = package.export(target=best.target, preset=done.output_files[0], inputs="images.npz")
+    assert (took.quantizer, took.verdict) == ("nncf", "passed")
+    low = package.export(target="orin-nano", precision="int8", preset=done.output_files[0], inputs="images.npz")
+    assert low.quantizer == "onnxruntime"  # the form alone is taken
     monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
-    without = package.tune(**asked, again=True)
-    assert {row.deployment.quantiser for row in without.candidates} == {"", "onnxruntime-symmetric"}
+    without = package.tune(**asked, rerun=True)
+    assert {row.deployment.quantizer for row in without.candidates} == {"", "onnxruntime-symmetric"}
     told = "NNCF is not installed. pip install 'repaconv[quantise]'"
-    assert without.left_out == (f"nncf: {told}", f"nncf-symmetric: {told}")
+    assert without.skipped == (f"nncf: {told}", f"nncf-symmetric: {told}")
 
 
 def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_call_on_all_of_them():

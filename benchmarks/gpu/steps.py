@@ -181,7 +181,7 @@ def tuned(step: Step, folder: Path) -> dict[str, Any]:
     import repaconv
 
     found = repaconv.tune(
-        folder / "run", target=step.given["target"], batch=step.given["batch"], budget_s=120, again=True
+        folder / "run", target=step.given["target"], batch=step.given["batch"], budget_s=120, rerun=True
     )
     return {"tuned": found.model_dump(mode="json")}
 

@@ -4,7 +4,7 @@
 
 Every row is one network at one batch and number of threads, and one interleaved run of everybody: the graph made by
 hand (`benchmarks/handmade`) on ONNX Runtime, on OpenVINO and under `torch.compile`; in lower precision OpenVINO's
-bfloat16, ONNX Runtime's own quantiser and NNCF, each with its defaults; and ours, in its default form and as `tune`
+bfloat16, ONNX Runtime's own quantizer and NNCF, each with its defaults; and ours, in its default form and as `tune`
 leaves it, exact and within 0.5% of other first classes. Networks are the five that come along, trained, where images
 that nothing saw judge what each loses; and published sizes with seeded weights, where a way of ours counts only if it
 lost no more than that on the trained net of its method. Seeded weights tell nothing of quality, only of speed.

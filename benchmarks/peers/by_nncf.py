@@ -1,4 +1,4 @@
-"""NNCF's quantiser with its defaults, in a process of its own.
+"""NNCF's quantizer with its defaults, in a process of its own.
 
 python by_nncf.py hand-made.onnx calibration.npz int8.xml
 """

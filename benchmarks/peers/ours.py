@@ -43,7 +43,7 @@ class Ours(NamedTuple):
 def way_of(deployment: Deployment) -> str:
     """What its rounding depends on: runtime, precision, and what computes what an int8 graph leaves in float."""
     rest = " with bf16" if REST in deployment.settings else ""
-    by = f" by {deployment.quantiser}" if deployment.quantiser else ""
+    by = f" by {deployment.quantizer}" if deployment.quantizer else ""
     return f"{deployment.runtime} {deployment.precision}{by}{rest}"
 
 
@@ -58,7 +58,7 @@ def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deploym
     if found.ratio is not None and taken(found.deployment):
         return found.deployment
     rows = [row for row in found.candidates if row.ratio is not None and taken(row.deployment)]
-    rows = [row for row in rows if not row.told.startswith("left")]
+    rows = [row for row in rows if not row.description.startswith("left")]
     for least in (_most(rows), MIDDLE, 0):
         if several := [row for row in rows if row.rounds >= least]:
             return max(several, key=_gain).deployment

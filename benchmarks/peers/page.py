@@ -142,7 +142,9 @@ def _way(row: Row, name: str) -> str:
     """Runtime, precision and what is not the default of a deployment of ours."""
     way = row["ways"][name]
     precision = "" if way["precision"] == "fp32" else f" {way['precision']}"
-    by = f" by {way['quantiser']}" if way.get("quantiser") else ""  # older rows had none
+    by = (
+        f" by {named}" if (named := way.get("quantizer", way.get("quantiser"))) else ""
+    )  # older rows had another name, or none
     rest = " with bf16" if any(each.endswith("=bf16") for each in way["settings"]) else ""
     return f"{way['runtime']}{precision}{by}{rest}"
 

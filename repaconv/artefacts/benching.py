@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -38,17 +39,23 @@ class MeasuredModel(Record):
 class Baseline(Record):
     """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick.
 
-    ``yardstick_ms`` is empty where nothing ran beside it; the rounds are of so many ``openings``, one after the other.
-    ``network`` is None in files of before it was kept.
+    ``reference_ms`` is empty where nothing ran beside it; the rounds are of so many ``session_loads``, one after the
+    other. ``network`` is None in files of before it was kept.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "openings": "session_loads",
+        "yardstick_sha256": "reference_sha256",
+        "yardstick_ms": "reference_ms",
+    }
 
     sha256: str
     network: MeasuredModel | None = None
     p50_ms: float
     subject_ms: tuple[float, ...]
-    yardstick_sha256: str = ""
-    yardstick_ms: tuple[float, ...]
-    openings: int = 1
+    reference_sha256: str = ""
+    reference_ms: tuple[float, ...]
+    session_loads: int = 1
     machine: dict[str, Any]
 
 
@@ -62,9 +69,11 @@ class Baselines(Record):
 class Regression(Record):
     """How many times as long as the baseline it takes, with an interval over the openings of both.
 
-    Both are relative to the ``yardstick`` that ran beside each; in milliseconds where there was none. ``machine`` is
+    Both are relative to the ``reference`` that ran beside each; in milliseconds where there was none. ``machine`` is
     where the baseline is from.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"yardstick": "reference"}
 
     ratio: float
     low: float
@@ -72,15 +81,15 @@ class Regression(Record):
     confidence: float
     allowed: float
     verdict: Literal["passed", "failed", "inconclusive"]
-    yardstick: str = ""
+    reference: str = ""
     machine: str = ""
     same_machine: bool = True
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What is compared, and how it came out, in words."""
         whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
-        beside = f"each relative to the {self.yardstick} beside it" if self.yardstick else "in milliseconds"
+        beside = f"each relative to the {self.reference} beside it" if self.reference else "in milliseconds"
         rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
         interval = f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
         if self.verdict == "inconclusive":
@@ -166,17 +175,23 @@ class Ratio(Record):
 class Quality(Record):
     """Whether a measurement can be believed.
 
-    ``others`` is the share of the machine's time that other processes took, ``others_here`` that of the cores which
-    were used, ``stolen`` the hypervisor's; None where the system does not tell. ``speed`` is how long a fixed loop took
-    at the end, relative to the beginning; ``before`` and ``after`` are clocks, temperatures and load.
+    ``other_load`` is the share of the machine's time that other processes took, ``other_load_on_cores`` that of the
+    cores which were used, ``steal_time`` the hypervisor's; None where the system does not tell. ``speed`` is how long a
+    fixed loop took at the end, relative to the beginning; ``before`` and ``after`` are clocks, temperatures and load.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "stolen": "steal_time",
+        "others": "other_load",
+        "others_here": "other_load_on_cores",
+    }
 
     verdict: Literal["trusted", "noisy", "inconclusive"]
     reasons: tuple[str, ...]
     seconds: float
-    others: float | None
-    others_here: float | None
-    stolen: float | None
+    other_load: float | None
+    other_load_on_cores: float | None
+    steal_time: float | None
     speed: float
     before: dict[str, float]
     after: dict[str, float]
@@ -240,8 +255,10 @@ class BenchArtefact(Artefact):
 
     ``runtime`` and ``precision`` are those of the first model; each latency has its own. ``regression`` compares with a
     baseline, where one was asked for and is there. ``variant`` is that of the run's export; of a bare graph or engine
-    there is none. The rounds are of so many ``openings`` of all models, one after the other.
+    there is none. The rounds are of so many ``session_loads`` of all models, one after the other.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"openings": "session_loads"}
 
     stage: str = "bench"
     network: MeasuredModel | None = None
@@ -253,7 +270,7 @@ class BenchArtefact(Artefact):
     image_size: ImageSize | None
     threads: int
     rounds: int
-    openings: int = 1
+    session_loads: int = 1
     warmup_rounds: int
     seed: int
     session: dict[str, str]

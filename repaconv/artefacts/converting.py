@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from repaconv.artefacts.benching import Ratio
 from repaconv.artefacts.records import Artefact, Link, Origin, Payload, Record
 from repaconv.artefacts.scoring import BlockScore
@@ -10,9 +13,11 @@ from repaconv.artefacts.scoring import BlockScore
 class Share(Record):
     """How many images did what; a part is told by the images' content, so no image is in two of them."""
 
-    fitting: int
-    choosing: int
-    judging: int
+    FORMER: ClassVar[Mapping[str, str]] = {"fitting": "calibration", "choosing": "validation", "judging": "test"}
+
+    calibration: int
+    validation: int
+    test: int
 
 
 class Tried(Record):
@@ -45,13 +50,15 @@ class Raced(Record):
 
 class Pace(Record):
     """A speed that was asked for, on a target, in rounds with the network as it was, folded exactly and in its own form
-    (a graph beside); ``raced`` is all that was measured, ``reached`` what was taken.
+    (a graph beside); ``speed_trials`` is all that was measured, ``reached`` what was taken.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"raced": "speed_trials"}
 
     target: str
     wanted: float
     reached: Ratio
-    raced: tuple[Raced, ...]
+    speed_trials: tuple[Raced, ...]
     machine: str
 
     @property
@@ -71,16 +78,23 @@ class Trade(Record):
 
 
 class ConvertArtefact(Artefact):
-    """A network converted without training. It is lossy: ``judged`` is what it costs, on images that did nothing else.
+    """A network converted without training. It is lossy: ``evaluation`` is the loss, on images used for nothing else.
 
     ``parent`` is the network that it was made from, read with ``parent_settings``; ``settings`` are those of its fold.
-    ``order`` is by what ``criterion`` found, the best to replace first, empty where the blocks were named. ``heads``
+    ``ranking`` is by what ``criterion`` found, the best to replace first, empty where the blocks were named. ``heads``
     are BLOCK.HEAD, where single ones were replaced. ``refitted`` are blocks that stay, whose W^O was fitted anew;
     ``condition`` is the largest condition number of a system that was solved, with its ``ridge``. ``verdict`` is about
     the budget, *not verified* without one. ``payload`` is the converted network as a checkpoint of its method. Of an
-    untrained training form (``kind``) ``told`` says what was taken over, and ``judged`` what it is worth as it is.
-    ``pace`` is of a speed that was asked for, ``trade`` is what else there was.
+    untrained training form (``kind``) ``description`` says what was taken over, and ``evaluation`` what it is worth as
+    it is. ``speed_target`` is of a speed that was asked for, ``trade`` is what else there was.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "told": "description",
+        "judged": "evaluation",
+        "pace": "speed_target",
+        "order": "ranking",
+    }
 
     stage: str = "convert"
     parent: Origin
@@ -95,7 +109,7 @@ class ConvertArtefact(Artefact):
     images: Share
     labels: str = ""
     scores: tuple[BlockScore, ...] = ()
-    order: tuple[int, ...] = ()
+    ranking: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     heads: tuple[str, ...] = ()
     tried: tuple[Tried, ...] = ()
@@ -105,8 +119,8 @@ class ConvertArtefact(Artefact):
     schedule: tuple[int, ...] = ()
     max_disagreement: float | None = None
     max_accuracy_drop: float | None = None
-    told: str = ""
-    pace: Pace | None = None
+    description: str = ""
+    speed_target: Pace | None = None
     trade: Trade | None = None
-    judged: Link
+    evaluation: Link
     payload: Payload | None

@@ -21,4 +21,4 @@ class Fetched(Artefact):
     @property
     def files(self) -> tuple[Payload, ...]:
         """All of them."""
-        return self.payload, *self.beside
+        return self.payload, *self.other_files

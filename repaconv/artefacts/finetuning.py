@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from repaconv.artefacts.converting import Share
 from repaconv.artefacts.records import Artefact, Link, Origin, Payload, Record
 
@@ -20,16 +23,25 @@ class Epoch(Record):
 
 
 class FinetuneArtefact(Artefact):
-    """A network trained from a conversion, or from an untrained training form; ``started`` is that checkpoint.
+    """A network trained from a conversion, or from an untrained training form; ``start`` is that checkpoint.
 
-    ``epochs`` begins with the start; ``kept`` is the best of them on the images that choose. ``judged`` is what that
-    one costs against ``parent``, the network before conversion, on images that neither trained nor chose, and
-    ``judged_start`` the same of the start. While epochs are left, ``payload`` is None and ``beside`` has the state to
-    go on from.
+    ``epochs`` begins with the start; ``best_epoch`` is the best of them on the images that choose. ``evaluation`` is
+    what that one costs against ``parent``, the network before conversion, on images that neither trained nor chose, and
+    ``start_evaluation`` the same of the start. While epochs are left, ``payload`` is None and ``beside`` has the state
+    to go on from.
     """
 
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "rate": "lr",
+        "judged": "evaluation",
+        "judged_start": "start_evaluation",
+        "started": "start",
+        "kept": "best_epoch",
+        "planned": "planned_epochs",
+    }
+
     stage: str = "finetune"
-    started: Origin
+    start: Origin
     parent: Origin
     parent_settings: dict[str, str]
     settings: dict[str, str]
@@ -40,14 +52,14 @@ class FinetuneArtefact(Artefact):
     labels: str = ""
     images_sha256: str
     precision: str
-    rate: float
-    planned: int
+    lr: float
+    planned_epochs: int
     epochs: tuple[Epoch, ...]
-    kept: int
+    best_epoch: int
     max_disagreement: float | None = None
     max_accuracy_drop: float | None = None
-    judged: Link | None = None
-    judged_start: Link | None = None
+    evaluation: Link | None = None
+    start_evaluation: Link | None = None
     payload: Payload | None = None
 
     @property

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,9 +41,11 @@ class FoldStep(Record):
     weights and ``after`` those of its fold, in the first row of each kind of block.
     """
 
+    FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded"}
+
     module: str
     folded: tuple[str, ...]
-    left: tuple[str, ...] = ()
+    not_folded: tuple[str, ...] = ()
     equation: str = ""
     max_rel_error: float
     allowed: float | None = None
@@ -76,22 +79,25 @@ Saved = tuple[tuple[str, float, float], ...]
 class FoldArtefact(Artefact):
     """A folded network, whatever it came from: what its later stages go by.
 
-    ``applied`` names all that was folded. ``form`` is how it will be written, by name, ``rewrites`` that in full; None
-    leaves it to the target of the export; in int8 that form leaves the modules ``keep`` in float32, and ``quantiser``
-    writes it, where the tuner found that. ``tolerances`` are those of the links that this net cannot hold at the
-    policy's. ``claims`` are the accuracies that the checkpoint's own record has. ``image_size`` is that of the usual
-    images, None where the network does not take one input of images; ``preprocessing`` is None where nothing tells it.
-    ``batch`` is what a call takes, ``whole`` says that its outputs are judged as one and not as one for each image.
+    ``applied`` names all that was folded. ``preset`` is how it will be written, by name, ``rewrites`` that in full;
+    None leaves it to the target of the export; in int8 that form leaves the modules ``fp32_modules`` in float32, and
+    ``quantizer`` writes it, where the tuner found that. ``tolerances`` are those of the links that this net cannot hold
+    at the policy's. ``claims`` are the accuracies that the checkpoint's own record has. ``image_size`` is that of the
+    usual images, None where the network does not take one input of images; ``preprocessing`` is None where nothing
+    tells it. ``batch`` is what a call takes, ``whole`` says that its outputs are judged as one and not as one for each
+    image.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"form": "preset", "keep": "fp32_modules", "quantiser": "quantizer"}
 
     stage: str = "fold"
     origin: Origin
     applied: tuple[str, ...]
     settings: dict[str, str]
-    form: str = "default"
+    preset: str = "default"
     rewrites: tuple[str, ...] | None = None
-    keep: tuple[str, ...] = ()
-    quantiser: str = ""
+    fp32_modules: tuple[str, ...] = ()
+    quantizer: str = ""
     facts: tuple[Fact, ...] = ()
     claims: tuple[Claim, ...] = ()
     preprocessing: Preprocessing | None
@@ -108,12 +114,12 @@ class FoldArtefact(Artefact):
         raise NotImplementedError
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What it is, for people."""
         raise NotImplementedError
 
     @property
-    def origin_told(self) -> str:
+    def origin_kind(self) -> str:
         """What kind of file it came from."""
         return "checkpoint"
 
@@ -157,7 +163,7 @@ class MethodFold(FoldArtefact):
         return self.method
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The method and its backbone."""
         return f"{self.method} on {self.backbone}"
 
@@ -197,6 +203,8 @@ class GraphFold(FoldArtefact):
     bytes everywhere.
     """
 
+    FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded", "taken_back": "reverted"}
+
     kind: Literal["graph"] = "graph"
     structure: str
     float64: str
@@ -207,8 +215,8 @@ class GraphFold(FoldArtefact):
     nodes: tuple[int, int]
     operators: dict[str, int]
     changes: tuple[Change, ...]
-    left: tuple[str, ...] = ()
-    taken_back: tuple[str, ...] = ()
+    not_folded: tuple[str, ...] = ()
+    reverted: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
 
     @property
@@ -221,15 +229,15 @@ class GraphFold(FoldArtefact):
         """Why the graph is as it was given; empty where something was folded."""
         if self.changes:
             return ""
-        return "all of the fold was taken back" if self.taken_back else NOTHING_TO_FOLD
+        return "all of the fold was taken back" if self.reverted else NOTHING_TO_FOLD
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Where it is from."""
         return "an ONNX graph"
 
     @property
-    def origin_told(self) -> str:
+    def origin_kind(self) -> str:
         """A graph."""
         return "graph"
 
@@ -302,12 +310,12 @@ class NetworkFold(GraphFold):
         return f"nothing more to fold: {told}" if told and super().unchanged == NOTHING_TO_FOLD else super().unchanged
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Its architecture."""
         return self.arch
 
     @property
-    def origin_told(self) -> str:
+    def origin_kind(self) -> str:
         """Weights."""
         return "checkpoint"
 

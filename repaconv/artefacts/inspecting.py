@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -20,10 +21,12 @@ class BlockCost(Record):
 
 class Inspection(Result):
     """What a checkpoint holds; the result of ``inspect``. ``problems`` say why it cannot be folded;
-    ``lacks`` are the settings without which it cannot, each with an example.
+    ``missing_settings`` are the settings without which it cannot, each with an example.
 
     ``networks`` are told where no method knows it: several exact ones compute different things with equal tensors.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"lacks": "missing_settings"}
 
     SHOWN: ClassVar[tuple[str, ...]] = ("method", "form")
 
@@ -40,7 +43,7 @@ class Inspection(Result):
     backbone: str | None = None
     facts: tuple[Fact, ...] = ()
     problems: tuple[str, ...] = ()
-    lacks: dict[str, str] = Field(default_factory=dict)
+    missing_settings: dict[str, str] = Field(default_factory=dict)
     training: Cost | None = None
     deploy: Cost | None = None
     blocks: tuple[BlockCost, ...] = ()

@@ -150,9 +150,11 @@ class Change(Record):
     ``before`` are the layers with weights that went, ``after`` those that came; empty in a run of an older version.
     """
 
+    FORMER: ClassVar[Mapping[str, str]] = {"told": "description"}
+
     rewrite: str
     place: str
-    told: str
+    description: str
     before: tuple[FoldedLayer, ...] = ()
     after: tuple[FoldedLayer, ...] = ()
 
@@ -228,7 +230,7 @@ class Tolerance(Record):
     noise: float = 0.0
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What is allowed, in words."""
         if self.kind == "exact":
             limits = ((self.rtol, "relative"), (self.atol, "absolute"))
@@ -330,24 +332,31 @@ class Artefact(Record):
     """What all stages share.
 
     ``unverified`` names the failed proofs that were overridden, and the settings that overrule the checkpoint.
-    ``asked`` is what the stage was asked for, as options of its command. ``beside`` are the files that this stage wrote
-    besides its payload; of a fold, what exports of an earlier one wrote
-    outside the run. ``took`` and ``wrote`` are the files of this call; they are told to the caller and not stored.
+    ``options`` is what the stage was asked for, as options of its command. ``other_files`` are the files that this
+    stage wrote besides its payload; of a fold, what exports of an earlier one wrote outside the run. ``input_files``
+    and ``output_files`` are the files of this call; they are told to the caller and not stored.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "asked": "options",
+        "beside": "other_files",
+        "took": "input_files",
+        "wrote": "output_files",
+    }
 
     schema_version: int = SCHEMA_VERSION
     stage: str
     made_by: dict[str, str]
     verdict: Verdict
     unverified: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()
-    beside: tuple[Payload, ...] = ()
-    took: tuple[str, ...] = Field(default=(), exclude=True)
-    wrote: tuple[str, ...] = Field(default=(), exclude=True)
+    options: tuple[str, ...] = ()
+    other_files: tuple[Payload, ...] = ()
+    input_files: tuple[str, ...] = Field(default=(), exclude=True)
+    output_files: tuple[str, ...] = Field(default=(), exclude=True)
 
     def __repr__(self) -> str:
         """What it is, its verdict, and where it lies: all else is in its fields."""
-        return f"<{' '.join([type(self).__name__, self.verdict, *self.wrote[-1:]])}>"
+        return f"<{' '.join([type(self).__name__, self.verdict, *self.output_files[-1:]])}>"
 
     def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
         """Its fields that are one value, for rich's printers."""

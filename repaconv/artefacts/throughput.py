@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import ValidationInfo, field_validator
 
@@ -33,8 +34,10 @@ class ThroughputArtefact(Artefact):
 
     It is another record than a latency's, so that no baseline and no history takes it. The first of ``rows`` is the
     model with all its streams, the second the same alone in one stream; ``scaling`` is of these two. ``ratio`` is
-    against what runs beside it with as many streams, where something does. The rounds are of so many ``openings``.
+    against what runs beside it with as many streams, where something does. The rounds are of so many ``session_loads``.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"openings": "session_loads"}
 
     stage: str = "throughput"
     variant: str = ""
@@ -42,7 +45,7 @@ class ThroughputArtefact(Artefact):
     batch: int
     image_size: ImageSize | None
     rounds: int
-    openings: int = 1
+    session_loads: int = 1
     seed: int
     session: dict[str, str]
     machine: dict[str, Any]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -14,18 +15,20 @@ class Deployment(Record):
     """One way to run a network: what is fastest on a machine is all of it together.
 
     ``target`` is whose rules its graph follows, ``runtime`` that target's engine. ``rewrites`` are the form's,
-    ``precision`` is the graph's, or what such a runtime makes of a float32 one; ``keep`` are modules whose layers
-    int8 leaves in float32, ``quantiser`` who wrote that where it was not ONNX Runtime's. ``settings`` are
+    ``precision`` is the graph's, or what such a runtime makes of a float32 one; ``fp32_modules`` are modules whose
+    layers int8 leaves in float32, ``quantizer`` who wrote that where it was not ONNX Runtime's. ``settings`` are
     NAME=VALUE of the runtime's own, beside its defaults. ``streams`` calls run at once, each of ``batch`` images on
     ``threads`` threads.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"keep": "fp32_modules", "quantiser": "quantizer"}
 
     target: str
     runtime: str
     rewrites: tuple[str, ...]
     precision: str = "fp32"
-    keep: tuple[str, ...] = ()
-    quantiser: str = ""
+    fp32_modules: tuple[str, ...] = ()
+    quantizer: str = ""
     settings: tuple[str, ...] = ()
     threads: int = 1
     streams: int = 1
@@ -40,8 +43,10 @@ class Candidate(Record):
     None if there was none. ``memory_bytes`` are those it took at its peak to be opened and to run once, of this process
     and beside others; None where it was not opened now, or the system does not tell. Of a lossy one ``disagreement`` is
     the share of the images that choose whose first class is another than in float32, ``link`` how it was judged on
-    those. ``told`` says how far it came.
+    those. ``description`` says how far it came.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"told": "description"}
 
     deployment: Deployment
     expected: float | None = None
@@ -50,7 +55,7 @@ class Candidate(Record):
     memory_bytes: int | None = None
     disagreement: float | None = None
     link: Link | None = None
-    told: str
+    description: str
 
 
 class Sensitivity(Record):
@@ -74,9 +79,11 @@ class TuneArtefact(Artefact):
     ``allowed_accuracy_drop`` are shares of the images, None where nothing was said of them; with neither only exact
     deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
     and ``link`` are what it loses on those of the ``images`` that chose nothing. ``sensitivities`` are by target, the
-    most sensitive layers first, where int8 of all layers lost too much. ``left_out`` are runtimes not tried, and why.
+    most sensitive layers first, where int8 of all layers lost too much. ``skipped`` are runtimes not tried, and why.
     ``complete`` says whether nothing was left because ``budget_s`` was spent.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"left_out": "skipped"}
 
     stage: str = "tune"
     target: str
@@ -97,7 +104,7 @@ class TuneArtefact(Artefact):
     disagreement: float | None = None
     link: Link | None = None
     sensitivities: dict[str, tuple[Sensitivity, ...]] = Field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     seconds: float
     budget_s: float = 0.0
     complete: bool = True

@@ -26,7 +26,7 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
             _walk(models.checkpoint(method), out / method, rounds, _told_of(method, progress))
         runs = [out / method for method in models.METHODS]
         done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
-    render.files((), done.wrote, quiet=quiet)
+    render.files((), done.output_files, quiet=quiet)
     show(done)
     return 1 if done.verdict == "failed" else 0
 
@@ -75,7 +75,17 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
             hint="This is a defect of repaconv; please report it.",
             code="demo.broken",
         )
-    render.files((), (*folded.wrote, *exported.wrote, *verified.wrote, *measured.wrote, *page.wrote), quiet=quiet)
+    render.files(
+        (),
+        (
+            *folded.output_files,
+            *exported.output_files,
+            *verified.output_files,
+            *measured.output_files,
+            *page.output_files,
+        ),
+        quiet=quiet,
+    )
     lines = [
         ("method", f"{seen.method}: {seen.reason}", "inspect"),
         ("parameters", f"{seen.training.parameters:,} -> {seen.deploy.parameters:,}", "inspect"),
@@ -94,7 +104,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         ("speedup over the training form", measured.ratio.cell, "bench"),
         *((("share of the peak", f"{measured.profile.share_of_peak:.0%}", "bench"),) if measured.profile else ()),
         ("measurement", "; ".join((measured.quality.verdict, *measured.quality.reasons)), "bench"),
-        ("the whole on one page", page.wrote[0], "report"),
+        ("the whole on one page", page.output_files[0], "report"),
     ]
     render.rows(("what", "proved and measured", "by"), lines)
     return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

@@ -54,13 +54,13 @@ IDLE = (
     Idle(
         ("export",),
         ("inputs", "images"),
-        lambda given: given["precision"] == "fp32" and not _tuned(given["form"]),
+        lambda given: given["precision"] == "fp32" and not _tuned(given["preset"]),
         "float32 is not measured on images; give a lower --precision",
     ),
     Idle(
         ("export",),
-        ("quantiser",),
-        lambda given: given["precision"] != "int8" and not _tuned(given["form"]),
+        ("quantizer",),
+        lambda given: given["precision"] != "int8" and not _tuned(given["preset"]),
         "nothing is quantised; give --precision int8",
     ),
     Idle(
@@ -110,7 +110,7 @@ IDLE = (
     ),
     Idle(
         ("bench",),
-        ("form",),
+        ("preset",),
         lambda given: given["estimate"] or given["host"] or given["scheduler"],
         "it brings settings of runtimes that run here",
     ),

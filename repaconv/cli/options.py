@@ -127,7 +127,7 @@ def finish(
     if format is Format.json:
         render.envelope(command, code, render.plain_data(done))
     else:
-        render.files(getattr(done, "took", ()), getattr(done, "wrote", ()), quiet=quiet)
+        render.files(getattr(done, "input_files", ()), getattr(done, "output_files", ()), quiet=quiet)
         (shown or show)(done)
         render.overridden(getattr(done, "unverified", ()))
         if not code and not quiet:

@@ -49,10 +49,10 @@ def gate(
         ),
     ],
     order: GateOrder = GateOrder(),
-    also: Annotated[
+    report: Annotated[
         list[str] | None,
         typer.Option(
-            "--also",
+            "--report",
             metavar="FORMAT:PATH",
             help="Also write the results to a file, e.g. junit:gate.xml; repeatable.",
         ),
@@ -66,11 +66,11 @@ def gate(
     from repaconv.files import write_text
     from repaconv.pipeline.gating import gate_by
 
-    written = {name: Path(path) for name, path in pairs(also or [], "--also", ":").items()}
+    written = {name: Path(path) for name, path in pairs(report or [], "--report", ":").items()}
     for name in written:
         if name not in reports.FORMATS:
             raise UsageProblem(
-                f"--also {name}: unknown format.",
+                f"--report {name}: unknown format.",
                 hint=f"Known formats: {', '.join(reports.FORMATS)}.",
                 code="usage.also",
             )
@@ -134,7 +134,7 @@ def report(
         return stage(run[0] if run else None, format=format.value, out=out, paper=paper, progress=progress)
 
     def printed(done: Any) -> None:
-        sys.stdout.write(Path(done.wrote[0]).read_text())
+        sys.stdout.write(Path(done.output_files[0]).read_text())
 
     shown = printed if format is ReportFormat.markdown and out is None else None
     finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)

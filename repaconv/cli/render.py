@@ -123,7 +123,7 @@ def error(problem: RepaconvError) -> None:
 def plain_data(record: Record) -> dict[str, Any]:
     """An artefact for the envelope, with the files it took and wrote."""
     data: dict[str, Any] = record.model_dump(mode="json")
-    for name in ("took", "wrote"):
+    for name in ("input_files", "output_files"):
         if hasattr(record, name):
             data[name] = list(getattr(record, name))
     return data
@@ -165,11 +165,11 @@ def next_step(command: str, done: Record) -> None:
     command = "form" if getattr(done, "kind", "") == "training-form" else command
     if command not in NEXT:
         return
-    wrote = [short(name) for name in getattr(done, "wrote", ())]
+    wrote = [short(name) for name in getattr(done, "output_files", ())]
     took = short(str(getattr(getattr(done, "origin", None), "path", "")))
     if "{took}" in NEXT[command] and not took:
         return
-    lacks: dict[str, str] = getattr(done, "lacks", {})
+    lacks: dict[str, str] = getattr(done, "missing_settings", {})
     problems: tuple[str, ...] = getattr(done, "problems", ())
     if command == "inspect" and problems and not lacks:
         return  # they say what to do

@@ -30,7 +30,7 @@ def tune(
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Search for the fastest runtime, rewrites, precision and settings on the target by measuring, for `export --form`.
+    """Search for the fastest runtime, rewrites, precision and settings on the target by measuring them.
 
     Only exact FP32 configurations are tried unless a loss is allowed. The result is cached per machine and network
     shape; an interrupted search resumes.

@@ -195,10 +195,10 @@ def require_enough(parted: Parted, patches: int, width: int) -> None:
     Raises:
         Refused: Naming both.
     """
-    tokens = len(parted.fitting.images) * patches
+    tokens = len(parted.calibration.images) * patches
     if tokens <= width:
         raise Refused(
-            f"{len(parted.fitting.images)} images for fitting have {tokens} tokens, but each output has "
+            f"{len(parted.calibration.images)} images for fitting have {tokens} tokens, but each output has "
             f"{width + 1} unknowns.",
             hint="Give more images; a few hundred are usual.",
             code="convert.too-few",

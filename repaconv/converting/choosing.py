@@ -32,9 +32,9 @@ class Rig(NamedTuple):
     @classmethod
     def of(cls, plain: Plain, parted: Parted) -> Rig:
         """Of a network."""
-        count = len(parted.fitting.images)
-        streams = Streams(plain, torch.cat([parted.fitting.images, parted.choosing.images]))
-        judge = Judge(streams.outputs()[count:], parted.choosing, logits=plain.config.classes > 0)
+        count = len(parted.calibration.images)
+        streams = Streams(plain, torch.cat([parted.calibration.images, parted.validation.images]))
+        judge = Judge(streams.outputs()[count:], parted.validation, logits=plain.config.classes > 0)
         return cls(streams, streams.first(count), judge)
 
     def tried(self, made: Converted, blocks: tuple[int, ...], budget: Budget) -> Tried:

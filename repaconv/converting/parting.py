@@ -15,8 +15,8 @@ from repaconv.artefacts import Share
 from repaconv.errors import Refused
 from repaconv.proof.data import Inputs
 
-Role = Literal["fitting", "choosing", "judging"]
-ROLES: tuple[Role, ...] = ("fitting", "fitting", "choosing", "judging")
+Role = Literal["calibration", "validation", "test"]
+ROLES: tuple[Role, ...] = ("calibration", "calibration", "validation", "test")
 
 
 def role_of(image: NDArray[np.float32]) -> Role:
@@ -29,9 +29,9 @@ def role_in_training(image: NDArray[np.float32]) -> Role:
 
     Three quarters fit, an eighth chooses, an eighth judges.
     """
-    if role_of(image) != "judging":
-        return "fitting"
-    return "judging" if _digest(image)[1] % 2 else "choosing"
+    if role_of(image) != "test":
+        return "calibration"
+    return "test" if _digest(image)[1] % 2 else "validation"
 
 
 def _digest(image: NDArray[np.float32]) -> bytes:
@@ -48,9 +48,9 @@ class Part(NamedTuple):
 class Parted(NamedTuple):
     """The three parts."""
 
-    fitting: Part
-    choosing: Part
-    judging: Part
+    calibration: Part
+    validation: Part
+    test: Part
 
     @property
     def share(self) -> Share:

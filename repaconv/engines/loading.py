@@ -111,7 +111,7 @@ def _crashed(runtime: str, deployable: Any, crash: native_guard.NativeCrash) -> 
         )
     return EnvironmentProblem(
         f"{runtime} crashes when it loads {where} ({crash.told}).",
-        hint="It was tried in a separate process. Choose another --target, export the run in another --form, e.g. "
+        hint="It was tried in a separate process. Choose another --target, export the run in another --preset, e.g. "
         "official, or install another version of the runtime.",
         code="runtime.crash",
     )

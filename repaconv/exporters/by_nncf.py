@@ -1,4 +1,4 @@
-"""int8 by NNCF, OpenVINO's own quantiser: SmoothQuant for transformers, fast bias correction, Q/DQ pairs in ONNX."""
+"""int8 by NNCF, OpenVINO's own quantizer: SmoothQuant for transformers, fast bias correction, Q/DQ pairs in ONNX."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def quantised(
     except Exception as error:  # NNCF raises what comes
         raise Refused(
             f"NNCF cannot quantize this graph: {first_line(error)}.",
-            hint="Leave --quantiser out to use ONNX Runtime's quantizer.",
+            hint="Leave --quantizer out to use ONNX Runtime's quantizer.",
             code="nncf.graph",
         ) from error
     return low

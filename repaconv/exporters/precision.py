@@ -105,7 +105,7 @@ def _join_islands(graph: onnx.GraphProto) -> None:
     graph.node.extend(left)
 
 
-QUANTISERS = ("onnxruntime", "onnxruntime-symmetric", "nncf", "nncf-symmetric")
+QUANTIZERS = ("onnxruntime", "onnxruntime-symmetric", "nncf", "nncf-symmetric")
 """Who writes int8. Symmetric: activations in int8 about zero, which OpenVINO multiplies faster; what is never negative,
 or hardly so, as behind GELU, has half the steps."""
 ABOUT_ZERO = "-symmetric"
@@ -118,12 +118,12 @@ class Int8(NamedTuple):
         symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else as ``by`` says, which is uint8
             where it says nothing: ONNX Runtime multiplies that faster.
         narrow: Weights in 7 bits: x86-64 without VNNI adds two products up in 16 bits, and clips what does not fit.
-        by: Of `QUANTISERS`.
+        by: Of `QUANTIZERS`.
     """
 
     symmetric: bool = False
     narrow: bool = False
-    by: str = QUANTISERS[0]
+    by: str = QUANTIZERS[0]
 
     @property
     def about_zero(self) -> bool:
@@ -132,7 +132,7 @@ class Int8(NamedTuple):
 
     def opset(self, newest: int) -> int:
         """The newest in which it is written, where the float32 graph may be of ``newest``."""
-        return min(newest, INT8_OPSET) if self.symmetric or self.by != QUANTISERS[0] else newest
+        return min(newest, INT8_OPSET) if self.symmetric or self.by != QUANTIZERS[0] else newest
 
 
 USUAL = Int8()
@@ -143,7 +143,7 @@ def to_int8(
 ) -> onnx.ModelProto:
     """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
 
-    By ONNX Runtime's quantiser, for processors, the products of two activations (scores, mixed values) and those by
+    By ONNX Runtime's quantizer, for processors, the products of two activations (scores, mixed values) and those by
     several matrices at once stay in float32 too, and what a linear layer gives is not rounded again: ONNX Runtime takes
     0.8 of the time so, with a smaller error (make bench-precision). For NNCF's see `repaconv.exporters.by_nncf`.
 

@@ -55,7 +55,7 @@ def bench_on(
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
     ours = {
         "unverified": known.overridden,
-        "asked": (*cluster.words(), *order.words()),
+        "options": (*cluster.words(), *order.words()),
         "variant": variant,
         "note": "; ".join(part for part in (done.note, known.note, told) if part),
     }
@@ -74,7 +74,7 @@ def _sent(run: runs.Run, order: BenchOrder, progress: Progress) -> tuple[Contend
         run,
         None,
         order.against,
-        order.unverified,
+        order.allow_unverified,
         progress,
         target=order.target,
         precision=order.precision,
@@ -120,7 +120,7 @@ def bench_by_ssh(
         EnvironmentProblem: If the board is not reached, or has no trtexec of the target's version.
         Refused: If what comes back is damaged, or the build failed there.
     """
-    bundled = {name: getattr(order, name) for name in ("target", "precision", "batch", "unverified")}
+    bundled = {name: getattr(order, name) for name in ("target", "precision", "batch", "allow_unverified")}
     made = bundle_by(BundleOrder(**bundled, count=count), run, progress=progress)
     taken, _ = runs.run_and_model(Path(run) if run else None)
     slot = taken.collected_json(made.variant)
@@ -129,8 +129,8 @@ def bench_by_ssh(
     _on_the_board(host, runs.Run(taken.folder / runs.BUILD).payload(made.payload), made.bundle_sha256, result, progress)
     progress("collect", 0, 0)
     found, _ = judged(result, taken.folder, slot)
-    put(slot, found.model_copy(update={"beside": (payload_of(result, slot.parent),)}))
-    return with_files(found, [*map(Path, found.took)], [*map(Path, made.wrote), result, slot])
+    put(slot, found.model_copy(update={"other_files": (payload_of(result, slot.parent),)}))
+    return with_files(found, [*map(Path, found.input_files)], [*map(Path, made.output_files), result, slot])
 
 
 def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress: Progress) -> None:

@@ -50,7 +50,7 @@ def _round(model: ir.Model) -> Iterator[Change]:
     one_view(model)
     clean(model)
     for layer in means.behind_means(model):
-        yield Change(rewrite=AFFINE.name, place=layer, told=f"{layer} acts on a mean, not on all that it is of")
+        yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} acts on a mean, not on all that it is of")
     for axis in (LAST, IMAGE):
         graph = linear_graph(model, axis)
         graph.fold()

@@ -43,7 +43,7 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         new = write("Conv", *conv.inputs, **kernel.around(pads).attributes)
         set_shape(new, sizes(pad.outputs[0]), pad.outputs[0])
         write.replace(last, new)
-        yield Change(rewrite=rewrite, place=conv.name or "", told="a border of its bias -> its padding")
+        yield Change(rewrite=rewrite, place=conv.name or "", description="a border of its bias -> its padding")
 
 
 def _only(value: ir.Value) -> bool:

@@ -139,7 +139,9 @@ def _take_apart(model: ir.Model, stacked: dict[ir.Value, Stacked], roots: set[ir
             axis = stacked[node.outputs[0]].axis
             pieces[node.outputs[0]] = [_without(write, value, axis) for value in node.inputs if value is not None]
             yield Change(
-                rewrite=UNSTACK.name, place=node.name or "", told=f"{len(node.inputs)} stacked branches -> one by one"
+                rewrite=UNSTACK.name,
+                place=node.name or "",
+                description=f"{len(node.inputs)} stacked branches -> one by one",
             )
             continue
         if not any(value in pieces for value in node.inputs):

@@ -99,7 +99,7 @@ def _written(model: ir.Model, softmax: ir.Node, found: Attention, layers: _Layer
     after.replace(end, done)
     told = f"scores {'X W X^T' if key is None else f'over heads {len(key) // count} wide'}"
     told = f"{told}; keys' bias gone, values' behind the projection"
-    return Change(rewrite=CHOOSE.name, place=softmax.name or "", told=told)
+    return Change(rewrite=CHOOSE.name, place=softmax.name or "", description=told)
 
 
 def _slices(write: Writer, value: ir.Value, widths: list[int]) -> list[ir.Value]:

@@ -66,7 +66,9 @@ def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     set_shape(new, sizes(value), value)
     write.replace(node.outputs[0], new)
     model.graph.remove([node, conv], safe=True)
-    yield Change(rewrite=rewrite, place=conv.name or "", told=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}")
+    yield Change(
+        rewrite=rewrite, place=conv.name or "", description=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}"
+    )
 
 
 def _outwards(conv: ir.Node, weight: Array, scale: Array) -> Array:

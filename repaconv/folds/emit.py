@@ -64,7 +64,7 @@ def _emit(
     if vertex.value is not None:
         write.replace(vertex.value, value)
         told = ", ".join(f"{n} {name}" if n > 1 else name for name, n in sorted(Counter(vertex.took).items()))
-        yield Change(rewrite=rewrite, place=place.name or "", told=f"{told or 'edges'} -> {emitter.told}")
+        yield Change(rewrite=rewrite, place=place.name or "", description=f"{told or 'edges'} -> {emitter.told}")
 
 
 def _place(vertex: Vertex) -> ir.Node:

@@ -83,7 +83,7 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     softmax.replace_input_with(0, scores)
     softmax.meta[JOINED] = True
     told = f"{len(terms)} sums of scores -> one product, heads {sum(one.width for one in found[0])} wide"
-    yield Change(rewrite=JOIN.name, place=softmax.name or "", told=told)
+    yield Change(rewrite=JOIN.name, place=softmax.name or "", description=told)
 
 
 def _alike(parts: list[Heads | None]) -> list[Heads] | None:
@@ -149,7 +149,7 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
         write.replace(end, part)
     softmax.meta[JOINED] = True
     yield Change(
-        rewrite=JOIN.name, place=last.name or "", told=f"{len(values)} sets of values -> one, heads {width} wide"
+        rewrite=JOIN.name, place=last.name or "", description=f"{len(values)} sets of values -> one, heads {width} wide"
     )
 
 

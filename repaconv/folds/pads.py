@@ -46,7 +46,9 @@ def apply(model: ir.Model) -> Iterator[Change]:
         new = write("Pad", given[0], around, given[2], write.exactly(axes.astype(np.int64)), mode="constant")
         set_shape(new, sizes(out), out)
         write.replace(out, new)
-        yield Change(rewrite="pool-padding", place=node.name or "", told="zeros before a maximum, which names its axes")
+        yield Change(
+            rewrite="pool-padding", place=node.name or "", description="zeros before a maximum, which names its axes"
+        )
 
 
 POOL_PADDING = Rewrite(

@@ -97,7 +97,9 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
         total = _added(write, total, _written(write, some, top.outputs[0]), 1.0)
         place = next(term.value.producer() for term in some if term.operator == "Conv")
         told = " + ".join(term.operator or "x" for term in some)
-        yield Change(rewrite=rewrite, place=(place.name if place is not None else "") or "", told=f"{told} -> Conv")
+        yield Change(
+            rewrite=rewrite, place=(place.name if place is not None else "") or "", description=f"{told} -> Conv"
+        )
     for term in terms:
         if all(term not in some for some in found):
             total = _added(write, total, term.value, term.sign)

@@ -83,7 +83,7 @@ def _behind(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     if one is not None:
         _write(model, node, one, source)
         told = f"{first.name} -> Conv {list(one.weight.shape)}"
-        yield Change(rewrite=rewrite, place=node.name or "", told=told)
+        yield Change(rewrite=rewrite, place=node.name or "", description=told)
 
 
 def _by_place(kernel: Kernel) -> bool:
@@ -116,7 +116,7 @@ def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
         return
     for reader, one in zip(readers, whole, strict=True):
         _write(model, reader, one, x)
-        yield Change(rewrite=rewrite, place=node.name or "", told=f"{node.op_type} -> {reader.name} behind it")
+        yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
 
 
 def _scale(node: ir.Node) -> tuple[Kernel, ir.Value] | None:

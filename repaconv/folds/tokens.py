@@ -80,7 +80,7 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
     yield Change(
         rewrite=READ_TOKENS.name,
         place=(saved[-1].name or "").rpartition("/")[0],
-        told=f"{len(saved)} products for {len(read.places)} of the tokens, the ones that are read, not for all",
+        description=f"{len(saved)} products for {len(read.places)} of the tokens, the ones that are read, not for all",
     )
 
 

@@ -40,7 +40,7 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="attention-op",
             place=place,
-            told=f"{found.q.count} heads of {found.q.width} on {found.q.tokens} tokens as one Attention",
+            description=f"{found.q.count} heads of {found.q.width} on {found.q.tokens} tokens as one Attention",
         )
 
 

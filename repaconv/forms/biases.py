@@ -46,7 +46,7 @@ def _biases_forward(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="bias-forward",
             place=linear.node.name or "",
-            told=f"a bias of {linear.bias.size} into the {len(layers)} layers that read the sum",
+            description=f"a bias of {linear.bias.size} into the {len(layers)} layers that read the sum",
         )
 
 
@@ -55,7 +55,7 @@ def _no_key_biases(model: ir.Model) -> Iterator[Change]:
         keys = at_layer(found.k)
         if read_by_one(keys.source, _columns(keys), found.product, 1) and _without_bias(model, keys):
             told = f"{keys.count} heads of {keys.width}"
-            yield Change(rewrite="no-key-bias", place=found.node.name or "", told=told)
+            yield Change(rewrite="no-key-bias", place=found.node.name or "", description=told)
 
 
 def _value_biases_forward(model: ir.Model) -> Iterator[Change]:
@@ -70,7 +70,7 @@ def _value_biases_forward(model: ir.Model) -> Iterator[Change]:
         write.replace(proj.out, write_linear(write, proj.x, proj.weight, proj.bias + moved))
         _without_bias(model, at_layer(found.v))
         told = f"{found.v.count} heads of {found.v.width}"
-        yield Change(rewrite="value-bias-forward", place=found.node.name or "", told=told)
+        yield Change(rewrite="value-bias-forward", place=found.node.name or "", description=told)
 
 
 def _columns(heads: Heads) -> range:

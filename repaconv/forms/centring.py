@@ -176,7 +176,7 @@ def _rms_norms(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="rms-norm",
             place=norm.name or "",
-            told=f"{len(stream.norms)} norms without a mean, {count} writers centred",
+            description=f"{len(stream.norms)} norms without a mean, {count} writers centred",
         )
 
 

@@ -54,7 +54,7 @@ def _each(model: ir.Model, split: ir.Node) -> Iterator[Change]:
             part = _as_shaped(_again(write, node, part), old)
         write.replace(old, part)
     told = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
-    yield Change(rewrite="conv-each", place=conv.name or "", told=told)
+    yield Change(rewrite="conv-each", place=conv.name or "", description=told)
 
 
 def _again(write: Writer, node: ir.Node, value: ir.Value) -> ir.Value:

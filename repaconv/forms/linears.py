@@ -33,7 +33,7 @@ def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="linear-each",
             place=linear.node.name or "",
-            told=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} as {len(weights)} layers",
+            description=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} as {len(weights)} layers",
         )
 
 
@@ -54,7 +54,7 @@ def _one_layer_for_all(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="one-linear",
             place=group[0].node.name or "",
-            told=f"{len(group)} layers of one input as one of {weight.shape[0]} x {weight.shape[1]}",
+            description=f"{len(group)} layers of one input as one of {weight.shape[0]} x {weight.shape[1]}",
         )
 
 
@@ -76,7 +76,7 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="concat-linear",
             place=node.name or "",
-            told=f"a sum of two layers as one of {weight.shape[0]} x {weight.shape[1]}",
+            description=f"a sum of two layers as one of {weight.shape[0]} x {weight.shape[1]}",
         )
 
 
@@ -99,7 +99,7 @@ def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="read-columns",
             place=linear.node.name or "",
-            told=f"{int(read.sum())} of {read.size} columns are read",
+            description=f"{int(read.sum())} of {read.size} columns are read",
         )
 
 
@@ -116,7 +116,7 @@ def _one_column_as_sum(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="column-as-sum",
             place=linear.node.name or "",
-            told=f"{linear.weight.shape[0]} x 1 as a sum over channels",
+            description=f"{linear.weight.shape[0]} x 1 as a sum over channels",
         )
 
 

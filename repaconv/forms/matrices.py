@@ -193,7 +193,7 @@ def _scale_into_queries(model: ir.Model) -> Iterator[Change]:
 
 
 def _told(name: str, found: Attention, told: str) -> Change:
-    return Change(rewrite=name, place=found.node.name or "", told=told)
+    return Change(rewrite=name, place=found.node.name or "", description=told)
 
 
 SCORES_AS_MATRIX = Rewrite(

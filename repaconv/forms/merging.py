@@ -123,7 +123,7 @@ def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | Non
 
 
 def _told(name: str, node: ir.Node, told: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", told=told)
+    return Change(rewrite=name, place=node.name or "", description=told)
 
 
 GATHER_AS_MATMUL = Rewrite(

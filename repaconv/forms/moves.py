@@ -34,7 +34,7 @@ def _no_moves(model: ir.Model) -> Iterator[Change]:
             new = reshaped(write, source, shape)
             assert new is not None
             write.replace(value, new)
-            yield Change(rewrite="no-moves", place=node.name or "", told=told)
+            yield Change(rewrite="no-moves", place=node.name or "", description=told)
 
 
 def _unmoved(value: ir.Value) -> tuple[ir.Value, Sizes, str] | None:
@@ -67,7 +67,7 @@ def _reduced_in_place(model: ir.Model) -> Iterator[Change]:
         write = Writer(model, node)
         write.replace(node.outputs[0], write(node.op_type, turned.inputs[0], write.constant(gone), keepdims=0))
         yield Change(
-            rewrite="reduce-in-place", place=node.name or "", told=f"over the axes {gone}, not transposed before"
+            rewrite="reduce-in-place", place=node.name or "", description=f"over the axes {gone}, not transposed before"
         )
 
 
@@ -77,7 +77,7 @@ def _turned_twice(model: ir.Model) -> Iterator[Change]:
         out = node.outputs[0]
         products = all(user.op_type == "MatMul" and place == 1 and not user.domain for user, place in out.uses())
         if products and not out.is_graph_output() and turned_last(model, node):
-            yield Change(rewrite="turn-in-product", place=node.name or "", told="heads apart first, then turned")
+            yield Change(rewrite="turn-in-product", place=node.name or "", description="heads apart first, then turned")
 
 
 NO_MOVES = Rewrite(

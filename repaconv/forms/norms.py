@@ -170,7 +170,7 @@ def _batchnorm_as_affine(model: ir.Model) -> Iterator[Change]:
 
 
 def _told(name: str, node: ir.Node, told: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", told=told)
+    return Change(rewrite=name, place=node.name or "", description=told)
 
 
 NORM_AFFINE = Rewrite(

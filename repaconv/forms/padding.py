@@ -79,7 +79,7 @@ def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
             set_shape(value, (*shape[:IMAGE], width, *shape[IMAGE + 1 :]))
         convolutions = len({*channels.makers, *channels.keepers, *channels.readers})
         told = f"{channels.width} channels as {width} in {convolutions} convolutions"
-        yield Change(rewrite=name, place=channels.makers[0].name or "", told=told)
+        yield Change(rewrite=name, place=channels.makers[0].name or "", description=told)
 
 
 def _whole(channels: Channels, block: int) -> int:
@@ -194,7 +194,7 @@ def _whole_groups(model: ir.Model, name: str, block: int) -> Iterator[Change]:
         conv.replace_input_with(1, Writer(model, conv).constant(wide))
         _in_groups(conv, groups // joined)
         told = f"{groups} groups of {width} channels as {groups // joined} of {block}"
-        yield Change(rewrite=name, place=conv.name or "", told=told)
+        yield Change(rewrite=name, place=conv.name or "", description=told)
 
 
 VALID = (

@@ -123,7 +123,7 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
 
 
 def _told(name: str, node: ir.Node, told: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", told=told)
+    return Change(rewrite=name, place=node.name or "", description=told)
 
 
 PATCH_GEMM = Rewrite(

@@ -110,7 +110,7 @@ def _pointwise(write: Writer, grid: ir.Value, weight: Array, bias: Array | None)
 
 
 def _told(name: str, node: ir.Node, told: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", told=told)
+    return Change(rewrite=name, place=node.name or "", description=told)
 
 
 POINTWISE_AS_MATMUL = Rewrite(

@@ -33,7 +33,7 @@ def _mean_as_pool(model: ir.Model) -> Iterator[Change]:
         else:
             pooled = write("Flatten", pooled, axis=1)
         write.replace(out, pooled)
-        yield Change(rewrite="mean-as-pool", place=mean.name or "", told="the mean over an image")
+        yield Change(rewrite="mean-as-pool", place=mean.name or "", description="the mean over an image")
 
 
 MEAN_AS_POOL = Rewrite(

@@ -41,7 +41,7 @@ def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
         yield Change(
             rewrite="linear-as-gemm",
             place=linear.node.name or "",
-            told=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} with its bias as one Gemm",
+            description=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} with its bias as one Gemm",
         )
 
 
@@ -73,7 +73,7 @@ def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
             yield Change(
                 rewrite="accumulate",
                 place=node.name or "",
-                told=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} added up on what was added to it",
+                description=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} added up on what was added to it",
             )
             break
 
@@ -115,7 +115,9 @@ def _rows_throughout(model: ir.Model) -> Iterator[Change]:
             rows[tokens] = out
             moved += 1
     if moved:
-        yield Change(rewrite="rows-throughout", place="", told=f"{moved} nodes on rows, the Reshapes around them gone")
+        yield Change(
+            rewrite="rows-throughout", place="", description=f"{moved} nodes on rows, the Reshapes around them gone"
+        )
 
 
 def _last_axis(node: ir.Node) -> dict[str, int]:

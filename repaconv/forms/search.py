@@ -116,13 +116,13 @@ class _Rows:
     found: dict[Deployment, Candidate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.found[self.baseline] = Candidate(deployment=self.baseline, expected=1.0, told="the baseline")
+        self.found[self.baseline] = Candidate(deployment=self.baseline, expected=1.0, description="the baseline")
 
     def measured(self, wanted: Iterable[Deployment], rounds: int, told: str) -> dict[Deployment, float]:
         """Measure, and remember; how many times as fast as the baseline those are of which that is known."""
         asked = [each for each in dict.fromkeys(wanted) if each != self.baseline]
         for each, ratio in self.measure(asked, rounds).items():
-            self.say(each, rounds=rounds, ratio=ratio, told=told)
+            self.say(each, rounds=rounds, ratio=ratio, description=told)
         return {each: self.gain(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
     def screened(self, arms: Sequence[Arm], rounds: int) -> Sequence[Arm]:
@@ -131,7 +131,7 @@ class _Rows:
         return arms
 
     def say(self, deployment: Deployment, **more: Any) -> None:
-        known = self.found.get(deployment, Candidate(deployment=deployment, told="left: the budget was spent"))
+        known = self.found.get(deployment, Candidate(deployment=deployment, description="left: the budget was spent"))
         self.found[deployment] = known.model_copy(update=more)
 
     def gain(self, deployment: Deployment) -> float:
@@ -146,7 +146,7 @@ class _Rows:
         winner = max(shown, key=self.gain, default=self.baseline)
         best = self.found[winner].ratio
         taken = "the fastest" if best is None or best.conclusive else "taken; its measurement is not conclusive"
-        self.say(winner, told=taken if shown else "the baseline; nothing is shown to be better")
+        self.say(winner, description=taken if shown else "the baseline; nothing is shown to be better")
         return [self.found.pop(winner), *self.found.values()]
 
 
@@ -162,9 +162,9 @@ def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -
         if not gain:
             rows.say(arm.start)
         elif behind and not first_exact:
-            rows.say(arm.start, told="far behind in its default form")
+            rows.say(arm.start, description="far behind in its default form")
         elif any(_own(arm.start) == _own(other.start) for other in found):
-            rows.say(arm.start, told="not better than another that is like it")
+            rows.say(arm.start, description="not better than another that is like it")
         elif allowed(arm.start):
             found.append(arm)
         else:
@@ -187,7 +187,7 @@ def _alone(arm: Arm, work: Work, rows: _Rows) -> dict[str, Deployment]:
     usual = work(arm.start)
     for name, each in list(singles.items()):
         if work(each) > HOPELESS * usual:
-            rows.say(each, told=f"hopeless: {work(each) / usual:.2f} times the MACs")
+            rows.say(each, description=f"hopeless: {work(each) / usual:.2f} times the MACs")
             del singles[name]
     return singles
 
@@ -201,7 +201,7 @@ def _composed(arm: Arm, singles: Mapping[str, Deployment], rows: _Rows) -> list[
     sums = {arm.toggled(names): sum(effects[name] for name in names) for names in sets}
     ranked = sorted(sums, key=lambda each: -sums[each])
     for place, each in enumerate(ranked):
-        told = {} if place < COMPOSITIONS or each in rows.found else {"told": "not among the best expected"}
+        told = {} if place < COMPOSITIONS or each in rows.found else {"description": "not among the best expected"}
         if each != rows.baseline:
             rows.say(each, expected=start * math.exp(sums[each]), **told)
     return ranked[:COMPOSITIONS]

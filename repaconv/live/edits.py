@@ -79,7 +79,7 @@ def fold_parts(
     changes = structured.changes if structured else ()
     left = (*folding.left, *(structured.left if structured else ()))
     if not edits and not changes:
-        step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), left=left, max_rel_error=0.0)
+        step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), not_folded=left, max_rel_error=0.0)
         return copy.deepcopy(module).eval(), (step,)
     error = structured.error if structured else whole.error(after)
     folded = _copied(module, edits)
@@ -88,7 +88,7 @@ def fold_parts(
     steps = [FoldStep(module=each.name or ".", folded=(each.told,), max_rel_error=each.error) for each in edits]
     steps += [FoldStep(module=each.at or ".", folded=(each.told,), max_rel_error=error) for each in changes]
     told = (f"the whole module before and after, on {len(whole.calls)} inputs",)
-    return folded, (*steps, FoldStep(module=".", folded=told, left=left, max_rel_error=error))
+    return folded, (*steps, FoldStep(module=".", folded=told, not_folded=left, max_rel_error=error))
 
 
 class _Folding:

@@ -209,8 +209,12 @@ class FinetuneOrder(Order):
     ] = None
     epochs: Annotated[int, Knob("Number of passes over the images.", least=1, panel=TRAINING)] = 3
     batch: Annotated[int, Knob("Batch size in images.", least=1, panel=TRAINING)] = 32
-    accumulate: Annotated[int, Knob("Batches per optimizer step (gradient accumulation).", least=1, panel=TRAINING)] = 1
-    rate: Annotated[float | None, Knob("Peak learning rate.", default_text="the method's own", panel=TRAINING)] = None
+    grad_accum_steps: Annotated[
+        int, Knob("Batches per optimizer step (gradient accumulation).", least=1, panel=TRAINING, former="accumulate")
+    ] = 1
+    lr: Annotated[
+        float | None, Knob("Peak learning rate.", default_text="the method's own", panel=TRAINING, former="rate")
+    ] = None
     precision: Annotated[
         str,
         Knob(
@@ -219,9 +223,14 @@ class FinetuneOrder(Order):
         ),
     ] = "auto"
     seed: Annotated[int, Knob("Seed of the order and augmentation of the images.", least=0, panel=TRAINING)] = 0
-    again: Annotated[
+    restart: Annotated[
         bool,
-        Knob("Start from the beginning instead of resuming an interrupted training.", recorded=False, panel=TRAINING),
+        Knob(
+            "Start from the beginning instead of resuming an interrupted training.",
+            recorded=False,
+            panel=TRAINING,
+            former="again",
+        ),
     ] = False
     out: Annotated[
         str | Path | None,

@@ -52,7 +52,7 @@ class DeployOrder(Order):
     dry_run: Annotated[bool, Knob("List the steps that would run and why, and run none.", option=("--dry-run",))] = (
         False
     )
-    again: Again = False
+    rerun: Again = False
     out: Annotated[
         str | Path | None,
         Knob(

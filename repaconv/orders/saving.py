@@ -25,4 +25,4 @@ class SaveOrder(Order):
             panel=OUTPUT,
         ),
     ] = None
-    unverified: Unverified = False
+    allow_unverified: Unverified = False

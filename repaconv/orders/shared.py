@@ -25,7 +25,12 @@ Classes = Annotated[
     ),
 ]
 Unverified = Annotated[
-    bool, Knob("Continue after a failed check, and record the override in every later result.", panel=VERIFICATION)
+    bool,
+    Knob(
+        "Continue after a failed check, and record the override in every later result.",
+        panel=VERIFICATION,
+        former="unverified",
+    ),
 ]
 Settings = Annotated[
     Mapping[str, str] | None,
@@ -67,6 +72,7 @@ Deployed = Annotated[
         "and its options.",
         default_text="the preset recorded by fold",
         panel=INPUT,
+        former="form",
     ),
 ]
 Threads = Annotated[int | None, Knob("Threads per inference.", least=1, default_text="from the target", panel=MEASURE)]
@@ -99,7 +105,7 @@ TlsCa = Annotated[
 ]
 TlsCert = Annotated[Path | None, Knob("TLS certificate of this machine (PEM).", recorded=False, panel=CLUSTER)]
 TlsKey = Annotated[Path | None, Knob("Private key of --tls-cert (PEM).", recorded=False, panel=CLUSTER)]
-Again = Annotated[bool, Knob("Run every step again, including those whose results are up to date.")]
+Again = Annotated[bool, Knob("Run every step again, including those whose results are up to date.", former="again")]
 Arch = Annotated[
     str | None,
     Knob(

@@ -124,11 +124,12 @@ class FoldOrder(Order):
             panel=INPUT,
         ),
     ] = None
-    form: Annotated[
+    preset: Annotated[
         str,
         Knob(
             "Rewrite preset for the exported graph: default, official, fastest-known, or the result file of `tune`.",
             panel=OUTPUT,
+            former="form",
         ),
     ] = "default"
     measure: Annotated[
@@ -243,23 +244,25 @@ class ExportOrder(Order):
     simplifier: Annotated[
         str, Knob("Simplifier: onnxsim, onnxslim, or auto, the first one that succeeds.", panel=GRAPH)
     ] = "auto"
-    form: Annotated[
+    preset: Annotated[
         str | None,
         Knob(
             "Rewrite preset: default, official, fastest-known, or the result file of `tune`.",
             default_text="the preset recorded by fold",
             panel=GRAPH,
+            former="form",
         ),
     ] = None
     with_preprocessing: Annotated[
         bool, Knob("Take pixels as input (uint8, NHWC, RGB) and normalize them inside the graph.", panel=GRAPH)
     ] = False
-    quantiser: Annotated[
+    quantizer: Annotated[
         str | None,
         Knob(
             "INT8 quantizer: onnxruntime or nncf (for OpenVINO); append -symmetric for symmetric activations.",
             usual="onnxruntime",
             panel=PRECISION,
+            former="quantiser",
         ),
     ] = None
     inputs: Annotated[
@@ -271,7 +274,7 @@ class ExportOrder(Order):
         ),
     ] = None
     images: Images = None
-    unverified: Unverified = False
+    allow_unverified: Unverified = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +290,7 @@ class BuildOrder(Order):
         ),
     ]
     precision: OfTheRun = "fp32"
-    form: Deployed = None
+    preset: Deployed = None
     workspace_mib: Workspace = None
     timing_cache: Annotated[
         str | Path | None,
@@ -296,7 +299,7 @@ class BuildOrder(Order):
     replay: Annotated[bool, Knob("Rebuild the same engine: fail if the timing cache lacks an entry.", panel=OUTPUT)] = (
         False
     )
-    unverified: Unverified = False
+    allow_unverified: Unverified = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +308,7 @@ class BenchOrder(Order):
 
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"
-    form: Deployed = None
+    preset: Deployed = None
     against: Against = None
     threads: Threads = None
     batch: ImagesACall = None
@@ -344,7 +347,7 @@ class BenchOrder(Order):
     ] = False
     accept_inconclusive: AcceptInconclusive = False
     seed: Seed = 0
-    unverified: Unverified = False
+    allow_unverified: Unverified = False
     out: Annotated[
         str | Path | None,
         Knob(
@@ -366,7 +369,7 @@ class EstimateOrder(Order):
     threads: Threads = None
     batch: ImagesACall = None
     image_size: ImageSize = None
-    unverified: Unverified = False
+    allow_unverified: Unverified = False
     out: Annotated[
         str | Path | None,
         Knob(
@@ -458,8 +461,10 @@ class TuneOrder(Order):
             "Measure every configuration; running the same command again continues for another --budget.", panel=SEARCH
         ),
     ] = False
-    again: Annotated[bool, Knob("Search again even if a result for this machine is cached.", panel=SEARCH)] = False
-    unverified: Unverified = False
+    rerun: Annotated[
+        bool, Knob("Search again even if a result for this machine is cached.", panel=SEARCH, former="again")
+    ] = False
+    allow_unverified: Unverified = False
     out: Annotated[
         str | Path | None,
         Knob(
@@ -492,12 +497,13 @@ class BundleOrder(Order):
             panel=INPUT,
         ),
     ] = None
-    form: Annotated[
+    preset: Annotated[
         str | Path | None,
         Knob(
             "Rewrite preset of the run's ONNX model to pack, or the result file of `tune`, which also sets the "
             "precision.",
             panel=INPUT,
+            former="form",
         ),
     ] = None
     inputs: Annotated[
@@ -512,7 +518,7 @@ class BundleOrder(Order):
     batch: ImagesACall = None
     workspace_mib: Workspace = None
     checkpoint: Checkpoint = None
-    unverified: Unverified = False
+    allow_unverified: Unverified = False
     out: Annotated[
         str | Path | None,
         Knob(
@@ -532,14 +538,14 @@ class RunOrder(Order):
     dry_run: Annotated[bool, Knob("List the steps that would run and why, and run none.", option=("--dry-run",))] = (
         False
     )
-    again: Again = False
+    rerun: Again = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOrder(Order):
     """What `repaconv.gate` may be asked for; all else stands in its recipes."""
 
-    again: Again = False
+    rerun: Again = False
     update_baseline: Annotated[
         bool, Knob("Write the measured latencies to the baseline files instead of comparing with them.", panel=BASELINE)
     ] = False

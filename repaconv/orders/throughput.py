@@ -17,7 +17,7 @@ class ThroughputOrder(Order):
 
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"
-    form: Deployed = None
+    preset: Deployed = None
     against: Against = None
     streams: Annotated[
         int | None,
@@ -28,7 +28,7 @@ class ThroughputOrder(Order):
     image_size: ImageSize = None
     rounds: Rounds = None
     seed: Seed = 0
-    unverified: Unverified = False
+    allow_unverified: Unverified = False
     out: Annotated[
         str | Path | None,
         Knob(

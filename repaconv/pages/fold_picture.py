@@ -78,7 +78,7 @@ def places_of(rows: Iterable[FoldStep | Change]) -> tuple[Place, ...]:
 
 def _told(row: FoldStep | Change) -> tuple[str, str]:
     if isinstance(row, Change):
-        return row.place or row.rewrite, f"{row.rewrite}: {row.told}"
+        return row.place or row.rewrite, f"{row.rewrite}: {row.description}"
     return row.module, "; ".join(row.folded) + (f" ({row.equation})" if row.equation else "")
 
 

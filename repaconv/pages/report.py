@@ -111,7 +111,7 @@ def size(value: Any) -> str:
 
 def allowed(link: Link) -> str:
     """What a link allows, in words."""
-    return "" if link.tolerance is None else link.tolerance.told
+    return "" if link.tolerance is None else link.tolerance.description
 
 
 def plain(value: Any) -> str:

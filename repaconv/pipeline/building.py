@@ -103,7 +103,7 @@ def _plan(order: BuildOrder, run: str | Path | None) -> _Plan:
         device, engine, version = _runtime(order)
     typed = "fp32" if device.typed_by == "runtime" and order.precision == "bf16" else order.precision
     exported, path, variant = export_for(taken, folded, order.target, typed, model=model, form=given.form)
-    overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
+    overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.allow_unverified)
     name = variant.model_copy(update={"precision": order.precision}).full
     file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))
     require_ours(slot, "build", file, log)
@@ -162,7 +162,7 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
         precision=order.precision,
         capabilities=(device.compute_capability,),
         shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.run, plan.folded, device),
-        islands=plan.exported.islands,
+        islands=plan.exported.fp32_nodes,
         here=device.architecture == platform.machine(),
         threads=plan.given.threads(device),
         settings=plan.given.settings,
@@ -240,15 +240,15 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
         made_by={**made_by(), plan.device.runtime: plan.version},
         verdict=proved if typed_right else "failed",
         unverified=plan.overridden,
-        asked=plan.asked,
-        beside=tuple(payload_of(each, plan.slot.parent) for each in logs),
+        options=plan.asked,
+        other_files=tuple(payload_of(each, plan.slot.parent) for each in logs),
         variant=plan.name,
         target=plan.device.name,
         runtime=f"{plan.engine.name} {plan.version}",
         compute_capability=plan.device.compute_capability,
         precision=plan.order.precision,
         layer_types=dict(built.types),
-        options=dict(built.options),
+        builder_options=dict(built.options),
         settings=plan.given.settings,
         timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
         note=note + ("" if built.runs_here else ", and was not verified here") + _for_images(plan),
@@ -272,7 +272,7 @@ def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
     wrong = {name: count for name, count in built.types.items() if not name.endswith(asked)}
     staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
     other = sum(wrong.values()) - sum(staying.values())
-    right = other <= len(plan.exported.in_float) and any(name.endswith(asked) for name in built.types)
+    right = other <= len(plan.exported.unquantized_layers) and any(name.endswith(asked) for name in built.types)
     kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
     return right, built.proved + kept
 

@@ -100,7 +100,7 @@ def _plan(order: BundleOrder, taken: runs.Run, model: Path | None) -> _Plan:
     exported, path, variant = export_for(
         taken, folded, order.target, precision, model=model, batch=order.batch, form=tuned.form
     )
-    overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.unverified)
+    overridden = runs.require_sound(taken, folded, (exported, path), unverified=order.allow_unverified)
     source = runs.graph_of(taken, exported)
     slot = taken.bundle_json(variant.full)
     out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
@@ -230,7 +230,7 @@ def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
         "target": plan.device.name,
         "runtime_version": plan.device.runtime_version,
         "precision": plan.exported.precision,
-        "islands": list(plan.exported.islands),
+        "islands": list(plan.exported.fp32_nodes),
         "inputs": [
             {"name": port.name, "shape": list(array.shape), "dynamic": not all(isinstance(n, int) for n in port.shape)}
             for port, array in zip(ports, first.inputs, strict=True)
@@ -275,7 +275,7 @@ def _artefact(plan: _Plan, calls: list[Call], bundle_sha256: str) -> BundleArtef
         made_by=made_by("torch"),
         verdict="passed",
         unverified=plan.overridden,
-        asked=plan.asked,
+        options=plan.asked,
         variant=plan.name,
         target=plan.device.name,
         runtime_version=plan.device.runtime_version,

@@ -97,7 +97,7 @@ def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
     require_size(backbone, trained.config, *size)
     config = backbone.to_json(trained.config)
     shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
-    written = chosen_form(order.form, method.official_rewrites, shapes)
+    written = chosen_form(order.preset, method.official_rewrites, shapes)
     run = runs.prepare_run(checkpoint, found.origin.sha256, Path(order.out) if order.out else None, force=order.force)
     return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
 
@@ -205,19 +205,19 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
     return MethodFold(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
-        beside=runs.clear_later_stages(plan.run),
+        other_files=runs.clear_later_stages(plan.run),
         unverified=plan.overruled,
-        asked=("--method", plan.method.name, *plan.order.words(), *forced),
+        options=("--method", plan.method.name, *plan.order.words(), *forced),
         origin=plan.found.origin,
         method=plan.method.name,
         applied=(plan.method.name, *trained.applied),
         settings=dict(plan.settings),
         backbone=trained.backbone,
         config=plan.backbone.to_json(trained.config),
-        form=plan.written.name,
+        preset=plan.written.name,
         rewrites=plan.written.rewrites,
-        keep=plan.written.keep,
-        quantiser=plan.written.quantiser,
+        fp32_modules=plan.written.keep,
+        quantizer=plan.written.quantizer,
         facts=_with_sources(trained.facts, plan.identified, plan.order.identify),
         claims=claimed_accuracy(plan.found.record),
         preprocessing=trained.preprocessing,

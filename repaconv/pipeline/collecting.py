@@ -55,7 +55,7 @@ def collect(
     with alone_in(taken.folder):
         artefact, slot = judged(Path(result), taken.folder, out)
         put(slot, artefact)
-    return with_files(artefact, [*map(Path, artefact.took)], [slot])
+    return with_files(artefact, [*map(Path, artefact.input_files)], [slot])
 
 
 def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
@@ -249,7 +249,7 @@ def _may_differ(made: BundleArtefact, taken: runs.Run) -> int:
     folded = runs.fold_of(taken)
     for exported, _, _ in exports_of(taken, folded):
         if exported.payload.sha256 == made.onnx_sha256:
-            return len(exported.in_float) + len(exported.islands)
+            return len(exported.unquantized_layers) + len(exported.fp32_nodes)
     raise Refused(
         f"the ONNX model of {made.payload.path} is no longer in {taken.folder}.",
         hint="Export and bundle again, and run that bundle on the board.",

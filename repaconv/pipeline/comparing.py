@@ -184,7 +184,7 @@ def _artefact(
     return CompareArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),
-        asked=order.words(),
+        options=order.words(),
         reference=right.told,
         candidate=other.told,
         inputs=name,

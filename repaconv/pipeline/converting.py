@@ -66,8 +66,8 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
         folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
         weights = {} if artefact.payload else {"weights": order.weights}
         done = fold_file_by(FoldOrder(**{**vars(folded), **weights}), source, progress=progress)
-    made = [plan.run.folder / payload.path for payload in (artefact.payload, *artefact.beside) if payload]
-    return with_files(artefact, [Path(checkpoint)], [plan.run.convert_json, *made, *map(Path, done.wrote)])
+    made = [plan.run.folder / payload.path for payload in (artefact.payload, *artefact.other_files) if payload]
+    return with_files(artefact, [Path(checkpoint)], [plan.run.convert_json, *made, *map(Path, done.output_files)])
 
 
 convert = by_name(convert_by, ConvertOrder)
@@ -97,7 +97,7 @@ class _Plan(NamedTuple):
         """What an artefact has of either method."""
         return {
             "made_by": made_by("torch"),
-            "asked": self.order.words(),
+            "options": self.order.words(),
             "parent": self.found.origin,
             "parent_settings": dict(self.order.settings or {}),
             "method": self.order.method,
@@ -161,7 +161,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             blocks = asked.Blocks(enough=partial(enough_blocks, race, plain, how, plan.parted))
         found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
         raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
-    judged = Judge(plain.net, plan.parted.judging, logits=config.classes > 0).link(found.net, budget)
+    judged = Judge(plain.net, plan.parted.test, logits=config.classes > 0).link(found.net, budget)
     taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
     trade = _traded(plan, taken, how, found.order, progress)
     _write(plan, found)
@@ -176,7 +176,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             fit=how.fit,
             criterion="" if blocks.named else order.criterion,
             scores=found.scores.blocks,
-            order=found.order,
+            ranking=found.order,
             blocks=found.tried[-1].blocks,
             heads=found.heads,
             tried=found.tried,
@@ -185,9 +185,9 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             ridge=found.ridge,
             schedule=how.schedule,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
-            pace=raced.get("pace"),
+            speed_target=raced.get("pace"),
             trade=trade,
-            beside=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder), *raced.get("beside", ())),
+            other_files=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder), *raced.get("beside", ())),
         ),
     )
 
@@ -214,7 +214,7 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
     order, config = plan.order, plan.plain.config
     budget = asked.read_budget(order, plan.parted, classes=config.classes, choosing=False)
     given = dict(order.settings or {})
-    judge = Judge(plan.plain.net, plan.parted.choosing, logits=config.classes > 0)
+    judge = Judge(plan.plain.net, plan.parted.validation, logits=config.classes > 0)
     with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
             text = words(schedule_at(race, plan.plain, plan.found, given, judge))
@@ -223,7 +223,7 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
         settings = {**given, "schedule": text}
         net, schedule = merged(plan.found, settings)
         raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
-    judged = Judge(plan.plain.net, plan.parted.judging, logits=config.classes > 0).link(net, budget)
+    judged = Judge(plan.plain.net, plan.parted.test, logits=config.classes > 0).link(net, budget)
     taken = Choice("merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule)
     return put(
         plan.run.convert_json,
@@ -262,7 +262,7 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
     order, original, classes = plan.order, plan.original, plan.original.reading.config.classes
     budget = asked.read_budget(order, plan.parted, classes=classes, choosing=False)
     formed = form(order, original, plan.found, plan.parted, progress)
-    judged = Judge(original.net, plan.parted.judging, logits=classes > 0).link(formed.net, budget)
+    judged = Judge(original.net, plan.parted.test, logits=classes > 0).link(formed.net, budget)
     told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
     write_checkpoint(plan.run.folder / runs.CONVERTED, formed.tensors, told)
     artefact = put(
@@ -275,7 +275,7 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
             kernel=order.kernel if order.method == "dwconv" else None,
             fit="",
             criterion="",
-            told=formed.told,
+            description=formed.told,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
         ),
     )
@@ -285,4 +285,4 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
 
 def _judged(judged: Link, budget: Budget) -> dict[str, Any]:
     """What the images that judge say, and of which budget."""
-    return {"judged": judged, "verdict": judged.verdict, **budget._asdict()}
+    return {"evaluation": judged, "verdict": judged.verdict, **budget._asdict()}

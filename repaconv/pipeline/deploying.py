@@ -56,7 +56,7 @@ def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress 
     path = Path(f"{source.stem}.deploy")
     if wrong := missing(recipe, path, {}):
         raise RecipeProblem(wrong)
-    way = Way(path, GateOrder(again=order.again), progress, {})
+    way = Way(path, GateOrder(rerun=order.rerun), progress, {})
     done = way.go(lambda: Placed(recipe, path, {}), dry_run=order.dry_run)
     away = [_away(device)] if recipe.bench is None and not order.dry_run else []
     return done.model_copy(update={"recipe": str(checkpoint), "checks": (*done.checks, *away)})

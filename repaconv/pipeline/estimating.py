@@ -131,7 +131,7 @@ def _of_run(run: runs.Run, device: Target, order: EstimateOrder) -> _Taken:
     typed = "fp32" if lowers(device, order.precision) else order.precision
     size = as_image_size(order.image_size)
     exported, path, variant = export_for(run, folded, order.target, typed, batch=order.batch, image_size=size)
-    overridden = runs.require_sound(run, folded, (exported, path), unverified=order.unverified)
+    overridden = runs.require_sound(run, folded, (exported, path), unverified=order.allow_unverified)
     usual = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     name = variant.model_copy(update={"precision": order.precision}).full
     return _Taken(runs.graph_of(run, exported), order.precision, usual, name, overridden)
@@ -151,7 +151,7 @@ def _bare(path: Path, order: EstimateOrder) -> _Taken:
     require_own_precision(path, order.precision)
     require_inside(path)
     size = as_image_size(order.image_size)
-    known = contenders_of(None, path, None, order.unverified, silent, target=order.target, image_size=size)
+    known = contenders_of(None, path, None, order.allow_unverified, silent, target=order.target, image_size=size)
     return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
 
 
@@ -193,7 +193,7 @@ def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArte
         made_by=made_by(),
         verdict="not verified",
         unverified=plan.overridden,
-        asked=("--estimate", *order.words()),
+        options=("--estimate", *order.words()),
         variant=plan.variant,
         target=plan.device.name,
         runtime=f"{plan.device.runtime} {plan.device.runtime_version}".strip(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv import runs
 from repaconv.artefacts import ExportArtefact, FoldArtefact, ImageSize, Link
 from repaconv.errors import Refused, UsageProblem
-from repaconv.exporters.precision import QUANTISERS
+from repaconv.exporters.precision import QUANTIZERS
 from repaconv.exporters.simplify import TOOLS
 from repaconv.files import alone_in, payload_of
 from repaconv.forms.choice import DEFAULT, NAMED, chosen
@@ -108,19 +108,19 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     subject = subject_of(taken)
     folded = subject.folded
     order = export_given(order, folded)
-    overridden = runs.require_sound(taken, folded, unverified=order.unverified)
+    overridden = runs.require_sound(taken, folded, unverified=order.allow_unverified)
     target = load_target(order.target)
     device = target.at_opset(order.opset)
-    written = written_for(order.form, subject, device, order.quantiser)
-    require_computed(device, order.precision, written.quantiser)
+    written = written_for(order.preset, subject, device, order.quantizer)
+    require_computed(device, order.precision, written.quantizer)
     size = _size(order, subject)
     free_size = folded.any_image_size and order.image_size is None
     newest = device.newest
     if order.precision == "int8":
-        newest = int8_for(device, written.quantiser).opset(newest)
+        newest = int8_for(device, written.quantizer).opset(newest)
         if order.opset and newest < order.opset:
             raise UsageProblem(
-                f"INT8 for {device.name} by {written.quantiser or QUANTISERS[0]} is written in opset {newest} at most.",
+                f"INT8 for {device.name} by {written.quantizer or QUANTIZERS[0]} is written in opset {newest} at most.",
                 hint=f"Give --opset {newest}, or leave it out.",
                 code="export.opset",
             )
@@ -199,7 +199,7 @@ def _images(order: ExportOrder, subject: Subject, size: ImageSize | None, free_s
     """By which a lower precision is calibrated and judged."""
     if order.precision == "fp32":
         return None
-    count = 2 * CALIBRATION_IMAGES if order.form is None or order.form in NAMED else None  # as tune took them
+    count = 2 * CALIBRATION_IMAGES if order.preset is None or order.preset in NAMED else None  # as tune took them
     given = choose_inputs(
         subject,
         inputs=order.inputs,
@@ -223,7 +223,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
         size=plan.size,
         opset=plan.opset,
         newest=plan.newest,
-        lacks=plan.device.lacks,
+        lacks=plan.device.unsupported_ops,
         batch=plan.order.batch,
         free_size=plan.free_size,
         rewrites=plan.rewrites,
@@ -304,27 +304,27 @@ def _artefact(
     from repaconv.proof.verdicts import verdict_of
 
     precision, device, here = plan.order.precision, plan.device, family(plan.device.architecture)
-    against = violations(model, plan.newest, device.lacks, device.forbids, device.domains)
+    against = violations(model, plan.newest, device.unsupported_ops, device.forbids, device.domains)
     return ExportArtefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
         verdict="failed" if against else verdict_of([graph.links[0], *typed.links]),
         unverified=plan.overridden,
-        asked=plan.asked,
+        options=plan.asked,
         variant=plan.variant.name,
         target=plan.device.name,
         architecture=plan.device.architecture,
         target_sha256=target_sha256(plan.target),
         precision=precision,
         preprocessing=plan.order.with_preprocessing,
-        islands=typed.islands,
+        fp32_nodes=typed.islands,
         fp32_modules=plan.variant.fp32_modules,
-        in_float=() if precision == "fp32" else in_float(typed.model, precision),
+        unquantized_layers=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
         images=image_set(plan.given, plan.order.inputs, plan.order.images),
-        quantiser=(plan.form.quantiser or QUANTISERS[0]) if precision == "int8" else "",
-        lacks=plan.device.lacks,
+        quantizer=(plan.form.quantizer or QUANTIZERS[0]) if precision == "int8" else "",
+        unsupported_ops=plan.device.unsupported_ops,
         violations=tuple(against),
-        form=plan.form.name,
+        preset=plan.form.name,
         unmeasured=here if plan.form.name == DEFAULT and plan.device.guesses(here) else "",
         rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
         changes=graph.changes,

@@ -60,7 +60,7 @@ def finetune_by(
         artefact = _finished(plan, _trained(plan, progress))
         folded = FoldOrder(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
         done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
-    wrote = [plan.run.folder / runs.FINETUNE_JSON, finetuned, *map(Path, done.wrote)]
+    wrote = [plan.run.folder / runs.FINETUNE_JSON, finetuned, *map(Path, done.output_files)]
     return with_files(artefact, [plan.source], wrote)
 
 
@@ -192,12 +192,12 @@ def _pace(order: FinetuneOrder, course: Course) -> Pace:
         raise UsageProblem(
             f"--precision {order.precision} is unknown.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
         )
-    if order.rate is not None and not 0 < order.rate < 1:
-        raise UsageProblem(f"--rate {order.rate:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
+    if order.lr is not None and not 0 < order.lr < 1:
+        raise UsageProblem(f"--lr {order.lr:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
     config = course.reading.config
     wide = max(getattr(config, "widths", None) or (config.width,)) >= WIDE
     lower = order.precision == "bf16" or (order.precision == "auto" and wide and has_bfloat16())
-    return Pace(order.epochs, order.batch, order.accumulate, order.rate or course.rate, order.seed, lower)
+    return Pace(order.epochs, order.batch, order.grad_accum_steps, order.lr or course.rate, order.seed, lower)
 
 
 def _prepared(plan: _Plan) -> FinetuneArtefact | None:
@@ -214,15 +214,15 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
         return None
     require_ours(slot, "finetune", plan.run.folder / runs.FINETUNED, plan.run.folder / runs.UNDER_WAY)
     before = read_artefact(slot, FinetuneArtefact)
-    if before.complete or plan.order.again:
+    if before.complete or plan.order.restart:
         return None
     known = (plan.order.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
-    if (before.asked, before.started.sha256, before.images_sha256, before.made_by) != known:
+    if (before.options, before.start.sha256, before.images_sha256, before.made_by) != known:
         raise Refused(
             f"{plan.run.folder} contains an interrupted training with other options or images, after "
-            f"{len(before.epochs) - 1} of {before.planned} epochs.",
+            f"{len(before.epochs) - 1} of {before.planned_epochs} epochs.",
             hint=(
-                "Repeat its command to resume it, start from the beginning with --again, or give another folder with "
+                "Repeat its command to resume it, start from the beginning with --restart, or give another folder with "
                 "-o."
             ),
             code="finetune.other",
@@ -237,12 +237,12 @@ def _trained(plan: _Plan, progress: Progress) -> Training:
 
     progress("judge the start", 0, 0)
     taught = Taught(
-        plan.taught_by, plan.parted.fitting.images, plan.judge(plan.parted.choosing), plan.order.teacher is None
+        plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.order.teacher is None
     )
     training = Training(plan.course, taught, plan.pace)
     state = plan.run.folder / runs.UNDER_WAY
     if plan.before:
-        training.load(keeping.load(plan.run.payload(plan.before.beside[0])), list(plan.before.epochs))
+        training.load(keeping.load(plan.run.payload(plan.before.other_files[0])), list(plan.before.epochs))
 
     def keep() -> None:
         write_payload(state, lambda path: keeping.save(training.state(), path))
@@ -257,8 +257,8 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
     return FinetuneArtefact(
         made_by=made_by("torch"),
         **{"verdict": "not verified", **more},
-        asked=plan.order.words(),
-        started=plan.found.origin,
+        options=plan.order.words(),
+        start=plan.found.origin,
         parent=plan.parent.origin,
         parent_settings=plan.done.parent_settings,
         settings=plan.done.settings,
@@ -269,21 +269,21 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
         labels=plan.given.labels,
         images_sha256=plan.digest,
         precision="bf16" if plan.pace.lower else "fp32",
-        rate=plan.pace.rate,
-        planned=plan.pace.epochs,
+        lr=plan.pace.rate,
+        planned_epochs=plan.pace.epochs,
         epochs=tuple(training.epochs),
-        kept=training.kept,
+        best_epoch=training.kept,
         **plan.budget._asdict(),
     )
 
 
 def _finished(plan: _Plan, training: Training) -> FinetuneArtefact:
     """The best of it as a checkpoint of its method, and what that costs on the images that judge."""
-    judge, net = plan.judge(plan.parted.judging), training.finished()
+    judge, net = plan.judge(plan.parted.test), training.finished()
     judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
     finetuned = plan.run.folder / runs.FINETUNED
     told = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}
     write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, told)
-    done = {"judged": judged, "judged_start": start, "verdict": judged.verdict}
+    done = {"evaluation": judged, "start_evaluation": start, "verdict": judged.verdict}
     artefact = _artefact(plan, training, **done, payload=payload_of(finetuned, plan.run.folder))
     return put(plan.run.folder / runs.FINETUNE_JSON, artefact)

@@ -130,7 +130,7 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
             code="usage.onnx",
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
-    order = FoldOrder(**{**given, "settings": settings or None, "form": str(given.get("form", "default"))})
+    order = FoldOrder(**{**given, "settings": settings or None, "preset": str(given.get("preset", "default"))})
     return fold_onnx_by(order, path, progress=arguments.get("progress", silent))
 
 
@@ -145,14 +145,14 @@ def _fold_network(
     """Fold a network by its architecture, asked for or ``known``; what is for methods alone is refused."""
     from repaconv.pipeline.network_folding import fold_network_by
 
-    told = {**arguments, "method": method != "auto", "form": str(arguments.get("form", "default")) != "default"}
-    if alone := _asked(told, "identify", "inputs", "allow_deployed", "method", "form"):
+    told = {**arguments, "method": method != "auto", "preset": str(arguments.get("preset", "default")) != "default"}
+    if alone := _asked(told, "identify", "inputs", "allow_deployed", "method", "preset"):
         raise UsageProblem(
             f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
             hint="Leave it out; a form is given to export.",
             code="usage.arch",
         )
-    given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "form")}
+    given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "preset")}
     order = FoldOrder(**{**given, "settings": settings or None})
     return fold_network_by(order, path, known=known, found=read, progress=arguments.get("progress", silent))
 

@@ -56,7 +56,9 @@ def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
         reading = understood(method, found, settings)
     except Refused as error:
         lacks = {error.name: error.example} if isinstance(error, SettingNeeded) else {}
-        return seen.model_copy(update={"problems": (f"{error.message} {error.hint}".strip(),), "lacks": lacks})
+        return seen.model_copy(
+            update={"problems": (f"{error.message} {error.hint}".strip(),), "missing_settings": lacks}
+        )
     return seen.model_copy(update=_understood(found, method.name, reading))
 
 

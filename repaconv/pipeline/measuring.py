@@ -89,7 +89,7 @@ def planned(order: BenchOrder, model: str | Path | None, device: Target | None, 
         run,
         model,
         order.against,
-        order.unverified,
+        order.allow_unverified,
         progress,
         target=device,
         precision="fp32" if lowering else order.precision,
@@ -125,12 +125,12 @@ def given_for(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
     Raises:
         UsageProblem: If a form is asked for of one file, or there is no run.
     """
-    if order.form is None:
+    if order.preset is None:
         return Given(order)
     if is_bare(model):
         raise UsageProblem(
             f"{model} is a file, whose rewrite preset is fixed.",
-            hint="--form selects among the ONNX models of a run folder.",
+            hint="--preset selects among the ONNX models of a run folder.",
             code="usage.idle",
         )
     given = given_form(order, runs.fold_of(runs.find_run(Path(model) if model else None)))
@@ -172,7 +172,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         made_by=made_by(),
         verdict="failed" if agreed and agreed.verdict == "failed" and not order.against else "passed",
         unverified=plan.known.overridden,
-        asked=order.words(),
+        options=order.words(),
         network=_network(plan),
         variant=plan.variant,
         target=plan.device.name,
@@ -182,7 +182,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         image_size=found.calls.shape[1:] if found.calls.shape else None,
         threads=plan.threads,
         rounds=found.measured.rounds,
-        openings=openings,
+        session_loads=openings,
         warmup_rounds=found.measured.warmup_rounds,
         seed=order.seed,
         session=models[first].session.options,
@@ -211,7 +211,9 @@ def _network(plan: Plan) -> MeasuredModel:
     """What was measured, by the file that it was made from."""
     if plan.known.subject is not None:
         folded = plan.known.subject.folded
-        kind = folded.told if isinstance(folded, MethodFold) else folded.called  # how an architecture is named may vary
+        kind = (
+            folded.description if isinstance(folded, MethodFold) else folded.called
+        )  # how an architecture is named may vary
         counts = {name: before for name, before, _ in folded.saved if name != "nodes"}
         return MeasuredModel(sha256=folded.origin.sha256, kind=kind, counts=counts)
     path = plan.subjects[0].path
@@ -261,7 +263,7 @@ def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefac
     if plan.place and artefact.profile is not None:
         wrote = [*wrote, _bars(plan.place)]
         write_payload(wrote[-1], bars_svg(artefact.profile))
-        artefact = artefact.model_copy(update={"beside": (payload_of(wrote[-1], plan.place.parent),)})
+        artefact = artefact.model_copy(update={"other_files": (payload_of(wrote[-1], plan.place.parent),)})
     if plan.place:
         put(plan.place, artefact)
         wrote = [*wrote, plan.place]

@@ -99,7 +99,7 @@ def fold_network_by(
     with alone_in(plan.run.folder):
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         write_payload(data, exported.SerializeToString(deterministic=True))
-        record |= {"taken_back": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
+        record |= {"reverted": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])
         artefact = _artefact(plan, known, by, record)
         put(plan.run.fold_json, artefact)
@@ -135,8 +135,8 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
     folder = plan.run.folder
     return NetworkFold(
         made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
-        beside=runs.clear_later_stages(plan.run),
-        asked=plan.order.words(),
+        other_files=runs.clear_later_stages(plan.run),
+        options=plan.order.words(),
         origin=plan.found.origin,
         settings=dict(plan.order.settings or {}),
         preprocessing=plan.preprocessing,

@@ -137,13 +137,13 @@ def _written(order: FoldOrder) -> Written:
     Raises:
         UsageProblem: If it is a file of `tune`.
     """
-    if order.form not in (DEFAULT, OFFICIAL):
+    if order.preset not in (DEFAULT, OFFICIAL):
         raise UsageProblem(
-            f"--form {order.form} is known of a folded graph's shapes, and this one is not folded yet.",
-            hint="Fold it, and give the form to export: repaconv export --onnx --form FORM.",
+            f"--preset {order.preset} is known of a folded graph's shapes, and this one is not folded yet.",
+            hint="Fold it, and give the form to export: repaconv export --onnx --preset FORM.",
             code="usage.onnx",
         )
-    return chosen_form(order.form, (), "")
+    return chosen_form(order.preset, (), "")
 
 
 def _preprocessing(settings: Mapping[str, str]) -> Preprocessing | None:
@@ -179,19 +179,19 @@ def _artefact(
     record["operators"] = operators_of(kept.graph.model)
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
-        beside=(*beside, *runs.clear_later_stages(plan.run)),
-        asked=plan.order.words(),
+        other_files=(*beside, *runs.clear_later_stages(plan.run)),
+        options=plan.order.words(),
         origin=_origin(plan),
         settings=dict(plan.order.settings or {}),
-        form=plan.written.name,
+        preset=plan.written.name,
         rewrites=plan.written.rewrites,
-        keep=plan.written.keep,
-        quantiser=plan.written.quantiser,
+        fp32_modules=plan.written.keep,
+        quantizer=plan.written.quantizer,
         preprocessing=plan.preprocessing,
         image_size=_size(plan, taken),
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
-        taken_back=kept.back.names,
+        reverted=kept.back.names,
         **record,
     )
 

@@ -105,8 +105,8 @@ def _settings(seen: Inspection) -> Iterator[str]:
         yield ""
         yield "[set]                          # what the file does not tell"
     for problem in seen.problems:
-        yield f"# To be mended: {problem.partition(' Give it with --set')[0] if seen.lacks else problem}"
-    for name, example in seen.lacks.items():
+        yield f"# To be mended: {problem.partition(' Give it with --set')[0] if seen.missing_settings else problem}"
+    for name, example in seen.missing_settings.items():
         yield f"# {name} = {_example(example)}".ljust(30) + " # an example"
     for fact in open_ones:
         yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {UNTOLD}"

@@ -238,7 +238,7 @@ def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
     found += [f"the latency on {each.target} is {each.quality.verdict}" for each in doubted]
     source = Path(folded.origin.path)
     if not source.is_file() or sha256_of(source) != folded.origin.sha256:
-        found.append(f"the {folded.origin_told} {source.name} is gone or another: nothing can be made again")
+        found.append(f"the {folded.origin_kind} {source.name} is gone or another: nothing can be made again")
     return found
 
 
@@ -250,18 +250,18 @@ def _commands(
     trained: FinetuneArtefact | None,
 ) -> list[str]:
     """As they would be typed here."""
-    command, source, asked = "fold", Path(folded.origin.path), folded.asked
+    command, source, asked = "fold", Path(folded.origin.path), folded.options
     if converted:  # which also folds
-        command, source, asked = "convert", Path(converted.parent.path), converted.asked
+        command, source, asked = "convert", Path(converted.parent.path), converted.options
     if trained:
-        command, source, asked = "finetune", Path(trained.started.path).parent, trained.asked
+        command, source, asked = "finetune", Path(trained.start.path).parent, trained.options
     elsewhere = bool(converted or trained) or taken.folder.resolve() != runs.usual_folder(source).resolve()
     lines = [[command, _short(source), *asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
-    lines += [["export", *each.asked] for each in held.exports]
-    lines += [["build", *each.asked] for each in held.builds]
-    lines += [["verify", *held.verified.asked]] if held.verified else []
-    lines += [["bench", *each.asked] for each in (*held.benches, *held.throughputs, *held.estimates)]
-    lines += [["bundle", *each.asked] for each in held.bundles]
+    lines += [["export", *each.options] for each in held.exports]
+    lines += [["build", *each.options] for each in held.builds]
+    lines += [["verify", *held.verified.options]] if held.verified else []
+    lines += [["bench", *each.options] for each in (*held.benches, *held.throughputs, *held.estimates)]
+    lines += [["bundle", *each.options] for each in held.bundles]
     lines += [["collect", "result.tar.gz"] for _ in held.collected]
     lines.append(["report"])
     return [f"repaconv {shlex.join(words)}" for words in lines]
@@ -292,8 +292,8 @@ def _pictures(taken: runs.Run, found: Report) -> dict[str, str]:
     rows: Sequence[FoldStep | Change] = getattr(found.folded, "certificate", getattr(found.folded, "changes", ()))
     if fold := fold_svg(places_of(rows), found.title):
         pictures["fold"] = fold
-    if found.converted and found.converted.beside:
-        pictures["scores"] = taken.payload(found.converted.beside[0]).read_text()
+    if found.converted and found.converted.other_files:
+        pictures["scores"] = taken.payload(found.converted.other_files[0]).read_text()
     if found.converted and found.converted.trade:
         pictures["trade"] = trade_svg(found.converted.trade)
     for link in found.verified.links if found.verified else ():

@@ -62,7 +62,7 @@ def run_by(order: RunOrder, recipe: str | Path, *, progress: Progress = silent) 
     Returns:
         What became of each step, and what was found; an error is a check of it.
     """
-    way = Way(Path(recipe), GateOrder(again=order.again), progress, {})
+    way = Way(Path(recipe), GateOrder(rerun=order.rerun), progress, {})
     return way.go(lambda: read_placed(Path(recipe)), dry_run=order.dry_run)
 
 
@@ -126,12 +126,12 @@ class Way:
         stages = {each.step.name: each for each in planned(placed, journal)}
         steps = [each.step for each in stages.values() if page or each.stage != "report"]
         if dry_run:
-            self.done = dry(steps, journal, again=self.order.again, others=stages)
+            self.done = dry(steps, journal, again=self.order.rerun, others=stages)
             return
         do = partial(self._do, placed, stages, journal)
         is_file = placed.folder.exists() and not placed.folder.is_dir()
         with alone_in(None if is_file else placed.folder):  # of a file, fold says what it is
-            self.done = walk(steps, journal, do, again=self.order.again, others=stages)
+            self.done = walk(steps, journal, do, again=self.order.rerun, others=stages)
         page_files = journal.files("report") if page else []
         self.page = str(page_files[0]) if page_files else ""
 
@@ -150,7 +150,7 @@ class Way:
             return None
         if each.stage != "report":
             self.judge.failed(each.stage, each.label, each.keys, done, since)
-        return Made([Path(name) for name in done.wrote], _sound(each.stage, done))
+        return Made([Path(name) for name in done.output_files], _sound(each.stage, done))
 
     def _judge(self, stage: str, done: Any, placed: Placed) -> None:
         """A page says nothing of its own; a measurement is judged by what its section says of baselines."""

@@ -10,6 +10,7 @@ from repaconv import runs
 from repaconv.artefacts import Link, NetworkFold, SaveArtefact
 from repaconv.errors import GateFailed, Refused, said_by
 from repaconv.files import alone_in, payload_of
+from repaconv.orders.knobs import by_name
 from repaconv.orders.saving import SaveOrder
 from repaconv.pages.report import card
 from repaconv.pipeline.reporting import gathered
@@ -35,32 +36,6 @@ LABELS = ("label_names", "label_descriptions")
 """What timm's config.json says of classes."""
 
 
-def save(
-    run: str | Path | None = None,
-    *,
-    out: str | Path | None = None,
-    unverified: bool = False,
-    progress: Progress = silent,
-) -> SaveArtefact:
-    """Write a folded network as a folder that timm or transformers loads: weights, config.json, a model card.
-
-    It is folded once more as a module, in float64, and its numbers go into its own architecture. The folder is loaded
-    by its library, and run, before it is put in place.
-
-    Args:
-        run: The run's folder; the newest when None.
-        out: The folder; ``timm`` or ``transformers`` in the run when None.
-        unverified: Go on behind a failed verdict.
-        progress: See `Progress`.
-
-    Raises:
-        Refused: If no standard architecture holds what it folds to.
-        EnvironmentProblem: If the library is not here.
-        GateFailed: If an earlier verdict is failed, or the folder computes something else; nothing is written then.
-    """
-    return save_by(SaveOrder(out=out, unverified=unverified), run, progress=progress)
-
-
 class _Plan(NamedTuple):
     subject: Subject
     arch: Architecture
@@ -71,7 +46,21 @@ class _Plan(NamedTuple):
 
 
 def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progress = silent) -> SaveArtefact:
-    """The same by an order."""
+    """Write a folded network as a folder that timm or transformers loads: weights, config.json, a model card.
+
+    It is folded once more as a module, in float64, and its numbers go into its own architecture. The folder is loaded
+    by its library, and run, before it is put in place.
+
+    Args:
+        order: What is asked for.
+        run: The run's folder; the newest when None.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If no standard architecture holds what it folds to.
+        EnvironmentProblem: If the library is not here.
+        GateFailed: If an earlier verdict is failed, or the folder computes something else; nothing is written then.
+    """
     plan = _plan(order, run)
     progress("fold", 0, 0)
     given = plan.subject.network(TRAINING).module
@@ -97,14 +86,17 @@ def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progre
             made_by=made_by(plan.arch.library, "torch"),
             verdict=verdict_of(links),
             unverified=plan.overridden,
-            asked=plan.asked,
+            options=plan.asked,
             arch=plan.arch.name,
             payload=weights,
-            beside=tuple(others),
+            other_files=tuple(others),
             links=links,
         )
         done = put(plan.folder / SLOT, done)
     return with_files(done, [plan.run.fold_json], [*files, plan.folder / SLOT])
+
+
+save = by_name(save_by, SaveOrder)
 
 
 def _plan(order: SaveOrder, run: str | Path | None) -> _Plan:
@@ -115,7 +107,7 @@ def _plan(order: SaveOrder, run: str | Path | None) -> _Plan:
     arch = Architecture(folded.arch, folded.config) if isinstance(folded, NetworkFold) else Architecture("", {})
     if arch.library not in LIBRARIES:
         raise Refused(
-            f"{taken.folder} cannot be saved in an architecture of timm or transformers: it is {folded.told}.",
+            f"{taken.folder} cannot be saved in an architecture of timm or transformers: it is {folded.description}.",
             hint=(
                 "Runs of --arch timm:NAME and of Hugging Face folders can be saved; `repaconv export` writes any run "
                 "as ONNX."
@@ -123,7 +115,7 @@ def _plan(order: SaveOrder, run: str | Path | None) -> _Plan:
             code="save.unheld",
         )
     package(arch.library)
-    overridden = runs.require_sound(taken, folded, unverified=order.unverified)
+    overridden = runs.require_sound(taken, folded, unverified=order.allow_unverified)
     folder = Path(order.out) if order.out else taken.folder / arch.library
     require_ours(folder / SLOT, "save", *(folder / name for name in FILES))
     return _Plan(subject, arch, taken, folder, order.words(), overridden)

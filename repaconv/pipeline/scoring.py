@@ -119,8 +119,8 @@ def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
     return ScoreArtefact(
         made_by=made_by("torch"),
         verdict="not verified",
-        asked=plan.order.words(),
-        beside=(payload_of(plan.drawing, plan.path.parent),),
+        options=plan.order.words(),
+        other_files=(payload_of(plan.drawing, plan.path.parent),),
         origin=plan.origin,
         facts=plan.reading.facts,
         inputs=plan.given.name,

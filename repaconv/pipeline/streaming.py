@@ -54,7 +54,7 @@ def throughput_by(
         if place:
             require_ours(place, "throughput")
         asked = ("--objective", "throughput", *order.words())
-        artefact = _measured(plan, ways, progress).model_copy(update={"asked": asked})
+        artefact = _measured(plan, ways, progress).model_copy(update={"options": asked})
         if place:
             put(place, artefact)
     return with_files(artefact, [each.path for each in plan.subjects], [place] if place else [])
@@ -86,14 +86,14 @@ def _plan(order: ThroughputOrder, model: str | Path | None, progress: Progress) 
     bench = BenchOrder(
         target=order.target,
         precision=order.precision,
-        form=order.form,
+        preset=order.preset,
         against=order.against,
         threads=order.threads,
         batch=order.batch,
         image_size=order.image_size,
         rounds=order.rounds,
         seed=order.seed,
-        unverified=order.unverified,
+        allow_unverified=order.allow_unverified,
     )
     way = given_for(bench, model).way
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -208,7 +208,7 @@ def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputAr
         batch=found.batch,
         image_size=found.size,
         rounds=measured.rounds,
-        openings=measured.openings,
+        session_loads=measured.openings,
         seed=order.seed,
         session=found.session,
         machine=found.machine,

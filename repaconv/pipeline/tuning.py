@@ -118,7 +118,7 @@ def _plan(
     subject = subject_of(run)
     folded = subject.folded
     given = require_judges(order, subject)
-    overridden = runs.require_sound(run, folded, unverified=order.unverified)
+    overridden = runs.require_sound(run, folded, unverified=order.allow_unverified)
     device = load_target(order.target)
     machine = machine_of(order, device, here=measurer is None)
     names = sorted(registry.registered(registry.REWRITES) if order.rewrites is None else order.rewrites)
@@ -154,7 +154,7 @@ def _plan(
         path=path,
         known=place_of(folded, machine, lossy),
         measured=measured.with_suffix(".journal"),
-        again=order.again or (measurer is not None and not where),
+        again=order.rerun or (measurer is not None and not where),
     )
 
 
@@ -248,7 +248,7 @@ def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> li
         except (Refused, UsageProblem, EnvironmentProblem) as problem:
             if not found:
                 raise
-            left.append(f"{start.quantiser or start.runtime}: {problem.message} {problem.hint}")
+            left.append(f"{start.quantizer or start.runtime}: {problem.message} {problem.hint}")
     return found
 
 
@@ -287,7 +287,7 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         disagreement=loss.disagreement if loss else None,
         link=loss.link if loss else None,
         sensitivities=journal.graphs.sensitive,
-        left_out=(*plan.machine.left_out, *dict.fromkeys(left)),
+        skipped=(*plan.machine.left_out, *dict.fromkeys(left)),
         seconds=round(journal.seconds, 1),
         budget_s=plan.order.budget_s,
         complete=not journal.cut,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -18,15 +19,17 @@ from repaconv.runs import PLAN
 class Kept(Record):
     """A step that ran: of what, what it wrote by hash, whether that is sound, and how long it took."""
 
-    made_of: dict[str, str]
-    wrote: dict[str, str]
-    sound: bool
+    FORMER: ClassVar[Mapping[str, str]] = {"wrote": "outputs", "made_of": "inputs", "sound": "passed"}
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    passed: bool
     seconds: float
 
     @property
     def key(self) -> str:
         """The same for the same step of the same things."""
-        return key_of(self.made_of)
+        return key_of(self.inputs)
 
 
 class _Page(Record):
@@ -71,23 +74,23 @@ class Journal:
         kept = self.steps.get(step.name)
         if kept is None:
             return "it has not run yet"
-        if not kept.sound:
+        if not kept.passed:
             return "it did not pass the last time"
         now = self.made_of(step)
-        if changed := [name for name in {**kept.made_of, **now} if kept.made_of.get(name) != now.get(name)]:
+        if changed := [name for name in {**kept.inputs, **now} if kept.inputs.get(name) != now.get(name)]:
             return f"changed: {', '.join(changed)}"
-        touched = [name for name, sha256 in kept.wrote.items() if self.digests.of(self.folder / name) != sha256]
+        touched = [name for name, sha256 in kept.outputs.items() if self.digests.of(self.folder / name) != sha256]
         gone = [name for name in touched if self.digests.of(self.folder / name) == GONE]
         return f"{gone[0]} is gone" if gone else f"{touched[0]} was changed" if touched else ""
 
     def owns(self, name: str) -> bool:
         """Whether a step is of this plan, and what it wrote is as it was."""
         kept = self.steps.get(name)
-        return kept is not None and all(self.digests.of(self.folder / at) == sha for at, sha in kept.wrote.items())
+        return kept is not None and all(self.digests.of(self.folder / at) == sha for at, sha in kept.outputs.items())
 
     def files(self, name: str) -> list[Path]:
         """What a step wrote."""
-        return [self.folder / each for each in self.steps[name].wrote] if name in self.steps else []
+        return [self.folder / each for each in self.steps[name].outputs] if name in self.steps else []
 
     def keep(self, name: str, kept: Kept | None) -> None:
         """Note a step that ran, or forget one; the page is written at once, so that a walk broken off goes on here."""
@@ -99,4 +102,4 @@ class Journal:
     def _result(self, name: str) -> str:
         """What a step left, as it lies there now."""
         kept = self.steps.get(name)
-        return key_of({at: self.digests.of(self.folder / at) for at in kept.wrote}) if kept else GONE
+        return key_of({at: self.digests.of(self.folder / at) for at in kept.outputs}) if kept else GONE

@@ -102,7 +102,7 @@ def _idle(steps: Sequence[Step], journal: Journal, others: Iterable[str]) -> lis
 
 def _let_go(journal: Journal, name: str) -> Done:
     """Remove what a step wrote that the plan has no more."""
-    remove_written({journal.folder / at: sha256 for at, sha256 in journal.steps[name].wrote.items()})
+    remove_written({journal.folder / at: sha256 for at, sha256 in journal.steps[name].outputs.items()})
     journal.keep(name, None)
     return Done(name, "removed", "the plan has it no more")
 
@@ -110,9 +110,9 @@ def _let_go(journal: Journal, name: str) -> Done:
 def _keep(journal: Journal, step: Step, made_of: Mapping[str, str], made: Made, seconds: float) -> None:
     """Note what was made; what it wrote before under other names goes."""
     wrote = {os.path.relpath(path, journal.folder): journal.digests.of(path) for path in made.wrote}
-    before = journal.steps[step.name].wrote if step.name in journal.steps else {}
+    before = journal.steps[step.name].outputs if step.name in journal.steps else {}
     remove_written({journal.folder / at: sha256 for at, sha256 in before.items() if at not in wrote})
-    journal.keep(step.name, Kept(made_of=dict(made_of), wrote=wrote, sound=made.sound, seconds=round(seconds, 3)))
+    journal.keep(step.name, Kept(inputs=dict(made_of), outputs=wrote, passed=made.sound, seconds=round(seconds, 3)))
 
 
 class _Pace:

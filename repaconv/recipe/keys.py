@@ -91,12 +91,12 @@ SECTIONS: dict[str, type[Order]] = {
 
 NOT_HERE: dict[str, tuple[str, ...]] = {
     "convert": ("settings", "weights", "out", "force"),
-    "build": ("form", "unverified"),
-    "bundle": ("checkpoint", "form", "unverified", "out"),
+    "build": ("preset", "allow_unverified"),
+    "bundle": ("checkpoint", "preset", "allow_unverified", "out"),
     "report": (),
     "verify": ("checkpoint", "drift", "out"),
-    "export": ("precision", "form", "unverified"),
-    "bench": ("form", "update_baseline", "accept_inconclusive", "unverified", "out"),
+    "export": ("precision", "preset", "allow_unverified"),
+    "bench": ("preset", "update_baseline", "accept_inconclusive", "allow_unverified", "out"),
 }
 """What a section's order may be asked for elsewhere, and no recipe says."""
 
@@ -139,7 +139,7 @@ class Recipe(Record):
         default=None, description="SHA-256 of the checkpoint; any other file is refused.", pattern="^[0-9a-fA-F]{64}$"
     )
     out: str | None = Field(default=None, description="Run folder; the default is repaconv-out/<name of the recipe>.")
-    form: str = Field(
+    preset: str = Field(
         default="default", description="How graphs are written: default, official, fastest-known or tune's file."
     )
     set: dict[str, str | int | float | bool | list[int]] = Field(
@@ -169,7 +169,7 @@ class Recipe(Record):
         }
 
 
-FORMER: dict[str, str] = {}
+FORMER = {"form": "preset"}
 """Top-level keys that had another name in the previous release, and are still read for this one."""
 
 

@@ -208,7 +208,7 @@ def _path(value: Any, away: str, section: str, key: str) -> Any:
         return value
     paths = {"checkpoint", "out"} if not section else {each.name for each in knobs(SECTIONS[section]) if each.is_path}
     path = key in paths or (key == "target" and value.endswith(".toml"))
-    path |= not section and ((key == "arch" and bool(own_file(value))) or (key == "form" and value.endswith(".json")))
+    path |= not section and ((key == "arch" and bool(own_file(value))) or (key == "preset" and value.endswith(".json")))
     return Path(os.path.normpath(Path(away, value))).as_posix() if path else value
 
 

@@ -86,7 +86,7 @@ def folded_block(
         FoldStep(
             module=prefix.rstrip("."),
             folded=told,
-            left=left,
+            not_folded=left,
             equation=equation,
             max_rel_error=relative_difference(*pair, shape),
         ),

@@ -107,8 +107,8 @@ def starts(machine: Machine, called: Called, *, lossy: bool, here: bool) -> Iter
             settings = engine.tries(precision) if here and isinstance(engine, Tunable) else ()
             tries = [{"settings": each} for each in settings] + _ways(called, "streams" in engine.can)
             yield start, tries
-            for quantiser in device.quantisers if precision == "int8" else ():
-                yield start.model_copy(update={"quantiser": quantiser}), tries
+            for quantizer in device.quantizers if precision == "int8" else ():
+                yield start.model_copy(update={"quantizer": quantizer}), tries
 
 
 def _ways(called: Called, streams: bool) -> list[dict[str, int]]:

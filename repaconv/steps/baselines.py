@@ -102,7 +102,7 @@ def by_baseline(
         hint = "Write a baseline of this machine with --update-baseline."
     if (doubted and found.verdict == "passed") or (not found.same_machine and (doubted or found.verdict == "failed")):
         found = found.model_copy(update={"verdict": "inconclusive"})
-    return Judged(found.verdict, found.told, hint if found.verdict == "inconclusive" else "", found, of=of)
+    return Judged(found.verdict, found.description, hint if found.verdict == "inconclusive" else "", found, of=of)
 
 
 IS_OF = "the baseline is of"
@@ -160,9 +160,9 @@ def baseline_of(done: BenchArtefact) -> Baseline:
         network=done.network,
         p50_ms=subject.p50_ms,
         subject_ms=subject.samples_ms,
-        yardstick_sha256=beside[0].sha256 if beside else "",
-        yardstick_ms=beside[0].samples_ms if beside else (),
-        openings=done.openings,
+        reference_sha256=beside[0].sha256 if beside else "",
+        reference_ms=beside[0].samples_ms if beside else (),
+        session_loads=done.session_loads,
         machine=dict(done.machine),
     )
 
@@ -184,7 +184,7 @@ def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) 
     machines = [here] if here in fitting else list(fitting) if yardstick else []
     rows = [
         regression(_timed(now), _timed(fitting[machine]), allowed).model_copy(
-            update={"yardstick": yardstick, "machine": machine, "same_machine": machine == here}
+            update={"reference": yardstick, "machine": machine, "same_machine": machine == here}
         )
         for machine in machines
     ]
@@ -196,7 +196,7 @@ def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Base
     key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
     found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
     other = {m for m, then in found.items() if now.network and then.network and now.network.is_other(then.network)}
-    fits = {m: then for m, then in found.items() if not named or then.yardstick_sha256 == now.yardstick_sha256}
+    fits = {m: then for m, then in found.items() if not named or then.reference_sha256 == now.reference_sha256}
     return {machine: then for machine, then in fits.items() if machine not in other}
 
 
@@ -207,8 +207,8 @@ def _timed(kept: Baseline) -> Timed:
     from repaconv.measure.statistics import Timed
 
     subject = np.asarray(kept.subject_ms)
-    yardstick = np.asarray(kept.yardstick_ms) if kept.yardstick_ms else np.full_like(subject, 1000.0)
-    return Timed(subject, yardstick, kept.openings)
+    yardstick = np.asarray(kept.reference_ms) if kept.reference_ms else np.full_like(subject, 1000.0)
+    return Timed(subject, yardstick, kept.session_loads)
 
 
 def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:

@@ -70,11 +70,11 @@ class Candidates:
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
 
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
-        """A runtime in a precision, from its target's default form; another quantiser's in that form alone, which takes
+        """A runtime in a precision, from its target's default form; another quantizer's in that form alone, which takes
         half a minute.
 
         Raises:
-            EnvironmentProblem: If its quantiser is not here.
+            EnvironmentProblem: If its quantizer is not here.
             Refused: If the export is not sound or its weights take more than 2 GiB.
             UsageProblem: If the runtime takes networks, and this is a graph.
         """
@@ -85,12 +85,12 @@ class Candidates:
             self.subject.network(DEPLOY)
             return Arm(start, (), tuple(tries))
         graphs, precision = self._graphs(device), start.precision
-        newest = int8_for(device, start.quantiser).opset(device.newest) if precision == "int8" else device.newest
+        newest = int8_for(device, start.quantizer).opset(device.newest) if precision == "int8" else device.newest
         fit = tuple(name for name, rewrite in graphs.rewrites.items() if rewrite.opset <= newest)
         fit = device.kept(fit, precision)
         usual = usual_form(device, self.subject.folded.called)
         default = tuple(name for name in fit if name in usual)
-        return Arm(start.model_copy(update={"rewrites": default}), () if start.quantiser else fit, tuple(tries))
+        return Arm(start.model_copy(update={"rewrites": default}), () if start.quantizer else fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:
         """The network exported for a target, and which of the rewrites change that."""
@@ -100,7 +100,7 @@ class Candidates:
             size=self.subject.folded.image_size,
             opset=device.opset,
             newest=device.newest,
-            lacks=device.lacks,
+            lacks=device.unsupported_ops,
             free_size=self.subject.folded.any_image_size,
             simplifiers=(),
         )
@@ -164,14 +164,14 @@ class Candidates:
         plain = self.exact(deployment)
         if precision == "fp32" or lowers(device, precision):
             return plain
-        how = int8_for(device, deployment.quantiser)
+        how = int8_for(device, deployment.quantizer)
 
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
             calls = self.given.calibrating() if self.given else []
-            return in_precision(onnx.load(plain), precision, calls, how, deployment.keep)[0]
+            return in_precision(onnx.load(plain), precision, calls, how, deployment.fp32_modules)[0]
 
-        return self._file((plain, precision, how, deployment.keep), typed)
+        return self._file((plain, precision, how, deployment.fp32_modules), typed)
 
     def mixed(self, arm: Arm) -> list[Arm]:
         """In place of one in int8 those that leave ever more of the most sensitive layers in float32."""
@@ -181,14 +181,14 @@ class Candidates:
         from repaconv.steps.sensitivity import sensitivities
 
         start = arm.start
-        if start.precision != "int8" or start.keep or self.given is None:
+        if start.precision != "int8" or start.fp32_modules or self.given is None:
             return []
         if start.target not in self.sensitive:
             plain, calls = onnx.load(self.exact(start)), self.given.calibrating()
             found = sensitivities(plain, calls, load_target(start.target), progress=self.progress)
             self.sensitive[start.target] = tuple(found)
         steps = nested([each.layers for each in self.sensitive[start.target]])
-        return [arm._replace(start=start.model_copy(update={"keep": keep})) for keep in steps]
+        return [arm._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
     def deployable(self, deployment: Deployment) -> Path | Network:
         """What its runtime opens."""

@@ -89,7 +89,7 @@ class Judge:
 
     def convert(self, done: ConvertArtefact) -> None:
         """What converting lost, on images that neither fitted nor chose."""
-        self.note("convert", "judged", done.judged.verdict, told_of(done.judged), ("convert",))
+        self.note("convert", "judged", done.evaluation.verdict, told_of(done.evaluation), ("convert",))
 
     def export(self, done: ExportArtefact) -> None:
         """Links of the graph, and what the target does not take of it."""

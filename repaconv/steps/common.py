@@ -24,7 +24,7 @@ def made_by(*packages: str) -> dict[str, str]:
 
 def with_files(artefact: AnyArtefact, took: Sequence[Path], wrote: Sequence[Path]) -> AnyArtefact:
     """Tell the caller which files a stage took and wrote."""
-    return artefact.model_copy(update={"took": tuple(map(str, took)), "wrote": tuple(map(str, wrote))})
+    return artefact.model_copy(update={"input_files": tuple(map(str, took)), "output_files": tuple(map(str, wrote))})
 
 
 def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
     exported, variant = export.artefact, export.variant.training.name
     path = run.training_onnx(variant)
     plain = exported.model_dump(mode="json")
-    like = {key: plain[key] for key in ("exporter_opset", "lacks", "batch", "image_size", "made_by")}
+    like = {key: plain[key] for key in ("exporter_opset", "unsupported_ops", "batch", "image_size", "made_by")}
     if _is_known(path, folded, like):
         return path
     slot = path.with_suffix(".json")
@@ -162,7 +162,7 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
         size=subject.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         opset=exported.exporter_opset or exported.opset,
         newest=exported.opset,
-        lacks=exported.lacks,
+        lacks=exported.unsupported_ops,
         batch=None if exported.batch in ("dynamic", subject.folded.batch) else int(exported.batch),
         free_size=exported.image_size == "dynamic",
     )

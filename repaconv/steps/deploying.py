@@ -56,10 +56,10 @@ def given_form(order: AnyOrder, folded: FoldArtefact) -> Given[AnyOrder]:
     lower precision is asked for, that stands, and the form alone is taken.
     """
     asked: Any = order
-    tuned = deployed(asked.form, folded)
+    tuned = deployed(asked.preset, folded)
     if tuned is None:
-        return Given(order, None, None if asked.form is None else str(asked.form))
-    form, best = asked.form if asked.form in NAMED else Path(asked.form).name, tuned.deployment
+        return Given(order, None, None if asked.preset is None else str(asked.preset))
+    form, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
     if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
         return Given(order, None, form)
     return Given(replace(asked, target=best.target, precision=best.precision), best, form)
@@ -78,13 +78,13 @@ def export_given(order: ExportOrder, folded: FoldArtefact) -> ExportOrder:
     if takes_networks(device):
         raise UsageProblem(
             f"{given.way.runtime} runs the run's PyTorch module directly, so there is nothing to export.",
-            hint=f"Measure it: repaconv bench --form {order.form}.",
+            hint=f"Measure it: repaconv bench --preset {order.preset}.",
             code="export.nothing",
         )
     typed = "fp32" if lowers(device, given.way.precision) else given.way.precision
     if typed in ("fp16", "int8") and not (order.inputs or order.images):
         raise UsageProblem(
-            f"{order.form} uses {typed}, and no images for its value ranges were given.",
+            f"{order.preset} uses {typed}, and no images for its value ranges were given.",
             hint="Give the images that it was tuned with: --images DIR, or --inputs FILE.npz.",
             code="form.images",
         )

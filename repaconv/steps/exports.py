@@ -15,7 +15,7 @@ from repaconv.variants import Variant, usual_size
 if TYPE_CHECKING:
     from repaconv.targets import Target
 
-_BEARS_ON_GRAPHS = {"opset", "newest_opset", "forms", "lacks", "forbids", "typed_by"}
+_BEARS_ON_GRAPHS = {"opset", "newest_opset", "forms", "unsupported_ops", "forbids", "typed_by"}
 
 
 class Export(NamedTuple):
@@ -28,7 +28,9 @@ class Export(NamedTuple):
 
 def target_sha256(device: Target) -> str:
     """What a target says that bears on graphs: two of one name may say another."""
-    return sha256_of_bytes(canonical_json(device.model_dump(mode="json", include=_BEARS_ON_GRAPHS)).encode())
+    plain = device.model_dump(mode="json", include=_BEARS_ON_GRAPHS)
+    plain["lacks"] = plain.pop("unsupported_ops")  # its former name, so that earlier exports keep their hash
+    return sha256_of_bytes(canonical_json(plain).encode())
 
 
 def exports_of(run: runs.Run, folded: FoldArtefact) -> list[Export]:
@@ -88,12 +90,12 @@ def export_for(
     found = [each for each in found if each.artefact.target_sha256 == target_sha256(device)]
     if model is not None:
         found = [each for each in found if _file(run, each).resolve() == model.resolve()]
-    found = [each for each in found if form in (None, each.artefact.form)]
+    found = [each for each in found if form in (None, each.artefact.preset)]
     if not found:
         raise _none(run, every, target, device, precision, model, form)
     if len(found) == 1:
         return found[0]
-    usual = (batch or folded.batch, size, False, form or folded.form, None, ())
+    usual = (batch or folded.batch, size, False, form or folded.preset, None, ())
     exact = [each for each in found if _asked(each) == usual]
     fitting = [each for each in found if _takes(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
@@ -108,7 +110,7 @@ def export_for(
 
 def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str, int | None, tuple[str, ...]]:
     has = export.artefact
-    return has.batch, has.image_size, has.preprocessing, has.form, has.chosen_opset, has.fp32_modules
+    return has.batch, has.image_size, has.preprocessing, has.preset, has.chosen_opset, has.fp32_modules
 
 
 def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
@@ -152,5 +154,5 @@ def _none(
         none += " but for what the target said before"
     others = ", ".join(each.variant.full for each in every)
     told = f"; it has {others}" if others else ""
-    options = f"{wanted.options} --form {form}" if form else wanted.options
+    options = f"{wanted.options} --preset {form}" if form else wanted.options
     return UsageProblem(f"{none}{told}.", hint=f"repaconv export {options}", code="run.no-model")

@@ -30,7 +30,7 @@ class Written(NamedTuple):
     name: str
     rewrites: tuple[str, ...] | None
     keep: tuple[str, ...] = ()
-    quantiser: str = ""
+    quantizer: str = ""
 
 
 def shapes_sha256(shapes: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
     if form == FASTEST:
         return Written(FASTEST, _known(shapes).deployment.rewrites)
     found = _tuned(Path(form), shapes).deployment
-    return Written(Path(form).name, found.rewrites, found.keep, found.quantiser)
+    return Written(Path(form).name, found.rewrites, found.fp32_modules, found.quantizer)
 
 
 def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
@@ -99,7 +99,7 @@ def _tuned(path: Path, shapes: str) -> TuneArtefact:
     return tuned
 
 
-def written_for(asked: str | None, subject: Subject, device: Target, quantiser: str | None) -> Written:
+def written_for(asked: str | None, subject: Subject, device: Target, quantizer: str | None) -> Written:
     """The form that is asked for here, else the one that was where the network was folded, and who writes int8: who is
     asked for, else who does in that form if that is for such a target.
 
@@ -109,11 +109,11 @@ def written_for(asked: str | None, subject: Subject, device: Target, quantiser: 
     """
     folded = subject.folded
     if asked is None:
-        found = Written(folded.form, folded.rewrites, folded.keep, folded.quantiser)
+        found = Written(folded.preset, folded.rewrites, folded.fp32_modules, folded.quantizer)
     else:
         found = chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
-    own = found.quantiser if found.quantiser in device.quantisers else ""
-    return found._replace(quantiser=quantiser or own)
+    own = found.quantizer if found.quantizer in device.quantizers else ""
+    return found._replace(quantizer=quantizer or own)
 
 
 def remembered(path: Path) -> TuneArtefact | None:
@@ -139,7 +139,7 @@ def _known(shapes: str) -> TuneArtefact:
     if not found:
         raise UsageProblem(
             "no result of `tune` for this network's shapes was found on this machine.",
-            hint="Run `repaconv tune CHECKPOINT` once, or give --form default.",
+            hint="Run `repaconv tune CHECKPOINT` once, or give --preset default.",
             code="form.unknown",
         )
     searched = {id(tuned): sum(row.ratio is not None for row in tuned.candidates) for tuned in found}

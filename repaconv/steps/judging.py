@@ -96,9 +96,9 @@ class Judge:
     def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
         """A row of the search with what it loses, or why it was left."""
         if row.deployment in left:
-            return row.model_copy(update={"told": left[row.deployment]})
+            return row.model_copy(update={"description": left[row.deployment]})
         loss = self.seen.get(_alike(row.deployment))
-        changed = loss._asdict() | {"told": loss.told or row.told} if loss else {}
+        changed = loss._asdict() | {"description": loss.told or row.description} if loss else {}
         return row.model_copy(update=changed)
 
     def _opened(self, deployment: Deployment) -> Session:
@@ -150,12 +150,12 @@ def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple
     loss = judge.held_out(rows[0].deployment)
     if not loss.told:
         return rows, loss
-    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and row.told == "finalist"]
+    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and row.description == "finalist"]
     exact = [row for row in exact if row.ratio is not None and row.ratio.low > 1]
     exact += [row for row in rows if row.deployment == baseline]
-    given_up = rows[0].model_copy(update={"told": f"{loss.told}, on images that chose nothing"})
+    given_up = rows[0].model_copy(update={"description": f"{loss.told}, on images that chose nothing"})
     others = [row for row in rows[1:] if row is not exact[0]]
-    return [exact[0].model_copy(update={"told": "the best exact one"}), given_up, *others], loss
+    return [exact[0].model_copy(update={"description": "the best exact one"}), given_up, *others], loss
 
 
 def _alike(deployment: Deployment) -> Deployment:

@@ -72,7 +72,7 @@ def _in_parts(
         if method != "auto" or ratio is not None:
             raise Refused(
                 f"nothing in this {type(module).__name__} folds as asked for: {why.message} "
-                f"In parts: {'; '.join(steps[0].left) or 'none is a known fold.'}",
+                f"In parts: {'; '.join(steps[0].not_folded) or 'none is a known fold.'}",
                 hint="Leave out the method and the idle ratio, and whatever folds is folded.",
                 code="live.nothing",
             )
@@ -95,7 +95,11 @@ def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
     """
     if not isinstance(why, Refused) or why.code not in ("method.mismatch", "live.other"):
         raise why
-    return step if why.code == "method.mismatch" else step.model_copy(update={"left": (why.message, *step.left)})
+    return (
+        step
+        if why.code == "method.mismatch"
+        else step.model_copy(update={"not_folded": (why.message, *step.not_folded)})
+    )
 
 
 def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:

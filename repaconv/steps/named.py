@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from repaconv import registry
 from repaconv.errors import RepaconvError, nearest
-from repaconv.exporters.precision import QUANTISERS
+from repaconv.exporters.precision import QUANTIZERS
 from repaconv.exporters.simplify import TOOLS
 from repaconv.proof.policy import LINKS
 from repaconv.recipe import Recipe, Wrong, own_file
@@ -82,7 +82,7 @@ def _names(recipe: Recipe) -> Iterator[_Lacking]:
     if recipe.export:
         exported = [
             (("export", "simplifier"), recipe.export.simplifier, simplifiers),
-            (("export", "quantiser"), recipe.export.quantiser or QUANTISERS[0], QUANTISERS),
+            (("export", "quantizer"), recipe.export.quantizer or QUANTIZERS[0], QUANTIZERS),
         ]
     for keys, name, known in (
         (("method",), recipe.method, methods),

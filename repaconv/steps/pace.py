@@ -126,7 +126,7 @@ class Track:
             size=config.image_size,
             opset=device.opset,
             newest=device.newest,
-            lacks=device.lacks,
+            lacks=device.unsupported_ops,
             rewrites=chosen(usual_form(device, method), device.newest).rewrites,
         )
         ways = Proving(DEPLOY, spec, reading.tolerances, self.scratch, self.progress)

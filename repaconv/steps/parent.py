@@ -45,7 +45,7 @@ class ParentLink:
         from repaconv.converting.parting import role_in_training, role_of
 
         role = role_in_training if isinstance(self.done, FinetuneArtefact) else role_of
-        judges = np.asarray([role(image) == "judging" for image in batch.images])
+        judges = np.asarray([role(image) == "test" for image in batch.images])
         self.left_out += int((~judges).sum())
         if not judges.any():
             return

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from repaconv.targets import Target
 
 
-def require_computed(device: Target, precision: str, quantiser: str) -> None:
+def require_computed(device: Target, precision: str, quantizer: str) -> None:
     """Refuse what the target does not compute in, or makes of a float32 graph itself; and see `int8_for`.
 
     Raises:
-        EnvironmentProblem: If the quantiser is not here.
+        EnvironmentProblem: If the quantizer is not here.
         UsageProblem: Saying what it computes in.
     """
     if precision not in device.precisions:
@@ -57,30 +57,30 @@ def require_computed(device: Target, precision: str, quantiser: str) -> None:
             code="precision",
         )
     if precision == "int8":
-        int8_for(device, quantiser)
+        int8_for(device, quantizer)
 
 
-def int8_for(device: Target, quantiser: str = "") -> Int8:
-    """How a target takes int8, by that quantiser; by ONNX Runtime's where none is named.
+def int8_for(device: Target, quantizer: str = "") -> Int8:
+    """How a target takes int8, by that quantizer; by ONNX Runtime's where none is named.
 
     Raises:
         EnvironmentProblem: If it is not here.
         UsageProblem: If there is none of that name, or it is not for such a target.
     """
     from repaconv.exporters.by_nncf import require_nncf
-    from repaconv.exporters.precision import QUANTISERS, Int8
+    from repaconv.exporters.precision import QUANTIZERS, Int8
 
-    by, symmetric = quantiser or QUANTISERS[0], "zero-points" in device.forbids
-    if by not in QUANTISERS:
+    by, symmetric = quantizer or QUANTIZERS[0], "zero-points" in device.forbids
+    if by not in QUANTIZERS:
         raise UsageProblem(
             f"there is no quantizer {by!r}.",
-            hint=f"{nearest(by, QUANTISERS)}Known: {', '.join(QUANTISERS)}.",
+            hint=f"{nearest(by, QUANTIZERS)}Known: {', '.join(QUANTIZERS)}.",
             code="quantiser",
         )
-    if by != QUANTISERS[0] and symmetric:
+    if by != QUANTIZERS[0] and symmetric:
         raise UsageProblem(
             f"{device.name} takes no zero points, and {by} writes int8 for processors.",
-            hint="Leave --quantiser out.",
+            hint="Leave --quantizer out.",
             code="quantiser",
         )
     if by.startswith("nncf"):
@@ -135,7 +135,7 @@ def typed_lower(
     from repaconv.proof.traces import OnnxTrace
 
     progress(f"to {precision}", 0, 0)
-    calibrating, how = given.calibrating(), int8_for(device, form.quantiser)
+    calibrating, how = given.calibrating(), int8_for(device, form.quantizer)
     typed, kept = in_precision(model, precision, calibrating, how, form.keep, nodes)
     allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)

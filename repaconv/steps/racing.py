@@ -60,7 +60,7 @@ class Race:
             target=self.track.device.name,
             wanted=self.wanted,
             reached=self.raced[taken],
-            raced=tuple(Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.raced.items()),
+            speed_trials=tuple(Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.raced.items()),
             machine=str(cpu_model()),
         )
         write_payload(folder / UNCONVERTED, self.track.graph.read_bytes())
@@ -128,7 +128,7 @@ def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, order: Seq
     from repaconv.converting.sequence import convert
     from repaconv.converting.streams import Streams
 
-    streams = Streams(plain, parted.fitting.images[:FEW])
+    streams = Streams(plain, parted.calibration.images[:FEW])
 
     def measure(count: int) -> float:
         blocks = tuple(sorted(order[:count]))

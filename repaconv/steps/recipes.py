@@ -59,7 +59,7 @@ class Placed(NamedTuple):
     @property
     def tuned(self) -> str | None:
         """Tune's file, which says how a graph is run; none of the forms that have a name."""
-        return None if self.recipe.form in NAMED else self.recipe.form
+        return None if self.recipe.preset in NAMED else self.recipe.preset
 
     def place(self, name: str) -> Path:
         """A path of the recipe's as it is seen from here."""
@@ -68,9 +68,9 @@ class Placed(NamedTuple):
     def placed(self, order: AnyOrder) -> AnyOrder:
         """An order whose paths, and whose target's and form's if they are some, are seen from here."""
         given = {each.name: getattr(order, each.name) for each in knobs(type(order))}
-        paths = {each.name for each in knobs(type(order)) if each.is_path and given[each.name] is not None} - {"form"}
+        paths = {each.name for each in knobs(type(order)) if each.is_path and given[each.name] is not None} - {"preset"}
         paths |= {"target"} if str(given.get("target", "")).endswith(".toml") else set()
-        paths |= {"form"} if given.get("form") not in (None, *NAMED) else set()
+        paths |= {"preset"} if given.get("preset") not in (None, *NAMED) else set()
         return replace(order, **{name: str(self.place(given[name])) for name in paths})
 
     # --- its orders, as paths stand in it ---------------------------------------------------------------
@@ -84,27 +84,27 @@ class Placed(NamedTuple):
         """What export is asked for; ranges of a lower precision are those of what is verified, unless given."""
         section, verified = self.recipe.export or ExportSection(), self.recipe.verify
         ranges = section if section.inputs or section.images else verified
-        form = None if self.recipe.form == DEFAULT else self.recipe.form
+        form = None if self.recipe.preset == DEFAULT else self.recipe.preset
         kept = None if precision == "fp32" else section.keep_fp32
-        changed = {"precision": precision, "form": form, "keep_fp32": kept}
+        changed = {"precision": precision, "preset": form, "keep_fp32": kept}
         return ExportOrder.of(section, **changed, inputs=ranges.inputs, images=ranges.images)
 
     def built(self) -> BuildOrder:
         """What build is asked for."""
         section = self.recipe.build or BuildSection()
-        return BuildOrder.of(section, target=section.target or self.target, form=self.tuned)
+        return BuildOrder.of(section, target=section.target or self.target, preset=self.tuned)
 
     def bundled(self) -> BundleOrder:
         """What bundle is asked for; its images are those that are verified, unless given."""
         section, verified = self.recipe.bundle or BundleSection(), self.recipe.verify
         given = section if section.inputs or section.images else verified
         images = {"inputs": given.inputs, "images": given.images, "count": section.count or verified.count}
-        return BundleOrder.of(section, target=section.target or self.target, form=self.tuned, **images)
+        return BundleOrder.of(section, target=section.target or self.target, preset=self.tuned, **images)
 
     def measured(self) -> BenchOrder:
         """What bench is asked for: without a baseline, which judges what was measured and is none of it."""
         section = self.recipe.bench or BenchSection()
-        return BenchOrder.of(section, baseline=None, target=section.target or self.target, form=self.tuned)
+        return BenchOrder.of(section, baseline=None, target=section.target or self.target, preset=self.tuned)
 
     # --- what steps are made of -------------------------------------------------------------------------
 
@@ -116,10 +116,10 @@ class Placed(NamedTuple):
 
     def files(self, order: Order) -> dict[str, Path]:
         """The files and folders that an order names."""
-        names = {each.name for each in knobs(type(order)) if each.is_path} - {"form", "out", "timing_cache"}
+        names = {each.name for each in knobs(type(order)) if each.is_path} - {"preset", "out", "timing_cache"}
         named = [str(getattr(order, name)) for name in names if getattr(order, name) is not None]
         named += [name for name in (str(getattr(order, "target", "")),) if name.endswith(".toml")]
-        form = getattr(order, "form", None)
+        form = getattr(order, "preset", None)
         named += [form] if form not in (None, *NAMED) else []
         found = {name: self.place(name) for name in sorted(named)}
         every = [_with_companions(name, path) for name, path in found.items()]

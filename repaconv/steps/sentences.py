@@ -22,7 +22,7 @@ def told_of(link: Link) -> str:
     if link.metrics and link.tolerance:
         words.append(f"max rel {link.metrics.max_rel_error:.1e} on {link.metrics.images} images")
         exact = link.tolerance.kind == "exact"
-        words.append(f"{link.tolerance.told} is allowed" if exact else f"lossy: {link.lossy_told}")
+        words.append(f"{link.tolerance.description} is allowed" if exact else f"lossy: {link.lossy_told}")
         if exact and link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
     if link.accuracy:

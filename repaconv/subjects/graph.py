@@ -93,7 +93,7 @@ class GraphSubject:
         if not self.folded.changes:
             return self._form(given, double=double)
         typed = not (double and unsupported(known, WIDER))
-        return self._form(folded(self.source, given, self.folded.taken_back, typed=typed)[0], double=double)
+        return self._form(folded(self.source, given, self.folded.reverted, typed=typed)[0], double=double)
 
     @cached_property
     def stored(self) -> GraphForm:

@@ -121,7 +121,7 @@ def source_of(folded: FoldArtefact, moved: str | Path | None) -> Path:
     Raises:
         Refused: If it is gone or has changed.
     """
-    path, what = Path(moved) if moved else Path(folded.origin.path), folded.origin_told
+    path, what = Path(moved) if moved else Path(folded.origin.path), folded.origin_kind
     if not path.is_file():
         raise Refused(
             f"the run's {what} {path} is not there.",

@@ -43,6 +43,6 @@ def recorded(
         "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
         "operators": operators_of(after.model),
         "changes": tuple(changes),
-        "left": (*left, *(standing(smaller) if looked_into(after.model) else ())),
+        "not_folded": (*left, *(standing(smaller) if looked_into(after.model) else ())),
         "links": tuple(links),
     }

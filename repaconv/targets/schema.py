@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from repaconv import registry
-from repaconv.artefacts import Limits, Record
+from repaconv.artefacts import PREVIOUS, Limits, Record
 from repaconv.errors import UsageProblem
 from repaconv.toml import Lines, first_problem, parse_toml, read_toml
 
@@ -29,11 +30,13 @@ class BenchDefaults(Record):
 class Variant(Record):
     """What is another on the same device with another system; what is left out is the target's."""
 
+    FORMER: ClassVar[Mapping[str, str]] = {"lacks": "unsupported_ops"}
+
     runtime: str | None = None
     runtime_version: str | None = None
     board_python: str | None = None
     opset: int | None = None
-    lacks: tuple[str, ...] | None = None
+    unsupported_ops: tuple[str, ...] | None = None
     forbids: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
 
@@ -54,17 +57,19 @@ class Target(Record):
             precision's name, those that its graphs keep; under ``safest`` those of a processor that nobody measured.
         measured: By processor family (`repaconv.measure.processors`), on what the default form there rests, and when. A
             family may have forms of its own, ``default@amx``, or a method: ``pyra@amx``.
-        lacks: Operators that the parser does not know in that opset.
+        unsupported_ops: Operators that the parser does not know in that opset.
         forbids: What else it does not take; see `repaconv.exporters.rules`.
         domains: Of operators that it knows beside ONNX's own.
         precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
         typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
-        quantisers: Beside ONNX Runtime's, those whose int8 graphs are worth a try on this runtime (`tune`).
+        quantizers: Beside ONNX Runtime's, those whose int8 graphs are worth a try on this runtime (`tune`).
         source: Where this is from.
         beside: Targets that are other runtimes on the same device, which `tune` tries.
         limits: What it can do at most: what `bench --estimate` goes by. A family of cards has none.
         variants: The same device with other systems: ``orin-nano@jp5.1``.
     """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"lacks": "unsupported_ops", "quantisers": "quantizers"}
 
     name: str = Field(pattern=r"^[\w-]+(@[\w-]+(\.\d+)*)?$")
     about: str
@@ -77,14 +82,14 @@ class Target(Record):
     newest_opset: int | None = None
     forms: dict[str, tuple[str, ...]] = Field(default={})
     measured: dict[str, str] = Field(default={})
-    lacks: tuple[str, ...] = ()
+    unsupported_ops: tuple[str, ...] = ()
     forbids: tuple[
         Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
     ] = ()
     domains: tuple[str, ...] = ()
     precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
-    quantisers: tuple[Literal["onnxruntime-symmetric", "nncf", "nncf-symmetric"], ...] = ()
+    quantizers: tuple[Literal["onnxruntime-symmetric", "nncf", "nncf-symmetric"], ...] = ()
     source: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     bench: BenchDefaults
@@ -188,7 +193,7 @@ def parse(text: str, where: str) -> Target:
 
 def _validated(table: dict[str, Any], lines: Lines, where: str) -> Target:
     try:
-        return Target.model_validate(table)
+        return Target.model_validate(table, context=PREVIOUS)  # a user's file may have former names
     except ValidationError as error:
         raise UsageProblem(
             first_problem(error, where, lines), hint="See repaconv/targets/x86-64.toml.", code="target.invalid"

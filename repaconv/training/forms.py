@@ -32,7 +32,7 @@ def form(order: ConvertOrder, original: Original, found: Checkpoint, parted: Par
         UsageProblem: If what is asked for makes no sense for it.
     """
     progress("take the weights over", 0, 0)
-    images, record = parted.fitting.images, found.record
+    images, record = parted.calibration.images, found.record
     if isinstance(original, PoolFormer):
         if order.method == "riformer":
             return affines.formed(original, images, record, dict(order.settings or {}))
@@ -55,7 +55,7 @@ def _gated(order: ConvertOrder, plain: Plain, found: Checkpoint, parted: Parted,
             hint=f"Give the number of blocks: --blocks {max(1, len(plain.blocks) // 2)}.",
             code="convert.blocks",
         )
-    images = parted.fitting.images
+    images = parted.calibration.images
     if order.criterion == "sigma":
         best = score(plain, torch.split(images, AT_ONCE), order.kernel).by_sigma
     else:

@@ -31,7 +31,7 @@ def load(path: Path) -> State:
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise Refused(
             f"{path} is not the state of an interrupted training.",
-            hint="Start from the beginning with --again.",
+            hint="Start from the beginning with --restart.",
             code="finetune.state",
         ) from error
 

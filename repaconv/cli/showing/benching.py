@@ -25,14 +25,14 @@ def show(done: BenchArtefact) -> None:
     if done.agreement and done.agreement.metrics:
         link, seen = done.agreement, done.agreement.metrics
         words = f" ({plain(link.note)})" if link.note else ""
-        allowed = link.lossy_told or (f"{link.tolerance.told} is allowed" if link.tolerance else "")
+        allowed = link.lossy_told or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
         limit = f", {plain(allowed)}" if allowed else ""
         on = f" on {plain(link.inputs)}" if link.inputs else ""
         out().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {coloured(link.verdict)}{words}")
     elif done.agreement:
         out().print(f"outputs were not compared: {plain(done.agreement.note)}")
     if kept := done.regression:
-        out().print(f"{plain(kept.told)}: {coloured(kept.verdict)}")
+        out().print(f"{plain(kept.description)}: {coloured(kept.verdict)}")
     told = "; ".join(done.quality.reasons) or "nothing speaks against it"
     out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
     if done.profile:

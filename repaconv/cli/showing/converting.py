@@ -23,28 +23,28 @@ def show(done: ConvertArtefact) -> None:
         refitted = f"; W^O of {', '.join(map(str, done.refitted))} fitted anew" if done.refitted else ""
         solved = f"; ridge {done.ridge:g}, condition {done.condition:.1e}" if done.ridge and done.condition else ""
         out().print(f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}")
-    if done.told:
-        out().print(f"{done.method}, untrained: {plain(done.told)}")
+    if done.description:
+        out().print(f"{done.method}, untrained: {plain(done.description)}")
     if done.schedule:
         out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
-    if done.pace:
-        _print_pace(done.pace)
+    if done.speed_target:
+        _print_pace(done.speed_target)
     if done.trade:
         _print_trade(done.trade)
     parts = done.images
-    out().print(f"[dim]{plain(done.inputs)}: {parts.fitting} fit, {parts.choosing} choose, {parts.judging} judge[/]")
-    if done.judged.accuracy:
-        out().print(accuracy_told(done.judged.name, done.judged.accuracy))
-    metrics = done.judged.metrics
+    out().print(f"[dim]{plain(done.inputs)}: {parts.calibration} fit, {parts.validation} choose, {parts.test} judge[/]")
+    if done.evaluation.accuracy:
+        out().print(accuracy_told(done.evaluation.name, done.evaluation.accuracy))
+    metrics = done.evaluation.metrics
     if metrics:
         divergence = "" if metrics.kl_divergence is None else f", KL {metrics.kl_divergence:.4f}"
         out().print(f"largest error {metrics.norm_error:.3f} of an image's output{divergence}")
-    out().print(f"{coloured(done.verdict)}: {plain(done.judged.note)}")
+    out().print(f"{coloured(done.verdict)}: {plain(done.evaluation.note)}")
 
 
 def _print_pace(pace: Pace) -> None:
     rows = table("merged or replaced", "speedup, 95%")
-    for each in sorted(pace.raced, key=lambda each: each.speed.median):
+    for each in sorted(pace.speed_trials, key=lambda each: each.speed.median):
         rows.add_row(*_raced(each))
     out().print(rows)
     out().print(plain(pace.told))

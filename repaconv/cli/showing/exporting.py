@@ -16,15 +16,18 @@ def show(done: ExportArtefact) -> None:
     out().print(links(done.links))
     locations(done.links)
     if done.precision != "fp32":
-        by = f" by {plain(done.quantiser)}" if done.quantiser not in ("", "onnxruntime") else ""
+        by = f" by {plain(done.quantizer)}" if done.quantizer not in ("", "onnxruntime") else ""
         out().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
-        for what, names in (("in float32 for their range", done.islands), ("not in " + done.precision, done.in_float)):
+        for what, names in (
+            ("in float32 for their range", done.fp32_nodes),
+            ("not in " + done.precision, done.unquantized_layers),
+        ):
             if names:
                 out().print(f"{len(names)} nodes {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")
     for sentence in done.violations:
         out().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
     if done.rewrites:
-        out().print(f"written as {plain(done.form)} form: {form(done.rewrites)}, {len(done.changes)} changes")
+        out().print(f"written as {plain(done.preset)} form: {form(done.rewrites)}, {len(done.changes)} changes")
     if done.unmeasured:
         out().print(
             f"[yellow]nobody measured[/] what is fast on a processor of the family {plain(done.unmeasured)}: this is "

@@ -21,20 +21,20 @@ def show(done: FinetuneArtefact) -> None:
             f"{epoch.cost:.4f}",
             "" if epoch.agreement is None else f"{epoch.agreement:.1%}",
             "" if epoch.accuracy is None else f"{epoch.accuracy:+.1%}",
-            "kept" if number == done.kept else "",
+            "kept" if number == done.best_epoch else "",
         )
         rows.add_row(*cells)
     out().print(rows)
     parts = done.images
     out().print(
-        f"[dim]{plain(done.inputs)}: {parts.fitting} train, {parts.choosing} choose, {parts.judging} judge; "
-        f"{done.precision}, rate {done.rate:g}[/]"
+        f"[dim]{plain(done.inputs)}: {parts.calibration} train, {parts.validation} choose, {parts.test} judge; "
+        f"{done.precision}, rate {done.lr:g}[/]"
     )
-    for what, link in (("before", done.judged_start), ("trained", done.judged)):
+    for what, link in (("before", done.start_evaluation), ("trained", done.evaluation)):
         if link:
             _print_judged(what, link)
-    if done.judged:
-        out().print(f"{coloured(done.verdict)}: {plain(done.judged.note)}")
+    if done.evaluation:
+        out().print(f"{coloured(done.verdict)}: {plain(done.evaluation.note)}")
 
 
 def _print_judged(what: str, link: Link) -> None:

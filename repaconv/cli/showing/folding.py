@@ -58,7 +58,7 @@ def _graph(done: GraphFold) -> None:
     if done.changes:
         changes = table("rewrite", "place", "what was done")
         for change in done.changes if whole() else done.changes[:ROWS]:
-            changes.add_row(change.rewrite, plain(change.place), plain(change.told))
+            changes.add_row(change.rewrite, plain(change.place), plain(change.description))
         out().print(changes)
         longest("changes", len(done.changes))
     counts = table("", "before", "after", "saved")
@@ -72,7 +72,7 @@ def _graph(done: GraphFold) -> None:
     out().print(counts)
     if done.changes and isinstance(done, NetworkFold) and done.exporting and done.exporting.description:
         out().print(plain(f"{done.exporting.description}, before this fold"))
-    for sentence in done.left:
+    for sentence in done.not_folded:
         out().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
     if done.links:
         out().print(links(done.links))

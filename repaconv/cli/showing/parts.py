@@ -28,7 +28,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
     for link in links:
         error, *_ = _numbers(link.metrics)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
-        told = link.tolerance.told if link.tolerance else ""
+        told = link.tolerance.description if link.tolerance else ""
         notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.lossy_told]
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
@@ -43,7 +43,7 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     rows = table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
     for link in links:
         numbers = _numbers(link.metrics)
-        allowed = link.tolerance.told if link.tolerance else ""
+        allowed = link.tolerance.description if link.tolerance else ""
         note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note]))
         verdict = coloured(link.verdict) + (f" ({plain(note)})" if note else "")
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
@@ -114,4 +114,6 @@ def size(size: Any) -> str:
 
 def rounds_of(done: BenchArtefact | ThroughputArtefact) -> str:
     """How many there were, and of how many openings."""
-    return f"{done.rounds} interleaved rounds" + (f" of {done.openings} openings" if done.openings > 1 else "")
+    return f"{done.rounds} interleaved rounds" + (
+        f" of {done.session_loads} openings" if done.session_loads > 1 else ""
+    )

@@ -23,10 +23,10 @@ def show(done: TuneArtefact) -> None:
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_more_right(row.link)] if labelled else []
-        form, told = _how(how, done.baseline), plain(row.told)
+        form, told = _how(how, done.baseline), plain(row.description)
         rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
     out().print(rows)
-    for told in done.left_out:
+    for told in done.skipped:
         out().print(f"[yellow]left out[/]: {plain(told)}")
     best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
     seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget goes on"
@@ -43,10 +43,10 @@ def show(done: TuneArtefact) -> None:
         out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing{accurate}")
     if done.images:
         out().print(f"[dim]by {plain(done.images)}[/]")
-    if done.wrote:
-        file = plain(short(done.wrote[0]))
+    if done.output_files:
+        file = plain(short(done.output_files[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
-        out().print(f"take it: repaconv export --onnx{target} --form {file}; the same options of build and bench do")
+        out().print(f"take it: repaconv export --onnx{target} --preset {file}; the same options of build and bench do")
 
 
 def _more_right(link: Link | None) -> str:
@@ -57,11 +57,11 @@ def _more_right(link: Link | None) -> str:
 def _shown(done: TuneArtefact) -> list[Candidate]:
     """The winner, then by their speed; all with -v, else the first of what was not only screened."""
     winner, *others = done.candidates
-    others = [row for row in others if row.ratio or row.link or row.told.startswith("left")]
+    others = [row for row in others if row.ratio or row.link or row.description.startswith("left")]
     others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
     if whole():
         return [winner, *others]
-    return [winner, *[row for row in others if row.told != "alone"][:SHORT]]
+    return [winner, *[row for row in others if row.description != "alone"][:SHORT]]
 
 
 def _how(way: Deployment, baseline: Deployment) -> str:
@@ -69,10 +69,10 @@ def _how(way: Deployment, baseline: Deployment) -> str:
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
     told = " ".join([*more, *less]) or "the default form"
-    kept = f"float32: {', '.join(way.keep[:FEW])}{_more(way.keep)}" if way.keep else ""
+    kept = f"float32: {', '.join(way.fp32_modules[:FEW])}{_more(way.fp32_modules)}" if way.fp32_modules else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
-    by = f"int8 by {way.quantiser}" if way.quantiser else ""
+    by = f"int8 by {way.quantizer}" if way.quantizer else ""
     return plain("; ".join(filter(None, [told, by, kept, *way.settings, streams, batch])))
 
 

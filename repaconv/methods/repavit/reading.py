@@ -134,7 +134,7 @@ class RePaViTReading(Reading):
             FoldStep(
                 module=prefix.rstrip("."),
                 folded=(f"{ffn.hidden - a} idle channels of {ffn.hidden}, both BatchNorms, the shortcut", *told),
-                left=(f"{a} channels behind the activation", "the attention norm's statistics"),
+                not_folded=(f"{a} channels behind the activation", "the attention norm's statistics"),
                 equation="eqs. 3-6",
                 max_rel_error=relative_difference((trained, block), (deploy, folded), shape),
             ),

@@ -93,7 +93,9 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
     left = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
     if reading.deployed:
         kept = {f"{name}.{key}": tensor for key, tensor in tensors.items()}
-        return FoldedPart(kept, FoldStep(module=name, folded=(), left=(f"{told}, as it is", *left), max_rel_error=0.0))
+        return FoldedPart(
+            kept, FoldStep(module=name, folded=(), not_folded=(f"{told}, as it is", *left), max_rel_error=0.0)
+        )
     trained = reading.block(name, block)
     conv = fold_block(tensors, block, reading.eps)
     folded = {f"{told}.weight": conv.weight, f"{told}.bias": conv.bias}
@@ -103,7 +105,7 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
         FoldStep(
             module=name,
             folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {told}",),
-            left=left,
+            not_folded=left,
             equation="eqs. 3-4",
             max_rel_error=_difference(trained, tensors, conv),
         ),

@@ -121,7 +121,7 @@ def _folded_block(reading: RIFormerReading, stage: int, name: str) -> FoldedPart
         FoldStep(
             module=name,
             folded=(*mixer, *scaled, "norm2's affine -> mlp.fc1"),
-            left=("both norms' statistics: they depend on the input",),
+            not_folded=("both norms' statistics: they depend on the input",),
             equation="eq. 4",
             max_rel_error=error,
         ),

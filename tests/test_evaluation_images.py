@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import repaconv as rc
+from repaconv.errors import UsageProblem
 
 RUN = Path("repaconv-out/tiny")
 SIZE = 32
@@ -51,8 +52,7 @@ def test_the_natural_order_of_int8_passes_from_fold_to_bench(tiny, repaconv, mon
 
 
 def test_what_random_images_say_of_it_is_that_it_fails(lossy):
-    np.savez("normal.npz", input=np.random.default_rng(0).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
-    found = link(rc.verify(inputs="normal.npz"))  # as they were drawn for it before
+    found = link(rc.verify(inputs=saved_normal()))  # as they were drawn for it before
     assert (found.verdict, found.inputs) == ("failed", "")
     assert found.location.reason
     assert link(rc.verify()).verdict == "passed"
@@ -112,9 +112,8 @@ def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_
     assert found.metrics.cosine > 0.999
     code, out, _ = repaconv("verify")
     assert code == 0
-    assert out.splitlines()[-1] == (
-        "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16; policy 8"
-    )
+    told = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16; policy "
+    assert out.splitlines()[-1].startswith(told)
     np.savez("given.npz", input=np.random.default_rng(1).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
     assert link(rc.verify(inputs="given.npz"), "fp16").verdict == "passed"
 
@@ -126,6 +125,28 @@ def test_a_lossy_link_shows_what_was_measured_next_to_its_limits(lossy, repaconv
     assert f"cosine {found.metrics.cosine:.4f} (limit 0.95)" in told
     assert f"error {found.metrics.norm_error:.1%} (limit 31.2%)" in told
     assert "lossy: cosine" not in told
+
+
+def test_fewer_of_the_images_of_an_export_are_taken_where_a_count_is_said(lossy):
+    found = link(rc.verify(count=3))
+    assert (found.inputs, found.metrics.images) == ("faint.npz (24 images), 3 of the 12 that did not calibrate it", 3)
+
+
+def test_a_bundle_of_a_lossy_export_holds_its_images(tiny):
+    np.savez("faint.npz", input=faint(12))
+    rc.fold(tiny)
+    rc.export(target="orin-nano", precision="int8", inputs="faint.npz")
+    done = rc.bundle(target="orin-nano")
+    assert (done.images, done.inputs) == (6, "faint.npz (12 images), the 6 that did not calibrate it")
+    Path("faint.npz").unlink()
+    with pytest.raises(UsageProblem, match="are not there any more"):
+        rc.bundle(target="orin-nano")
+    assert rc.bundle(target="orin-nano", inputs=saved_normal()).images == 8
+
+
+def saved_normal() -> str:
+    np.savez("normal.npz", input=np.random.default_rng(0).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
+    return "normal.npz"
 
 
 def test_an_engine_of_a_lossy_export_is_evaluated_on_its_images(lossy):

@@ -15,10 +15,15 @@ from repaconv.proof.images import prepared, read_image
 from repaconv.subjects.architectures import Architecture
 from repaconv.subjects.pixels import KINDS, of_processor, of_timm, pixels_of
 from repaconv.trained.knobs import Knobs
-from repaconv.trained.preprocessing import Told, preprocessing_by
+from repaconv.trained.preprocessing import Sized, Told, images_by
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 GREY = {"mean": (127.5,) * 3, "std": (127.5,) * 3, "channel_order": "RGB"}
+
+
+def made(own, knobs, size):
+    """How images of that size are made."""
+    return images_by(own, knobs, Sized(size, "a test")).preprocessing
 
 
 def processor(**said: object) -> Told:
@@ -64,7 +69,7 @@ def test_what_a_processor_says(kind, said, values):
 def test_what_is_not_done_alike_is_told_and_nothing_is_taken(said, odd):
     found = processor(**{"image_processor_type": "ViTImageProcessor", "size": 8, **said})
     assert odd in "; ".join(found.odd)
-    assert preprocessing_by(found, Knobs({}), (8, 8)) is None
+    assert made(found, Knobs({}), (8, 8)) is None
 
 
 def test_a_processor_of_another_size_than_the_network_is_told():
@@ -87,12 +92,12 @@ def test_what_timm_says():
 
 def test_the_user_says_a_part_of_it_or_another_size():
     own = of_timm({"input_size": (3, 32, 32), "mean": (0.5,), "std": (0.25,), "crop_pct": 0.5})
-    assert preprocessing_by(own, Knobs({}), (32, 32)).source == "timm's pretrained_cfg"
-    found = preprocessing_by(own, Knobs({"interpolation": "box", "image_size": "48"}), (32, 32))
+    assert made(own, Knobs({}), (32, 32)).source == "timm's pretrained_cfg"
+    found = made(own, Knobs({"interpolation": "box", "image_size": "48"}), (32, 32))
     assert (found.interpolation, found.image_size, found.resize_edge, found.mean) == ("box", (48, 48), 96, (127.5,))
     assert found.source.startswith("--set interpolation; else timm's pretrained_cfg")
     odd = own._replace(odd=["crop_mode=border"])
-    assert "not taken from timm" in preprocessing_by(odd, Knobs({"mean": "1", "std": "2"}), (32, 32)).source
+    assert "not taken from timm" in made(odd, Knobs({"mean": "1", "std": "2"}), (32, 32)).source
 
 
 @pytest.mark.slow
@@ -107,7 +112,7 @@ def test_pixels_are_those_of_transformers(kind):
     Image.fromarray(pixels).save("image.png")
     right = np.asarray(made()(Image.open("image.png"))["pixel_values"][0])[None]
     found = of_processor(Path())
-    wanted = preprocessing_by(found, Knobs({}), found.values["image_size"])
+    wanted = images_by(found, Knobs({}), Sized(found.values["image_size"], "it")).preprocessing
     given = prepared(read_image(Path("image.png"), wanted, wanted.image_size, 3)[None], wanted)
     assert given.shape == right.shape
     step = 1.01 / min(wanted.std)  # a grey level

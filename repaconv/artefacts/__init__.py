@@ -57,6 +57,7 @@ from repaconv.artefacts.records import Accuracy as Accuracy
 from repaconv.artefacts.records import Artefact as Artefact
 from repaconv.artefacts.records import Change as Change
 from repaconv.artefacts.records import Claim as Claim
+from repaconv.artefacts.records import ClassScores as ClassScores
 from repaconv.artefacts.records import Cost as Cost
 from repaconv.artefacts.records import Drift as Drift
 from repaconv.artefacts.records import Fact as Fact

@@ -282,6 +282,7 @@ class BenchArtefact(Artefact):
     profile: Profile | None = None
     regression: Regression | None = None
     agreement: Link | None
+    image_preprocessing: str = ""
     note: str = ""
 
     @field_validator("ratio")

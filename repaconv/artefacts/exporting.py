@@ -32,13 +32,14 @@ class ExportArtefact(Artefact):
     graph that compute in float32, ``fp32_modules`` the names and globs by which `--keep-fp32` chose such nodes,
     ``chosen_opset`` the opset that `--opset` asked for, ``unquantized_layers`` the linear layers and convolutions of a
     typed graph that are not of its precision, ``calibration`` what its ranges were measured on, ``images`` the same to
-    be read again (None where they were random), ``quantizer`` who wrote int8. ``rewrites`` are those of the form that
-    changed something, ``changes`` where and how; ``exporter_opset`` is what they started from. ``data`` are the weights
-    that have a file of their own, above 2 GiB. The verdict is that of the graph that was written: a simplifier's that
-    was thrown away is a failed link and no failed export. ``variant`` is its name in the run (`repaconv.variants`),
-    ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is this processor's family, where nobody
-    measured the default form that was taken; ``architecture`` the processor's, where one computes it. ``image_size`` is
-    None where the graph takes no images.
+    be read again (None where they were random), ``image_preprocessing`` how image files were read, ``scores`` what was
+    decided of labels and of the output that may be class scores, ``quantizer`` who wrote int8. ``rewrites`` are those
+    of the form that changed something, ``changes`` where and how; ``exporter_opset`` is what they started from.
+    ``data`` are the weights that have a file of their own, above 2 GiB. The verdict is that of the graph that was
+    written: a simplifier's that was thrown away is a failed link and no failed export. ``variant`` is its name in the
+    run (`repaconv.variants`), ``target_sha256`` what the target said that bears on graphs. ``unmeasured`` is this
+    processor's family, where nobody measured the default form that was taken; ``architecture`` the processor's, where
+    one computes it. ``image_size`` is None where the graph takes no images.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -61,6 +62,8 @@ class ExportArtefact(Artefact):
     unquantized_layers: tuple[str, ...] = ()
     calibration: str = ""
     images: ImageSet | None = None
+    image_preprocessing: str = ""
+    scores: str = ""
     quantizer: str = ""
     unsupported_ops: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from repaconv.artefacts.records import (
     Artefact,
     Change,
     Claim,
+    ClassScores,
     Cost,
     Fact,
     FoldedLayer,
@@ -200,12 +201,13 @@ class GraphFold(FoldArtefact):
     where float32 is so far from it that it tells nothing.
     ``sizes`` are of its inputs. ``taken_back`` are rewrites that enlarged the graph, or that a measurement on
     some machine, which ``left`` names, found slower; without that (``--no-measure``) the same graph gives the same
-    bytes everywhere.
+    bytes everywhere. ``scores`` is the output that gives classes, None where none does.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded", "taken_back": "reverted"}
 
     kind: Literal["graph"] = "graph"
+    scores: ClassScores | None = None
     structure: str
     float64: str
     sizes: Sizes

@@ -52,7 +52,8 @@ class Record(BaseModel):
 class Fact(Record):
     """A value used about a checkpoint, where it comes from and what speaks against it.
 
-    ``overrules``: it is the user's, and the file or its weights say otherwise.
+    ``overrules``: it is the user's, and the file or its weights say otherwise. ``assumed``: nothing says it, and a
+    default was taken.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Fact(Record):
     source: str
     against: str = ""
     overrules: bool = False
+    assumed: bool = False
 
 
 class Claim(Fact):
@@ -104,7 +106,7 @@ class Preprocessing(Record):
     """What happens to an image before the network; mean and std on the 0..255 scale, per channel.
 
     ``resize_edge`` is the shorter edge's length, the image size's longer side where None; with ``keep_ratio`` False,
-    both edges', the image size itself where None.
+    both edges', the image size itself where None. ``assumed`` are the fields that nothing says: defaults were taken.
     """
 
     mean: tuple[float, ...]
@@ -115,6 +117,24 @@ class Preprocessing(Record):
     keep_ratio: bool = True
     interpolation: str = "bicubic"
     source: str
+    assumed: tuple[str, ...] = ()
+
+
+class ClassScores(Record):
+    """The output of a network that is the scores of its classes, [images, classes], and what says so.
+
+    ``assumed`` if only its shape does: then it is taken as that where images have labels.
+    """
+
+    output: str
+    classes: int
+    source: str
+    assumed: bool = False
+
+    @property
+    def told(self) -> str:
+        """Which output it is, by its shape."""
+        return f"{self.output!r} [N, {self.classes}]"
 
 
 class ImageSet(Record):

@@ -80,7 +80,8 @@ class TuneArtefact(Artefact):
     deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
     and ``link`` are what it loses on those of the ``images`` that chose nothing. ``sensitivities`` are by target, the
     most sensitive layers first, where int8 of all layers lost too much. ``skipped`` are runtimes not tried, and why.
-    ``complete`` says whether nothing was left because ``budget_s`` was spent.
+    ``image_preprocessing`` says how image files were read, ``scores`` what was decided of the output whose top-1
+    predictions count. ``complete`` says whether nothing was left because ``budget_s`` was spent.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"left_out": "skipped"}
@@ -101,6 +102,8 @@ class TuneArtefact(Artefact):
     allowed_accuracy_drop: float | None = None
     candidates: tuple[Candidate, ...]
     images: str = ""
+    image_preprocessing: str = ""
+    scores: str = ""
     disagreement: float | None = None
     link: Link | None = None
     sensitivities: dict[str, tuple[Sensitivity, ...]] = Field(default_factory=dict)

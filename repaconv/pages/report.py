@@ -110,8 +110,8 @@ def size(value: Any) -> str:
 
 
 def allowed(link: Link) -> str:
-    """What a link allows, in words."""
-    return "" if link.tolerance is None else link.tolerance.description
+    """What a link allows, in words; of a lossy one with what was measured."""
+    return link.lossy_told or ("" if link.tolerance is None else link.tolerance.description)
 
 
 def plain(value: Any) -> str:

@@ -23,7 +23,7 @@ from repaconv.steps.elsewhere import ways, why_not_here
 from repaconv.steps.engines import version_for
 from repaconv.steps.evaluation_images import EVALUATED, evaluation_images
 from repaconv.steps.exports import export_for
-from repaconv.steps.inputs import choose_inputs
+from repaconv.steps.inputs import choose_inputs, scores_output
 from repaconv.steps.timings import Timings
 from repaconv.subjects.subject import Subject, subject_of
 from repaconv.subjects.swaying import sway_of
@@ -206,15 +206,17 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
 
     progress("engine against its model", 0, 0)
     folded, exported, precision = plan.folded, plan.exported, plan.order.precision
-    subject = subject_of(plan.run)
-    logits, whole = "logits" in subject.outputs, folded.whole
-    allowed = tolerance("engine", precision=precision, logits=logits, decides=subject.decides, usual=folded.tolerances)
+    subject, whole = subject_of(plan.run), folded.whole
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
     given = _compared_on(plan, subject, size)
+    scores = scores_output(subject, given)
+    allowed = tolerance(
+        "engine", precision=precision, logits=bool(scores), decides=subject.decides, usual=folded.tolerances
+    )
     after = FixedBatch(load_session(plan.engine, plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
-    found = Comparison(plan.file.name, allowed)
+    found = Comparison(plan.file.name, allowed, scores)
     for piece in given.batches(AT_ONCE):
         feeds, sway = piece.feeds(before.inputs), sway_of(subject, piece.feeds(subject.inputs))
         found.add(after.run(feeds), before.run(feeds), whole=whole, sway=sway)

@@ -25,8 +25,9 @@ from repaconv.proof.runners import named
 from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.deploying import given_form
+from repaconv.steps.evaluation_images import EVALUATED, evaluation_images
 from repaconv.steps.exports import export_for, exports_of
-from repaconv.steps.inputs import choose_inputs, filled
+from repaconv.steps.inputs import choose_inputs, filled, scores_output
 from repaconv.steps.parcels import CALLS, DESCRIBED, STORED, Call, as_npz, pack
 from repaconv.subjects.given import inputs_of
 from repaconv.subjects.subject import Subject, subject_of
@@ -107,7 +108,8 @@ def _plan(order: BundleOrder, taken: runs.Run, model: Path | None) -> _Plan:
     require_ours(slot, "bundle", out)
     batch = _batch(order, exported, device)
     checkpoint = subject.source  # one that is gone is told of before its images are
-    given = choose_inputs(
+    own = _of_export(order, subject, exported)
+    given = own or choose_inputs(
         subject,
         inputs=order.inputs,
         images=order.images,
@@ -129,12 +131,30 @@ def _plan(order: BundleOrder, taken: runs.Run, model: Path | None) -> _Plan:
         checkpoint=checkpoint,
         given=given,
         batch=batch,
-        allowed=_tolerance(subject, precision),
+        allowed=_tolerance(subject, precision, logits=bool(scores_output(subject, given))),
         name=variant.full,
         inside=f"{taken.folder.resolve().name}-{variant.full}",
         path=out,
         slot=slot,
     )
+
+
+def _of_export(order: BundleOrder, subject: Subject, exported: ExportArtefact) -> Inputs | None:
+    """The images on which a lossy model was evaluated, where it takes them; None where there are none, or others.
+
+    Raises:
+        UsageProblem: If they are gone or changed: its value ranges do not hold on random ones.
+    """
+    if exported.images is None or order.inputs or order.images:
+        return None
+    found = evaluation_images(subject, exported, most=order.count or EVALUATED)
+    if isinstance(found, str):
+        raise UsageProblem(
+            f"{exported.payload.path} cannot be compared on the board: {found}.",
+            hint="Give bundle --inputs or --images.",
+            code="inputs.gone",
+        )
+    return None if exported.preprocessing and found.piece(0, 1).pixels is None else found
 
 
 def _board(target: str) -> Target:
@@ -168,13 +188,13 @@ def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
     return batch
 
 
-def _tolerance(subject: Subject, precision: str) -> Tolerance:
+def _tolerance(subject: Subject, precision: str, *, logits: bool) -> Tolerance:
     from repaconv.proof.policy import tolerance
 
     return tolerance(
         "engine",
         precision=precision,
-        logits="logits" in subject.outputs,
+        logits=logits,
         decides=subject.decides,
         usual=subject.folded.tolerances,
     )

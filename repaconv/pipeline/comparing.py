@@ -124,10 +124,10 @@ def _links(order: CompareOrder, right: End, other: End, pairs: Iterator[Pair], p
     subject = right.subject or other.subject
     low = coarser([right.told.precision, other.told.precision])
     link = "agreement" if low == "fp32" else low
-    logits = subject is not None and "logits" in subject.outputs
+    known = subject.scores if subject and subject.scores and not subject.scores.assumed else None
     usual: dict[str, Any] = {"usual": subject.folded.tolerances, "decides": subject.decides} if subject else {}
-    allowed = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else tolerance(link, logits=logits, **usual)
-    compared = Comparison(other.told.name, allowed)
+    allowed = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else tolerance(link, logits=bool(known), **usual)
+    compared = Comparison(other.told.name, allowed, known.output if known else "")
     sways = _sways(order, right, other, low)
     for number, (own, its) in enumerate(pairs):
         progress("compare: run", number, 0)

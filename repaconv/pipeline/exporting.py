@@ -24,7 +24,14 @@ from repaconv.steps.deploying import export_given
 from repaconv.steps.evaluation_images import image_set
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import Written, written_for
-from repaconv.steps.inputs import CALIBRATION_IMAGES, Split, choose_inputs, preprocessing_for, require_same_size
+from repaconv.steps.inputs import (
+    CALIBRATION_IMAGES,
+    Split,
+    choose_inputs,
+    decided,
+    preprocessing_for,
+    require_same_size,
+)
 from repaconv.steps.precisions import Typed, int8_for, require_computed, typed_lower
 from repaconv.subjects.proved import Graph, write_graph
 from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject, subject_of
@@ -320,6 +327,8 @@ def _artefact(
         fp32_modules=plan.variant.fp32_modules,
         unquantized_layers=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
+        image_preprocessing=plan.given.given.preprocessing if plan.given else "",
+        scores=decided(plan.subject, plan.given.given) if plan.given else "",
         images=image_set(plan.given, plan.order.inputs, plan.order.images),
         quantizer=(plan.form.quantizer or QUANTIZERS[0]) if precision == "int8" else "",
         unsupported_ops=plan.device.unsupported_ops,

@@ -203,6 +203,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         quality=quality(samples, watched, compared=compared, stable=stable, openings=openings),
         profile=found.profile,
         agreement=agreed,
+        image_preprocessing=found.calls.preprocessing,
         note="; ".join(part for part in (plan.known.note, found.note) if part),
     )
 
@@ -235,7 +236,7 @@ def _agreed(plan: Plan, found: Found) -> Link | None:
         return not_verified("agreement", other, first, found.calls.gone)
     against = Path(plan.order.against) if plan.order.against and plan.run is None else None
     graph = against if against and against.suffix == ".onnx" else None
-    agreed = agreement(plan.run, found.models, found.calls.batches, found.outputs, graph)
+    agreed = agreement(plan.run, found.models, found.calls.batches, found.outputs, graph, found.calls.scores)
     return agreed.model_copy(update={"inputs": found.calls.name}) if agreed else None
 
 

@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import (
-    Change,
-    Exporting,
-    Fact,
-    ImageSize,
-    Known,
-    Link,
-    NetworkFold,
-    Preprocessing,
-    parse_image_size,
-)
+from repaconv.artefacts import Change, ClassScores, Exporting, Known, Link, NetworkFold
 from repaconv.errors import GateFailed, Refused
 from repaconv.exporters.networks import network_to_onnx
 from repaconv.files import alone_in, payload_of
@@ -27,18 +17,20 @@ from repaconv.orders.stages import FoldOrder
 from repaconv.progress import Progress, silent
 from repaconv.replacing import put, write_payload
 from repaconv.steps.common import made_by, with_files
-from repaconv.steps.inputs import PREPROCESSING
 from repaconv.steps.paying import worthwhile
 from repaconv.steps.pinning import require_pinned
 from repaconv.steps.taken_back import Kept
 from repaconv.subjects.architectures import Architecture, Built, built, of_folder
-from repaconv.subjects.calls import called, differs, doubled, head_of, norms_run, outputs_of
+from repaconv.subjects.calls import called, differs, doubled, head_of, norms_run, outputs_of, widths_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
 from repaconv.subjects.given import folded, left_alone
 from repaconv.subjects.record import recorded
+from repaconv.subjects.scores import asked_classes, class_scores
 from repaconv.subjects.subject import TRAINING
 from repaconv.subjects.taken import Taken, taken_by
+from repaconv.trained.knobs import Knobs
+from repaconv.trained.preprocessing import Images, Sized, images_by
 
 if TYPE_CHECKING:
     import onnx
@@ -83,7 +75,7 @@ def fold_network_by(
     progress("network", 0, 0)
     plan = _plan(order, Path(path), found)
     progress("to ONNX", 0, 0)
-    names, shape = plan.outputs, (plan.built.channels, *plan.size)
+    names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = doubled(plan.built.module, shape)
     exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
     link = _as_exported(module, exported, plan.built.input_name, shape, names)
@@ -99,6 +91,7 @@ def fold_network_by(
     with alone_in(plan.run.folder):
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         write_payload(data, exported.SerializeToString(deterministic=True))
+        record["scores"] = None if taken.whole else plan.scores
         record |= {"reverted": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])
         artefact = _artefact(plan, known, by, record)
@@ -139,8 +132,8 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         options=plan.order.words(),
         origin=plan.found.origin,
         settings=dict(plan.order.settings or {}),
-        preprocessing=plan.preprocessing,
-        facts=plan.facts,
+        preprocessing=plan.images.preprocessing,
+        facts=plan.images.facts,
         arch=plan.arch.name,
         known=known,
         config=dict(plan.arch.config),
@@ -159,9 +152,8 @@ class _Plan(NamedTuple):
     arch: Architecture
     found: Checkpoint
     built: Built
-    size: ImageSize
-    preprocessing: Preprocessing | None
-    facts: tuple[Fact, ...]
+    images: Images
+    scores: ClassScores | None
     outputs: tuple[str, ...]
     norms: int  # BatchNorms that run in one inference
     run: runs.Run
@@ -177,16 +169,20 @@ def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
     found = found or read_checkpoint(weights, order.weights, require_pinned(weights, order.sha256))
     _require_holdable(found)
     network = built(arch, found.tensors, found.names)
-    size, preprocessing, facts = _images(arch, network, path if path.is_dir() else None, order.settings or {})
+    knobs = Knobs(order.settings or {})
+    images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
+    knobs.done()
     stem = path.name if path.is_dir() else path.stem
     payload, data = f"{stem}{runs.FOLDED}", f"{stem}{EXPORTED}"
     out = Path(order.out) if order.out else runs.usual_folder(path)
     run = runs.prepare_run(weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data])
     with norms_run(network.module) as norms:
-        gives = called(network.module, (network.channels, *size))
-    network = network._replace(classes=head_of(network, gives))
+        gives = called(network.module, (network.channels, *images.size))
+    head = head_of(network, gives)
+    network = network._replace(classes=head if classes is None else classes)
     outputs = outputs_of(network, gives)
-    return _Plan(order, arch, found, network, size, preprocessing, facts, outputs, len(norms), run, payload, data)
+    scores = class_scores(widths_of(outputs, gives), classes, head)
+    return _Plan(order, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
 
 
 def _require_holdable(found: Checkpoint) -> None:
@@ -210,22 +206,17 @@ def _absolute(arch: str) -> str:
     return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
 
 
-def _images(
-    arch: Architecture, network: Built, folder: Path | None, settings: Mapping[str, str]
-) -> tuple[ImageSize, Preprocessing | None, tuple[Fact, ...]]:
-    """How large they are, how they are made, and what of that is not done alike here."""
+def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knobs) -> Images:
+    """How large they are, how they are made, and where that is from."""
     from repaconv.subjects.pixels import own_size, pixels_of
-    from repaconv.trained.knobs import Knobs
-    from repaconv.trained.preprocessing import preprocessing_by
 
-    said, knobs = pixels_of(arch, network.module, folder), Knobs(settings)
-    usual = own_size(arch.config) or said.values.get("image_size") or USUAL_SIZE
-    wanted = preprocessing_by(said, knobs, usual)
-    size: ImageSize = wanted.image_size if wanted else knobs.take("image_size", parse_image_size, usual)
-    knobs.done()
-    against = "; ".join(said.odd)
-    odd = Fact(name=PREPROCESSING, value="not taken", source=said.where, against=against)
-    return size, wanted, (odd,) if said.odd and not wanted else ()
+    said = pixels_of(arch, network.module, folder)
+    usual = Sized(USUAL_SIZE, "nothing says it", assumed=True)
+    if size := said.values.get("image_size"):
+        usual = Sized(size, said.where)
+    if size := own_size(arch.config):
+        usual = Sized(size, "config.json")
+    return images_by(said, knobs, usual)
 
 
 def _as_exported(

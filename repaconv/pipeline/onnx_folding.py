@@ -9,7 +9,7 @@ from shutil import copyfile
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv import runs
-from repaconv.artefacts import GraphFold, ImageSize, Link, Origin, Preprocessing
+from repaconv.artefacts import GraphFold, ImageSize, Link, Origin
 from repaconv.errors import UsageProblem
 from repaconv.exporters.to_onnx import operators_of
 from repaconv.files import alone_in, payload_of, sha256_of
@@ -26,15 +26,20 @@ from repaconv.steps.taken_back import Kept
 from repaconv.still import require_unchanged, stamp_of
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import not_equal, proved
-from repaconv.subjects.given import folded, left_alone, loaded
+from repaconv.subjects.given import folded, inputs_of, left_alone, loaded
 from repaconv.subjects.opsets import Raised, to_oldest
 from repaconv.subjects.record import recorded
+from repaconv.subjects.scores import asked_classes, class_scores
 from repaconv.subjects.taken import Taken, taken_by
+from repaconv.trained.knobs import Knobs
+from repaconv.trained.preprocessing import Images, Sized, Told, images_by
 
 if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Feeds
+ANY_SIZE = (224, 224)
+"""Stands for the size of images until the graph was run."""
 
 
 def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> GraphFold:
@@ -86,7 +91,6 @@ class _Plan(NamedTuple):
     sha256: str
     model: onnx.ModelProto
     sample: Feeds | None
-    preprocessing: Preprocessing | None
     written: Written
     run: runs.Run
     payload: str
@@ -101,6 +105,7 @@ def _plan(order: FoldOrder, source: Path) -> _Plan:
     copied = out if out is not None and out.suffix == ".onnx" else None
     sha256, payload = sha256_of(source), f"{source.stem}{runs.FOLDED}"
     require_unchanged(source, stamp)
+    _said_of(order.settings or {}, _declared(model))
     run = runs.prepare_run(
         source,
         sha256,
@@ -115,7 +120,6 @@ def _plan(order: FoldOrder, source: Path) -> _Plan:
         sha256=sha256,
         model=model,
         sample=_sample(order, model),
-        preprocessing=_preprocessing(order.settings or {}),
         written=_written(order),
         run=run,
         payload=payload,
@@ -126,7 +130,6 @@ def _plan(order: FoldOrder, source: Path) -> _Plan:
 def _sample(order: FoldOrder, model: onnx.ModelProto) -> Feeds | None:
     """Inputs that the user says the graph takes."""
     from repaconv.proof.data import npz_calls
-    from repaconv.subjects.given import inputs_of
 
     return npz_calls(Path(order.inputs), inputs_of(model), ()).piece(0, 1).given if order.inputs else None
 
@@ -146,17 +149,38 @@ def _written(order: FoldOrder) -> Written:
     return chosen_form(order.preset, (), "")
 
 
-def _preprocessing(settings: Mapping[str, str]) -> Preprocessing | None:
-    """What the user says of it: a graph tells nothing."""
-    if not settings:
-        return None
-    from repaconv.trained.knobs import Knobs
-    from repaconv.trained.preprocessing import preprocessing_of
+def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:
+    """What the user says of its images and classes: a graph tells nothing of how images are made.
 
+    Raises:
+        Refused: If another size is asked for than the graph takes.
+        UsageProblem: If there is no such setting, or its value does not parse.
+    """
     knobs = Knobs(settings)
-    found = preprocessing_of({}, {}, knobs)
+    images, classes = images_by(Told("", {}, []), knobs, usual), asked_classes(knobs)
     knobs.done()
-    return found
+    return images, classes
+
+
+def _declared(model: onnx.ModelProto) -> Sized:
+    """The size of its images as far as the graph says it; else any."""
+    shape = inputs_of(model)[0].shape
+    if len(shape) == 4 and isinstance(shape[2], int) and isinstance(shape[3], int):
+        return _fixed((shape[2], shape[3]))
+    return Sized(ANY_SIZE, "", assumed=True)
+
+
+def _fixed(size: ImageSize) -> Sized:
+    return Sized(size, "the graph, which takes no other", fixed=True)
+
+
+def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
+    """The same for what the graph was found to take; None where it takes no images."""
+    settings = plan.order.settings or {}
+    if taken.image_size is None:
+        return None, _said_of(settings, Sized(ANY_SIZE, "", assumed=True))[1]
+    any_size = Sized(taken.image_size, "the graph takes any size", assumed=True)
+    return _said_of(settings, any_size if taken.any_image_size else _fixed(taken.image_size))
 
 
 def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress) -> tuple[Link, ...]:
@@ -173,6 +197,7 @@ def _artefact(
 ) -> GraphFold:
     """What was done, with what it costs before and after."""
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
+    images, classes = _images(plan, taken)
     left = (*raised.left, *kept.back.told, *left_alone(plan.model))
     record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
     record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # a converter's are no savings
@@ -187,19 +212,15 @@ def _artefact(
         rewrites=plan.written.rewrites,
         fp32_modules=plan.written.keep,
         quantizer=plan.written.quantizer,
-        preprocessing=plan.preprocessing,
-        image_size=_size(plan, taken),
+        preprocessing=images.preprocessing if images else None,
+        image_size=images.size if images else None,
+        facts=images.facts if images else (),
+        scores=class_scores(taken.widths, classes),
         opset=opset_of(plan.model),
         payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
         reverted=kept.back.names,
         **record,
     )
-
-
-def _size(plan: _Plan, taken: Taken) -> ImageSize | None:
-    """That of the usual images: what was asked for, where it is free."""
-    asked = plan.preprocessing if "image_size" in (plan.order.settings or {}) else None
-    return asked.image_size if asked and taken.any_image_size else taken.image_size
 
 
 def _origin(plan: _Plan) -> Origin:

@@ -284,6 +284,8 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         allowed_accuracy_drop=plan.order.max_accuracy_drop,
         candidates=tuple(rows),
         images=plan.given.told if plan.given else "",
+        image_preprocessing=plan.given.given.preprocessing if plan.given else "",
+        scores=plan.given.given.labels if plan.given else "",
         disagreement=loss.disagreement if loss else None,
         link=loss.link if loss else None,
         sensitivities=journal.graphs.sensitive,

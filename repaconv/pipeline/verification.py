@@ -18,7 +18,7 @@ from repaconv.steps.chain import REFERENCE, Chain, Rules, Step, chain_of
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.engines import built_as
 from repaconv.steps.exports import exports_of
-from repaconv.steps.inputs import choose_inputs
+from repaconv.steps.inputs import choose_inputs, decided
 from repaconv.steps.parent import ParentLink, parent_link
 from repaconv.subjects.subject import Subject, subject_of
 from repaconv.subjects.swaying import sway_of
@@ -102,7 +102,7 @@ def _plan(order: VerifyOrder, taken: runs.Run) -> _Plan:
     engine = Path(order.engine) if order.engine else None
     built = built_as(engine) if engine else None
     drawn = not (order.inputs or order.images)
-    rules = Rules(subject, order.rtol, order.atol, drawn=drawn)
+    rules = Rules(subject, order.rtol, order.atol, drawn=drawn, count=order.count)
     chain = chain_of(subject, exports, given, rules, engine, built)
     _require_used(asked, chain)
     parent = parent_link(subject, drawn=drawn)
@@ -263,6 +263,9 @@ def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale:
     from repaconv.proof.verdicts import verdict_of
 
     folded, given = plan.subject.folded, plan.given
+    every = [inputs for inputs, _ in _by_inputs(plan)]
+    lossy = [step.inputs for step in plan.chain.steps if step.compared.allowed.kind == "lossy"]
+    labels = [given.labels, *(decided(plan.subject, each) for each in lossy)]
     return VerifyArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),
@@ -274,8 +277,8 @@ def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale:
         input_shape=given.shape,
         model_sha256=folded.payload.sha256,
         required=tuple(plan.order.require),
-        labels=given.labels,
-        preprocessing=given.preprocessing,
+        labels="; ".join(dict.fromkeys(filter(None, labels))),
+        preprocessing="; ".join(dict.fromkeys(each.preprocessing for each in every if each.preprocessing)),
         claims=folded.claims,
         links=tuple(links),
         for_scale=scale,

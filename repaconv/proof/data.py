@@ -17,7 +17,7 @@ from repaconv.artefacts import Preprocessing
 from repaconv.beside import workers
 from repaconv.engines.contract import Feeds, Port, shapes_told
 from repaconv.errors import Refused, said_by
-from repaconv.proof.images import Labels, image_files, prepared, read_image, told_of
+from repaconv.proof.images import NO_SCORES, Labels, image_files, prepared, read_image, told_of
 from repaconv.proof.runners import named
 
 # Names under which an official output stands in an .npz, the most exact first.
@@ -100,6 +100,7 @@ class Inputs:
         piece: The batch of images [start, stop); of calls, the one at start.
         recorded: Name of the official output, if there is one.
         labels: Where the classes come from, or why there are none.
+        labeled: Whether there are some.
         preprocessing: What was done to image files, and where that is from.
         whole: Whether a batch is judged as one, and of one.
     """
@@ -111,6 +112,7 @@ class Inputs:
     labels: str = ""
     preprocessing: str = ""
     whole: bool = False
+    labeled: bool = False
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -206,6 +208,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
         piece,
         recorded,
         "" if labels is None else f"labels of {path.name}",
+        labeled=labels is not None,
     )
 
 
@@ -263,7 +266,7 @@ def _require_labels(path: Path, labels: NDArray[Any], images: int, classes: int 
     hint = "Give 'labels' of shape [N], the numbers of the classes, or leave them out."
     whole = labels.shape == (images,) and labels.dtype.kind in "iu"
     _require(whole, f"{path}: labels {list(labels.shape)} are not one whole number for each of {images} images.", hint)
-    _require(classes != 0, f"{path} has labels, and the network has no classes.", hint)
+    _require(classes != 0, f"{path} has labels, and {NO_SCORES}.", hint)
     known = labels.min() >= -1 and (classes is None or labels.max() < classes)
     _require(bool(known), f"{path}: labels {labels.min()} to {labels.max()} are not of {classes} classes.", hint)
 
@@ -300,8 +303,8 @@ def image_inputs(
         known = None if labels.of_images is None else labels.of_images[start:stop]
         return Batch({IMAGES: prepared(pixels, wanted)}, None, known, pixels)
 
-    name = f"{len(files)} images of {folder.name}"
-    return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size))
+    name, labeled = f"{len(files)} images of {folder.name}", labels.of_images is not None
+    return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size), labeled=labeled)
 
 
 def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str]) -> Inputs:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 """What a file may be, whatever it is called: to some formats Pillow runs another program."""
+NO_SCORES = "the network has no classes: no output is their scores, of shape [images, classes]"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
@@ -97,10 +98,12 @@ def _resized(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int
 def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
     """The preprocessing in words, with its source."""
     edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
+    assumed = ", ".join(wanted.assumed)
     return (
         f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
         f"middle {size[0]} x {size[1]}, "
         f"{wanted.channel_order}, mean {_short(wanted.mean)}, std {_short(wanted.std)}; from {wanted.source}"
+        f"{f'; assumed, since nothing says it: {assumed}' if assumed else ''}"
     )
 
 
@@ -141,7 +144,7 @@ class Labels:
         if not names:
             return cls(None, "no labels: the images lie in no folders named by class")
         if not classes:
-            return cls(None, "no labels: the network has no classes")
+            return cls(None, f"no labels: {NO_SCORES}")
         if deep := next((parts for parts in places if len(parts) > 2), None):
             raise Refused(
                 f"{folder} holds images two folders deep ({'/'.join(deep)}): which of them are the classes?",

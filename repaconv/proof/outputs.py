@@ -27,13 +27,14 @@ class Comparison:
 
     Attributes:
         allowed: Of the link.
-        meters: What was measured so far, by output; one that is called ``logits`` has classes.
+        scores: Which output is the scores of classes.
+        meters: What was measured so far, by output.
         unlike: Outputs that could not be compared at some call, the verdict on that, and why.
     """
 
-    def __init__(self, candidate: str, allowed: Tolerance) -> None:
+    def __init__(self, candidate: str, allowed: Tolerance, scores: str = "logits") -> None:
         """``candidate`` is what the candidate is called."""
-        self.candidate, self.allowed = candidate, allowed
+        self.candidate, self.allowed, self.scores = candidate, allowed, scores
         self.meters: dict[str, Meter | Decided] = {}
         self.unlike: dict[str, tuple[Verdict, str]] = {}
 
@@ -76,7 +77,8 @@ class Comparison:
                 rows = (1, -1) if whole or expected.ndim < 2 else expected.shape
                 pair = _alike(got.reshape(rows), expected.reshape(rows))
                 moved = None if sway is None else partial(_moved, sway, name, expected)
-                meter.add(*pair, labels=labels, undecided=undecided, sway=moved)
+                of_scores = labels if name == self.scores else None
+                meter.add(*pair, labels=of_scores, undecided=undecided, sway=moved)
             elif got.shape == expected.shape:
                 self.unlike.setdefault(name, ("not verified", "empty on every call"))
             elif (undecided is not None and undecided.any()) or _reshaped(sway, name, expected):
@@ -85,7 +87,7 @@ class Comparison:
                 self.unlike[name] = ("failed", f"shape {list(got.shape)} for {list(expected.shape)}")
 
     def _meter(self, name: str, right: NDArray[Any]) -> Meter | Decided:
-        return Meter(self.allowed, logits=name == "logits") if right.dtype.kind == "f" else Decided(self.allowed)
+        return Meter(self.allowed, logits=name == self.scores) if right.dtype.kind == "f" else Decided(self.allowed)
 
     def links(self, name: str, reference: str, note: str = "") -> tuple[Link, ...]:
         """A link for every output, in the order of `meters`."""
@@ -120,10 +122,11 @@ def compared(
     called: str,
     allowed: Tolerance,
     *,
+    scores: str = "logits",
     whole: bool = False,
 ) -> Comparison:
-    """Both run on all batches, whose names are those of their inputs."""
-    found = Comparison(called, allowed)
+    """Both run on all batches, whose names are those of their inputs; see `Comparison` for ``scores``."""
+    found = Comparison(called, allowed, scores)
     for batch in batches:
         found.add(candidate.run(batch.given), reference.run(batch.given), labels=batch.labels, whole=whole)
     return found

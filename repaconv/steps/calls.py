@@ -14,6 +14,7 @@ from repaconv.proof.runners import channels_first
 from repaconv.steps.comparing import COMPARED, Opened
 from repaconv.steps.contenders import Contender, Contenders
 from repaconv.steps.evaluation_images import EVALUATED, evaluation_images
+from repaconv.steps.inputs import scores_output
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
@@ -29,7 +30,7 @@ class Calls(NamedTuple):
     """What all models are called with, the first to be measured; ``shape`` is [C, H, W] of images, else None.
 
     ``name`` says what it is, ``preprocessing`` how image files were read. ``gone`` is why outputs of a lossy model are
-    not compared on it: its value ranges are those of other images.
+    not compared on it: its value ranges are those of other images. ``scores`` is the run's output of class scores.
     """
 
     batches: list[Batch]
@@ -37,6 +38,7 @@ class Calls(NamedTuple):
     name: str = ""
     preprocessing: str = ""
     gone: str = ""
+    scores: str = ""
 
 
 def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size: ImageSize | None, seed: int) -> Calls:
@@ -57,7 +59,11 @@ def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size:
         return own
     count = max(1, COMPARED // batch) * batch
     given = _images(known, models, shape, count, seed)
-    return Calls(list(given.batches(batch)), shape, given.name, gone=own)
+    return Calls(list(given.batches(batch)), shape, given.name, gone=own, scores=_scores(known, given))
+
+
+def _scores(known: Contenders, given: Inputs) -> str:
+    return scores_output(known.subject, given) if known.subject else ""
 
 
 def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], batch: int) -> Calls | str:
@@ -73,7 +79,7 @@ def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int
         return f"the graph takes pixels, and {given.name} are normalized"
     count = -(-given.shape[0] // batch) * batch
     filled = given.only([place % given.shape[0] for place in range(count)], given.name)
-    return Calls(list(filled.batches(batch)), shape, given.name, given.preprocessing)
+    return Calls(list(filled.batches(batch)), shape, given.name, given.preprocessing, scores=_scores(known, given))
 
 
 def _images(

@@ -69,6 +69,12 @@ class Candidates:
     counted: dict[Path, int] = field(default_factory=dict)
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
 
+    @property
+    def place_of_scores(self) -> int:
+        """Which of the outputs is the scores of classes."""
+        scores = self.subject.scores
+        return self.subject.outputs.index(scores.output) if scores else 0
+
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
         """A runtime in a precision, from its target's default form; another quantizer's in that form alone, which takes
         half a minute.
@@ -185,7 +191,7 @@ class Candidates:
             return []
         if start.target not in self.sensitive:
             plain, calls = onnx.load(self.exact(start)), self.given.calibrating()
-            found = sensitivities(plain, calls, load_target(start.target), progress=self.progress)
+            found = sensitivities(plain, calls, load_target(start.target), self.place_of_scores, progress=self.progress)
             self.sensitive[start.target] = tuple(found)
         steps = nested([each.layers for each in self.sensitive[start.target]])
         return [arm._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]

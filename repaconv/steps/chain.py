@@ -19,6 +19,7 @@ from repaconv.proof.runners import channels_first
 from repaconv.steps.engines import open_engine
 from repaconv.steps.evaluation_images import NONE_GIVEN, evaluation_images
 from repaconv.steps.exports import Export
+from repaconv.steps.inputs import scores_output
 from repaconv.steps.precisions import loader_for
 from repaconv.steps.where import ENGINE, RECORDED, within_engine, within_graph
 from repaconv.subjects.proved import BF16_NOTE, runnable
@@ -93,24 +94,31 @@ class Chain(NamedTuple):
 class Rules:
     """What the links of one run allow: the policy for its network, and the user's own tolerances by link.
 
-    ``drawn`` if nobody gave images: lossy links are then evaluated on those of their export, which are ``read`` once.
+    ``drawn`` if nobody gave images: lossy links are then evaluated on those of their export, on ``count`` of them at
+    most where that is said; they are ``read`` once.
     """
 
     subject: Subject
     rtol: Mapping[str, float] | None = None
     atol: Mapping[str, float] | None = None
     drawn: bool = False
+    count: int | None = None
     read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
 
-    def allowed(self, name: str, precision: str = "fp32") -> Tolerance:
-        """Of a link whose candidate computes in that precision."""
+    def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
+        """Of a link whose candidate computes in that precision, on these images."""
+        scores = scores_output(self.subject, given)
+        return Comparison(candidate, self.allowed(name, precision, logits=bool(scores)), scores)
+
+    def allowed(self, name: str, precision: str = "fp32", *, logits: bool = True) -> Tolerance:
+        """Of such a link, whose output are class scores or not."""
         from repaconv.proof.policy import tolerance
 
         own = not (name == "preprocessing" and precision != "fp32")
         return tolerance(
             name,
             precision=precision,
-            logits="logits" in self.subject.outputs,
+            logits=logits,
             decides=self.subject.decides,
             usual=self.subject.folded.tolerances,
             rtol=self.rtol if own else None,
@@ -143,7 +151,7 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
         return Source(given, unshown=NONE_GIVEN)
     known = exported.images, exported.image_size
     if known not in rules.read:
-        rules.read[known] = evaluation_images(rules.subject, exported)
+        rules.read[known] = evaluation_images(rules.subject, exported, most=rules.count)
     found = rules.read[known]
     if isinstance(found, str):
         return Source(given, gone=found)
@@ -164,21 +172,21 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
         Step(
             "fold",
             given,
-            Comparison("folded, float64", tight),
+            rules.compared("folded, float64", "fold", given),
             lambda batch: subject.exact.run(batch.feeds(subject.inputs)),
             lambda feeds: subject.parting(feeds, tight.rtol or 0.0),
         ),
         Step(
             "stored",
             given,
-            Comparison("folded as stored, float32", stored),
+            rules.compared("folded as stored, float32", "stored", given),
             lambda batch: subject.stored.run(batch.feeds(subject.inputs)),
             stored_apart,
         ),
     ]
     if given.recorded:
         official = f"official output ({given.recorded})"
-        recorded = Comparison(official, rules.allowed("recorded"))
+        recorded = rules.compared(official, "recorded", given)
         steps.append(Step("recorded", given, recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
     return Chain(tuple(steps))
 
@@ -221,17 +229,17 @@ def _graph_steps(
         bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
         core = load(bare.SerializeToString(), path.parent)
     batch = None if subject.folded.whole else _fixed(exported.batch)
-    note, allowed = BF16_NOTE if typed else _clipped(exported, path), rules.allowed(name)
+    note, compared = BF16_NOTE if typed else _clipped(exported, path), rules.compared(label, name, given)
 
     def followed(feeds: Feeds) -> Location:
-        return within_graph(subject, exported, path, feeds, allowed)
+        return within_graph(subject, exported, path, feeds, compared.allowed)
 
-    steps = [Step(name, given, Comparison(label, allowed), _running(core, batch), followed, note)]
+    steps = [Step(name, given, compared, _running(core, batch), followed, note)]
     if exported.preprocessing:
         # a lossy link that names a module says that it is broken there
         scope = SCOPE if name == "onnx" else ""
         where = Location(module=scope, reason=f"the graph behind it is judged by the link {name}")
-        seen = Comparison(f"{label}, from pixels", rules.allowed("preprocessing", exported.precision))
+        seen = rules.compared(f"{label}, from pixels", "preprocessing", given, exported.precision)
         steps.append(Step("preprocessing", given, seen, _running(whole, batch), lambda _: where, note))
     return steps
 
@@ -283,7 +291,7 @@ def _of_engine(
             hint="Give --images, or neither --images nor --inputs.",
             code="inputs.pixels",
         )
-    compared = Comparison(engine.name, rules.allowed("engine", precision))
+    compared = rules.compared(engine.name, "engine", given, precision)
     run = _running(model, None if given.whole else _fixed(shape[0] if shape else None))
     first_call = given.piece(0, _fixed(shape[0]) or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()

@@ -124,6 +124,7 @@ def agreement(
     calls: Sequence[Batch],
     outputs: Sequence[Mapping[str, Mapping[str, Any]]],
     graph: Path | None = None,
+    scores: str = "",
 ) -> Link | None:
     """Whether both compute the same, by the rule of what they are: a lossy one's where one of them is lossy.
 
@@ -133,6 +134,7 @@ def agreement(
         calls: What they were called with.
         outputs: Of both, by model and by name, call by call.
         graph: The file of the other one, where that is an .onnx and no run knows it.
+        scores: Which output of a run is the scores of classes; without a run it is the one called logits.
 
     Returns:
         The link of all outputs, judged against the one that is less lossy; None if their outputs do not compare.
@@ -150,7 +152,8 @@ def agreement(
     names, network = list(outputs[0][subject]), subject_of(run) if run else None
     whole = network.folded.whole if network else not _by_image(outputs[0][subject].values())
     usual: dict[str, Any] = {"usual": network.folded.tolerances, "decides": network.decides} if network else {}
-    compared = Comparison(candidate, tolerance(link, logits="logits" in names, **usual))
+    scores = scores if network else "logits"
+    compared = Comparison(candidate, tolerance(link, logits=scores in names, **usual), scores)
     own = swayer_of(graph) if graph and low == "fp32" else None
     sways, ports = (partial(sway_of, network), network.inputs) if network else (own, models[other].session.inputs)
     for call, each in zip(calls, outputs, strict=True):

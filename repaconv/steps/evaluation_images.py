@@ -60,8 +60,9 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
     )
     places = sorted(set(range(known.count)) - set(known.calibration))
     chosen = places if most is None else _spread(places, most)
-    which = f"{given.name}, the {len(chosen)} that did not calibrate it" if known.calibration else given.name
-    return given.only(chosen, which)
+    of_them = "the" if len(chosen) == len(places) else f"{len(chosen)} of the"
+    which = f", {of_them} {len(places)} that did not calibrate it" if known.calibration else f", {len(chosen)} of them"
+    return given.only(chosen, given.name if len(chosen) == known.count else f"{given.name}{which}")
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.artefacts import Fact, ImageSize, Preprocessing
+from repaconv.artefacts import ClassScores, Fact, ImageSize, Preprocessing
 from repaconv.errors import UsageProblem
 from repaconv.steps.common import at_least_one
+from repaconv.trained.preprocessing import PREPROCESSING, at_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 CALIBRATION_IMAGES = 32
 NOTHING = "nothing tells how this network's images are made"
-PREPROCESSING = "preprocessing"
-"""The fact of a fold that says why it has none."""
 
 
 def choose_inputs(
@@ -66,15 +65,47 @@ def choose_inputs(
             return data.npz_calls(Path(inputs), subject.inputs, subject.outputs)
         return subject.drawn(number, seed, batch=batch)
     if inputs:
-        given = data.npz_inputs(Path(inputs), _channels(subject), subject.classes)
+        given = data.npz_inputs(Path(inputs), _channels(subject), subject.scores.classes if subject.scores else 0)
     elif images:
         given = _of_folder(subject, Path(images), Path(classes) if classes else None, count, size)
     elif pixels:
         shape = (_channels(subject), *size)
-        given = data.random_pixels(shape, preprocessing_for(subject), count=number, seed=seed)
+        given = data.random_pixels(shape, preprocessing_for(subject, size), count=number, seed=seed)
     else:
         given = subject.drawn(number, seed, size)
+    if given.labeled and subject.scores and subject.scores.assumed:
+        given = replace(
+            given, labels=f"{given.labels}; {taken_as_scores(subject.scores, 'its shape and these labels')}"
+        )
     return replace(given, whole=subject.folded.whole)
+
+
+def taken_as_scores(scores: ClassScores, by: str) -> str:
+    """What was decided of an output of which only the shape is known, and how to say otherwise."""
+    return (
+        f"the output {scores.told} is taken as the scores of {scores.classes} classes, by {by} "
+        "(if it is not: fold --set classes=0)"
+    )
+
+
+def scores_output(subject: Subject, given: Inputs) -> str:
+    """Which output is the scores of classes on these images; empty where none is, or nothing says that one is.
+
+    One of which only the shape is known is taken as that where the images have labels.
+    """
+    scores = subject.scores
+    return scores.output if scores and (given.labeled or not scores.assumed) else ""
+
+
+def decided(subject: Subject, given: Inputs) -> str:
+    """What was decided of labels and class scores for a lossy comparison on these images, in words."""
+    scores, told = subject.scores, [given.labels] if given.labels else []
+    if scores and not scores_output(subject, given):
+        told.append(
+            f"the output {scores.told} is compared as numbers, not as the scores of {scores.classes} classes: only its "
+            f"shape says so (if it is: fold --set classes={scores.classes})"
+        )
+    return "; ".join(told)
 
 
 def _of_folder(subject: Subject, folder: Path, classes: Path | None, limit: int | None, size: ImageSize) -> Inputs:
@@ -82,10 +113,10 @@ def _of_folder(subject: Subject, folder: Path, classes: Path | None, limit: int 
 
     return image_inputs(
         folder,
-        preprocessing_for(subject),
+        preprocessing_for(subject, size),
         size=size,
         channels=_channels(subject),
-        classes=subject.classes,
+        classes=subject.scores.classes if subject.scores else 0,
         class_names=classes,
         limit=limit,
     )
@@ -106,8 +137,8 @@ def _require_no_images(subject: Subject, asked: Any) -> None:
         )
 
 
-def preprocessing_for(subject: Subject) -> Preprocessing:
-    """What turns pixels into images for a network.
+def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Preprocessing:
+    """What turns pixels into images for a network, of that size where it is another than the fold's.
 
     Raises:
         UsageProblem: If nothing tells that, or it is for other channels.
@@ -126,7 +157,7 @@ def preprocessing_for(subject: Subject) -> Preprocessing:
             hint="Fold with --set mean=... --set std=..., one number for each channel.",
             code="preprocessing.channels",
         )
-    return wanted
+    return at_size(wanted, size or wanted.image_size)
 
 
 def _untaken(subject: Subject) -> list[Fact]:

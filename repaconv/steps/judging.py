@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from repaconv.proof.runners import FixedBatch, load_onnx
 from repaconv.steps.candidates import Candidates
 from repaconv.steps.common import load_target
 from repaconv.steps.deploying import session_of
-from repaconv.steps.inputs import Split, choose_inputs
+from repaconv.steps.inputs import Split, choose_inputs, taken_as_scores
 from repaconv.steps.precisions import loader_for
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class Judge:
         meter = Meter(tolerance(precision, decides=self.graphs.subject.decides), logits=True)
         for call, right_outputs in zip(calls, expected, strict=True):
             got = runner.run(_named(session, call))
-            meter.add(*(next(iter(each.values())) for each in (got, right_outputs)), labels=call.labels)
+            place = self.graphs.place_of_scores
+            meter.add(*(list(each.values())[place] for each in (got, right_outputs)), labels=call.labels)
         link, found = meter.link(precision, "ONNX, float32", f"{deployment.runtime}, {precision}"), meter.metrics()
         other = found.top1_flips / found.images
         told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
@@ -179,13 +180,20 @@ def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
     budget = Budget.of(order)
     if not budget.asked:
         return None
-    if subject.outputs != ("logits",):
+    scores = subject.scores
+    if scores is None:
         raise UsageProblem(
-            f"a loss is measured by top-1 predictions, and this network outputs {', '.join(subject.outputs)}.",
-            hint="Leave the budget out; `repaconv export --precision` evaluates features by cosine similarity.",
+            f"a loss is measured by top-1 predictions, and this network outputs {', '.join(subject.outputs)}: "
+            "features, or not one output of shape [images, classes] alone.",
+            hint="If one output is class scores: fold --set classes=N. Otherwise leave the budget out; `repaconv "
+            "export --precision` evaluates features by cosine similarity.",
             code="tune.features",
         )
-    given = Split.of(choose_inputs(subject, inputs=order.inputs, images=order.images)).halved()
+    images = choose_inputs(subject, inputs=order.inputs, images=order.images)
+    if scores.assumed and not images.labeled:
+        by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
+        images = replace(images, labels="; ".join(filter(None, [images.labels, by])))
+    given = Split.of(images).halved()
     for name, share in budget._asdict().items():
         if share is not None:
             _require_enough(given, name, bounded(name, share, 1))

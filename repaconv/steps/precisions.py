@@ -12,7 +12,7 @@ from repaconv.errors import UsageProblem, nearest
 from repaconv.measure.processors import clips_int8
 from repaconv.progress import Progress
 from repaconv.proof.runners import load_onnx
-from repaconv.steps.inputs import Split, filled
+from repaconv.steps.inputs import Split, filled, scores_output
 from repaconv.subjects.proved import BF16_NOTE, runnable
 
 if TYPE_CHECKING:
@@ -137,13 +137,14 @@ def typed_lower(
     progress(f"to {precision}", 0, 0)
     calibrating, how = given.calibrating(), int8_for(device, form.quantizer)
     typed, kept = in_precision(model, precision, calibrating, how, form.keep, nodes)
-    allowed = tolerance(precision, logits="logits" in subject.outputs, decides=subject.decides)
+    scores = scores_output(subject, given.given)
+    allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch
     before = FixedBatch(load_onnx(model), batch)
     after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
-    found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, whole=given.whole)
+    found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, scores=scores, whole=given.whole)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge

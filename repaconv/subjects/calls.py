@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from repaconv.errors import Refused, said_by
 from repaconv.subjects.architectures import Built
+from repaconv.subjects.scores import LOGITS
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,8 @@ def _answer(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) 
 
 
 def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
-    """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart.
+    """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart, ``output`` where it
+    may.
 
     Raises:
         Refused: If something of it is no tensor.
@@ -102,8 +104,19 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
             code="network.outputs",
         )
     if len(leaves) == 1:
-        return ("logits",) if built.classes else ("features",)
+        unknown = "output" if built.classes is None and leaves[0].ndim == 2 else "features"
+        return (LOGITS,) if built.classes else (unknown,)
     return tuple(f"output_{number}" for number in range(len(leaves)))
+
+
+def widths_of(names: Sequence[str], found: Any) -> dict[str, int]:
+    """Numbers per image of what has the shape [images, numbers], by name."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+    pairs = zip(names, leaves, strict=False)
+    return {name: int(leaf.shape[1]) for name, leaf in pairs if leaf.ndim == 2 and leaf.is_floating_point()}
 
 
 def _named(found: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv import registry, runs
-from repaconv.artefacts import ImageSize, Location, MethodFold
+from repaconv.artefacts import ClassScores, ImageSize, Location, MethodFold
 from repaconv.backbones.sizes import require_size
 from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.files import canonical_json
@@ -17,6 +17,7 @@ from repaconv.progress import Progress
 from repaconv.proof.runners import TorchRunner, decides, weighted
 from repaconv.subjects.origin import read_again
 from repaconv.subjects.proved import Graph, Proving, exported_graph
+from repaconv.subjects.scores import LOGITS
 from repaconv.subjects.subject import DEPLOY, TRAINING, GraphSpec
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ class CheckpointSubject:
     checkpoint: str | Path | None = None
 
     @property
-    def classes(self) -> int:
+    def scores(self) -> ClassScores | None:
         """Of its head."""
-        return int(self._config.classes)
+        if self.folded.output != LOGITS:
+            return None
+        return ClassScores(output=LOGITS, classes=int(self._config.classes), source="the checkpoint's head")
 
     @property
     def official(self) -> tuple[str, ...]:

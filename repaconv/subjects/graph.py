@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv import runs
-from repaconv.artefacts import GraphFold, ImageSize, Location
+from repaconv.artefacts import ClassScores, GraphFold, ImageSize, Location
 from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.errors import Refused, UsageProblem
 from repaconv.progress import Progress
@@ -40,9 +40,9 @@ class GraphSubject:
     checkpoint: str | Path | None = None
 
     @property
-    def classes(self) -> int | None:
-        """A graph does not tell what its outputs mean."""
-        return None
+    def scores(self) -> ClassScores | None:
+        """By --set, its name or its shape: a graph does not tell what its outputs mean."""
+        return self.folded.scores
 
     @property
     def official(self) -> tuple[str, ...]:

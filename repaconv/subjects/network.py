@@ -27,11 +27,6 @@ class NetworkSubject(GraphSubject):
 
     folded: NetworkFold
 
-    @property
-    def classes(self) -> int | None:
-        """Of its head."""
-        return self.folded.classes
-
     @cached_property
     def reference(self) -> NetworkRunner:  # type: ignore[override]
         """The module in float64."""

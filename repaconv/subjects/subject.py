@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv import runs
-from repaconv.artefacts import FoldArtefact, GraphFold, ImageSize, Location, MethodFold, NetworkFold
+from repaconv.artefacts import ClassScores, FoldArtefact, GraphFold, ImageSize, Location, MethodFold, NetworkFold
 from repaconv.exporters.simplify import TOOLS
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Subject(Protocol):
         """What `fold` wrote of it."""
 
     @property
-    def classes(self) -> int | None:
-        """How many it tells apart, 0 without a head; None where that is not known."""
+    def scores(self) -> ClassScores | None:
+        """Its output that gives classes; None where none does."""
 
     @property
     def official(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ CHANNELS = (1, 3, 4)
 
 
 class Taken(NamedTuple):
-    """Fields of `repaconv.artefacts.GraphFold`."""
+    """Fields of `repaconv.artefacts.GraphFold`; ``widths`` are numbers per image of outputs [images, numbers]."""
 
     image_size: ImageSize | None
     any_image_size: bool
@@ -54,6 +54,7 @@ class Taken(NamedTuple):
     tolerances: dict[str, float]
     float64: str
     structure: str
+    widths: dict[str, int]
 
 
 def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
@@ -75,7 +76,8 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
     told, rounded, gain = _against_float64(given, folded, calls)
     size, any_size, batch, names = _images(model, found)
-    rows = _by_image(model, batch, [(call, given.run(call)) for call in (usual, found.plain[0])])
+    ran = [(call, given.run(call)) for call in (usual, found.plain[0])]
+    rows = _by_image(model, batch, ran)
     if rows and _unknown_lengths(given):
         others = (found.call(model, seed) for seed in range(1, OTHERS))
         rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
@@ -91,6 +93,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         tolerances=_tolerances(usual_rtols(model), rounded, doubled=bool(told)),
         float64=told,
         structure=structure_of(folded.model),
+        widths=_widths(ran) if rows and size is not None else {},
     )
 
 
@@ -191,6 +194,15 @@ def _unknown_lengths(given: Evaluated) -> bool:
         shape is None or any(is_free(size) and not known.issuperset(WORD.findall(str(size))) for size in shape)
         for shape in shapes
     )
+
+
+def _widths(calls: Sequence[tuple[Feeds, Feeds]]) -> dict[str, int]:
+    """Of what is [images, numbers], with as many numbers at every call."""
+    found = []
+    for _, outputs in calls:
+        arrays = {name: out for name, out in outputs.items() if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
+        found.append({name: out.shape[1] for name, out in arrays.items() if out.ndim == 2})
+    return {name: width for name, width in found[0].items() if all(each.get(name) == width for each in found)}
 
 
 def structure_of(model: onnx.ModelProto) -> str:

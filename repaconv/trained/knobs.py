@@ -72,7 +72,9 @@ class Knobs:
             return value
         value = default if found is None else found
         silent = f"default of the official code, which {source} leaves" if source else CODE_DEFAULT
-        self.facts.append(Fact(name=name, value=value, source=silent if found is None else source))
+        self.facts.append(
+            Fact(name=name, value=value, source=silent if found is None else source, assumed=found is None)
+        )
         return value
 
     def maybe(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:

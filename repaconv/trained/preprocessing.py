@@ -1,11 +1,11 @@
-"""What happens to an image before the network: by the user, by the file, else ImageNet's usual."""
+"""How large a network's images are and what happens to them before it, each with its source: one rule for all doors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from repaconv.artefacts import ImageSize, Preprocessing, parse_image_size
+from repaconv.artefacts import Fact, ImageSize, Preprocessing, parse_image_size
 from repaconv.errors import Refused
 from repaconv.trained.knobs import Knobs, one_of, positive
 from repaconv.trained.pipelines import are_numbers, as_size, of_pipeline
@@ -18,6 +18,10 @@ CROP_RATIO, SMALL = 0.875, 160
 # DeiT's main.py resizes no images of up to this size, whatever its eval_crop_ratio.
 DEIT_WHOLE = 32
 IMAGENET = "ImageNet's, as in the official configuration"
+MADE_BY = ("mean", "std", "resize_edge", "keep_ratio", "interpolation", "channel_order")
+"""Fields of `Preprocessing`, by the names that --set has for them."""
+PREPROCESSING = "preprocessing"
+"""The fact of a fold that says why it has none."""
 
 
 class Told(NamedTuple):
@@ -48,37 +52,95 @@ def preprocessing_of(
     of_args = _of_args(args, image_size)
     told = [Told("args", of_args.values, [*sizes.odd, *of_args.odd]), of_config]
     said = {name: (value, part.where) for part in told for name, value in part.values.items()}
-    edge = _edge(CROP_RATIO, image_size) if max(image_size) >= SMALL else None
-    found = {"mean": MEAN, "std": STD, "resize_edge": edge, **{name: value for name, (value, _) in said.items()}}
+    found: dict[str, Any] = {"mean": MEAN, "std": STD, "resize_edge": usual_edge(image_size)}
+    found |= {name: value for name, (value, _) in said.items()}
     given = _asked(knobs, said)
     source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
-    return Preprocessing(**{**found, **given, "image_size": image_size, "source": source})
+    whole = {**found, **given, "image_size": image_size, "source": source}
+    return Preprocessing(**whole, assumed=_assumed({*said, *given}))
 
 
-def preprocessing_by(own: Told, knobs: Knobs, size: ImageSize) -> Preprocessing | None:
-    """What a library says of its network's images, with --set instead of it; None where nobody tells all of it.
+class Sized(NamedTuple):
+    """The size of a network's images, and what says it.
 
-    What the library says is taken whole or not at all: of a preprocessing that is not done alike here nothing is.
+    ``assumed`` if nothing does, ``fixed`` if the network takes no other.
+    """
+
+    size: ImageSize
+    source: str
+    assumed: bool = False
+    fixed: bool = False
+
+
+class Images(NamedTuple):
+    """How large a network's images are and how they are made (None where nothing says all of it), with the facts."""
+
+    size: ImageSize
+    preprocessing: Preprocessing | None
+    facts: tuple[Fact, ...]
+
+
+def images_by(own: Told, knobs: Knobs, usual: Sized) -> Images:
+    """The one rule for networks of no method and for graphs: --set, else what a library says, else what is assumed.
+
+    What the library says is taken whole or not at all: of a preprocessing that is not done alike here nothing is. Mean
+    and std are never assumed.
 
     Args:
         own: What it says, in fields of `Preprocessing`.
         knobs: See `preprocessing_of`.
-        size: Of the network's images; another --set image_size is resized to in proportion.
+        usual: Of the network's images; another --set image_size is resized to in proportion.
+
+    Raises:
+        Refused: If another size than a fixed one is asked for.
     """
     said = {} if own.odd else own.values
-    image_size: ImageSize = knobs.take(
-        "image_size", parse_image_size, size, said.get("image_size"), own.where, free=True
-    )
-    given = _asked(knobs, {})
-    found = {"resize_edge": _edge(CROP_RATIO, image_size) if max(image_size) >= SMALL else None, **said}
+    asked = _asked_size(knobs, usual.size) if usual.fixed else knobs.asked("image_size", parse_image_size)
+    sized = Sized(asked, "--set image_size") if asked else usual
+    facts = [Fact(name="image_size", value=sized.size, source=sized.source, assumed=sized.assumed)]
+    if own.odd:
+        against = "; ".join(own.odd)
+        facts.append(Fact(name=PREPROCESSING, value="not taken", source=own.where, against=against))
+    return Images(sized.size, _preprocessing_by(own, said, _asked(knobs, {}), sized.size), tuple(facts))
+
+
+def _preprocessing_by(own: Told, said: dict[str, Any], given: dict[str, Any], size: ImageSize) -> Preprocessing | None:
+    found = {"resize_edge": usual_edge(size), **said}
     if (edge := said.get("resize_edge")) is not None:
-        found["resize_edge"] = edge * max(image_size) // max(said["image_size"])
-    whole = {**found, **given, "image_size": image_size}
+        found["resize_edge"] = edge * max(size) // max(said["image_size"])
+    whole = {**found, **given, "image_size": size}
     if not {"mean", "std"} <= whole.keys():
         return None
-    told = [own] if own.where else []
-    source = f"--set {', '.join(given)}; else {_source(told)}" if given else own.where
-    return Preprocessing(**whole, source=source)
+    source = f"--set {', '.join(given)}" if given else own.where
+    if given and said:
+        source += f"; else {own.where}"
+    if own.odd:
+        source += f"; not taken from {own.where}: {', '.join(own.odd)}"
+    # a library's own words leave out what they cannot be otherwise
+    convention = {"channel_order", "keep_ratio"} if said else set()
+    return Preprocessing(**whole, source=source, assumed=_assumed({*said, *given, *convention}))
+
+
+def at_size(wanted: Preprocessing, size: ImageSize) -> Preprocessing:
+    """The same for images of another size: resized to in proportion, or by the same rule where that was assumed."""
+    edge = wanted.resize_edge
+    if size == wanted.image_size:
+        return wanted
+    if "resize_edge" in wanted.assumed:
+        edge = usual_edge(size)
+    elif edge is not None:
+        edge = edge * max(size) // max(wanted.image_size)
+    return wanted.model_copy(update={"image_size": size, "resize_edge": edge})
+
+
+def usual_edge(size: ImageSize) -> int | None:
+    """To what the shorter edge is resized where nothing says it; None is the image size itself."""
+    return _edge(CROP_RATIO, size) if max(size) >= SMALL else None
+
+
+def _assumed(said: Collection[str]) -> tuple[str, ...]:
+    """What is not said of how images are made."""
+    return tuple(name for name in MADE_BY if name not in said)
 
 
 def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
@@ -96,13 +158,18 @@ def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
 
 def _source(told: list[Told]) -> str:
     """Where what is taken is from: the file's parts by name, ImageNet's for the rest, and what is not understood."""
-    taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
-    said = [f"{where}: {', '.join(names)}" for where, names in taken if names]
+    said = _said(told)
     odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
     if not said:
         return "; ".join([IMAGENET, *(odd or ["the file does not tell"])])
-    whole = {"mean", "std", "resize_edge"} <= {name for _, names in taken for name in names}
+    whole = {"mean", "std", "resize_edge"} <= {name for part in told for name in part.values}
     return "; ".join([*said, *([] if whole else [f"else {IMAGENET}"]), *odd])
+
+
+def _said(told: list[Told]) -> list[str]:
+    """What each part of a file says of how images are made, by name."""
+    taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
+    return [f"{where}: {', '.join(names)}" for where, names in taken if names]
 
 
 def _sizes(args: Mapping[str, Any]) -> Told:
@@ -122,10 +189,18 @@ def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | N
         said = sizes if sizes.values else of_config
         found: ImageSize | None = said.values.get("image_size")
         return knobs.take("image_size", parse_image_size, (224, 224), found, said.where, free=True)
+    _asked_size(knobs, fixed)
+    knobs.facts.append(Fact(name="image_size", value=fixed, source="the network, which takes no other"))
+    return fixed
+
+
+def _asked_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
+    """The user's size of images where there is one and the network takes no other."""
     if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
-        return fixed
+        return asked
+    assert asked is not None
     raise Refused(
-        f"this network takes images of {fixed[0]} x {fixed[1]} pixels, not {asked}.",
+        f"this network takes images of {fixed[0]} x {fixed[1]} pixels, not {asked[0]} x {asked[1]}.",
         hint="Leave --set image_size out.",
         code="image-size",
     )

@@ -31,6 +31,8 @@ def show(done: BenchArtefact) -> None:
         out().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {coloured(link.verdict)}{words}")
     elif done.agreement:
         out().print(f"outputs were not compared: {plain(done.agreement.note)}")
+    if done.image_preprocessing:
+        out().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
     if kept := done.regression:
         out().print(f"{plain(kept.description)}: {coloured(kept.verdict)}")
     told = "; ".join(done.quality.reasons) or "nothing speaks against it"

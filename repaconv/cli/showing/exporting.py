@@ -18,6 +18,9 @@ def show(done: ExportArtefact) -> None:
     if done.precision != "fp32":
         by = f" by {plain(done.quantizer)}" if done.quantizer not in ("", "onnxruntime") else ""
         out().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
+        for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
+            if told:
+                out().print(f"[dim]{what}: {plain(told)}[/]")
         for what, names in (
             ("in float32 for their range", done.fp32_nodes),
             ("not in " + done.precision, done.unquantized_layers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
-from repaconv.cli.showing.parts import costs, links, longest
+from repaconv.cli.showing.parts import costs, links, longest, size
 from repaconv.pages.report import saved
 
 if TYPE_CHECKING:
@@ -15,10 +15,36 @@ WITHOUT = "not in float64: nothing here evaluates it so, or its numbers in float
 
 
 def show(done: MethodFold | GraphFold) -> None:
-    """See `_checkpoint` and `_graph`."""
+    """See `_checkpoint`, `_graph` and `_images`."""
     from repaconv.artefacts import MethodFold
 
+    _images(done)
     _checkpoint(done) if isinstance(done, MethodFold) else _graph(done)
+
+
+def _images(done: MethodFold | GraphFold) -> None:
+    """Of what size its images are, how they are made, which output gives classes, and what says so."""
+    from repaconv.proof.images import told_of
+
+    if done.image_size is None:
+        return
+    fact = next((fact for fact in done.facts if fact.name == "image_size"), None)
+    by = f"from {fact.source}" if fact else "as the network was trained"
+    by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
+    out().print(f"image size: {size(done.image_size)} pixels ({by})")
+    if done.preprocessing:
+        out().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
+    else:
+        why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
+        why = why or "nothing says how they are made"
+        out().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
+    scores = getattr(done, "scores", None)
+    if scores and scores.assumed:
+        may = f"the output {plain(scores.told)} may be the scores of {scores.classes} classes"
+        out().print(
+            f"classes: by its shape, {may}; it is taken as that where images have labels. --set "
+            f"classes={scores.classes} says that it is, 0 that it is not"
+        )
 
 
 def _checkpoint(done: MethodFold) -> None:

@@ -43,6 +43,9 @@ def show(done: TuneArtefact) -> None:
         out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing{accurate}")
     if done.images:
         out().print(f"[dim]by {plain(done.images)}[/]")
+    for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
+        if told:
+            out().print(f"[dim]{what}: {plain(told)}[/]")
     if done.output_files:
         file = plain(short(done.output_files[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"

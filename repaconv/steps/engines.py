@@ -103,7 +103,7 @@ def open_engine(
     spec = SessionSpec(
         threads=threads,
         precision=built.precision if built else "fp32",
-        sizes=sizes,
+        sizes=dict(sizes),  # it goes to another process, which a read-only view of a dict cannot
         streams=streams,
         settings=built.settings if built else (),
     )

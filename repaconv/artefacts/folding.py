@@ -178,7 +178,7 @@ class MethodFold(FoldArtefact):
         """Of one image."""
         return (
             ("parameters", self.training.parameters, self.deploy.parameters),
-            ("MACs an image", self.training.macs, self.deploy.macs),
+            ("MACs per image", self.training.macs, self.deploy.macs),
         )
 
     @property

@@ -89,7 +89,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
     lines = [
         ("method", f"{seen.method}: {seen.reason}", "inspect"),
         ("parameters", f"{seen.training.parameters:,} -> {seen.deploy.parameters:,}", "inspect"),
-        ("MACs an image", f"{seen.training.macs:,} -> {seen.deploy.macs:,}", "inspect"),
+        ("MACs per image", f"{seen.training.macs:,} -> {seen.deploy.macs:,}", "inspect"),
         *(
             (
                 link.name,

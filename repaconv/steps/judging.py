@@ -207,7 +207,7 @@ def _require_enough(given: Split, name: str, allowed: float) -> None:
         judging = min(given.labelled(places) for places in (given.judging, given.choosing))
     if not judging:
         raise UsageProblem(
-            f"{given.given.name} have no labels, and accuracy is of labelled images.",
+            f"{given.given.name} have no labels, and accuracy is of labeled images.",
             hint="Give one folder a class, or 'labels' in the .npz; --max-disagreement needs none.",
             code="tune.no-labels",
         )

@@ -96,7 +96,7 @@ def costs(training: Cost, deploy: Cost) -> Table:
     rows = table("", "training form", "deploy form", "saved")
     for name, before, after in (
         ("parameters", training.parameters, deploy.parameters),
-        ("MACs an image", training.macs, deploy.macs),
+        ("MACs per image", training.macs, deploy.macs),
     ):
         rows.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
     return rows

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sensitivities(
-    model: onnx.ModelProto, calls: Sequence[Feeds], device: Target, place: int = 0, *, progress: Progress
+    model: onnx.ModelProto, calls: Sequence[Feeds], device: Target, output: int = 0, *, progress: Progress
 ) -> list[Sensitivity]:
     """The groups of a float32 graph that gives logits, the most sensitive first.
 
@@ -26,7 +26,7 @@ def sensitivities(
         model: It.
         calls: Images: they calibrate, and on them it is measured. What a deployment loses others judge.
         device: For which int8 would be.
-        place: Of the logits among the outputs.
+        output: The place of the logits among the outputs.
         progress: See `Progress`.
     """
     from repaconv.exporters.layers import groups_of, nodes_of, only_in_int8
@@ -40,7 +40,7 @@ def sensitivities(
     def logits(graph: onnx.ModelProto) -> list[Any]:
         session = load(graph.SerializeToString())
         ports = [port.name for port in session.inputs]
-        return [list(session.run(named(ports, call)).values())[place] for call in calls]
+        return [list(session.run(named(ports, call)).values())[output] for call in calls]
 
     right = logits(model)
     found = []

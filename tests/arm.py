@@ -121,7 +121,7 @@ def compare(root: Path, emulator: Path, engine: Path, exported: ExportArtefact, 
     print(
         f"{name} {exported.precision}: {found.verdict}, {said} against x86-64: largest difference "
         f"{found.metrics.max_rel_error:.1e} of the largest output, {differ} of {here.size} numbers differ, "
-        f"first classes agree {found.metrics.top1_agreement:.0%}"
+        f"top-1 predictions agree {found.metrics.top1_agreement:.0%}"
     )
     return int(found.verdict != "passed")
 

@@ -63,7 +63,7 @@ def test_a_baseline_is_judged_by_where_it_compares(measured):
     assert judged(measured(), update=True)[0] == "passed"
     verdict, told = judged(measured(seed=1, sha256="exported anew"), require=True)
     assert verdict == "passed"
-    assert "the baseline, each relative to the training form beside it" in told
+    assert "the baseline, each relative to the training form measured with it" in told
     assert judged(measured(1.2))[0] == "failed"
     assert judged(measured(quality="inconclusive", seed=1))[0] == "inconclusive"  # no pass on noise
     assert judged(measured(1.2, quality="inconclusive"))[0] == "failed"

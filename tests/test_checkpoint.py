@@ -186,7 +186,7 @@ def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
     torch.save({"state_dict": wrapped, "ema_state_dict": ema}, "d.pth")  # mmengine's rule is mmengine's files'
     assert "state_dict, ema_state_dict" in refused("d.pth", "checkpoint.ambiguous")
     torch.save({"state_dict": tiny_weights, "net": average}, "e.pth")
-    assert read_checkpoint("e.pth").origin.weights_reason == "state_dict by rule; beside it: net"
+    assert read_checkpoint("e.pth").origin.weights_reason == "state_dict by rule; other sets: net"
 
 
 def test_what_the_file_says_is_read_wherever_it_stands(tiny_weights):

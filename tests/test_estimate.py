@@ -287,7 +287,7 @@ def test_no_gate_no_baseline_and_no_history_takes_an_estimate(tiny, repaconv):
     for option in (("--baseline", "b.json"), ("--rounds", "5"), ("--profile",), ("--host", "user@board")):
         code, _, err = repaconv("bench", "--estimate", *option)
         assert code == 2
-        assert "--estimate measures nothing, and nothing is judged by it" in err
+        assert "--estimate measures nothing" in err
     Path("r.toml").write_text(f'checkpoint = "{tiny.name}"\n[bench]\nestimate = true\n')
     code, out, err = repaconv("gate", "r.toml")
     assert code == 2

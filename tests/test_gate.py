@@ -129,7 +129,7 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     assert report.exit_code == 1
     a, b, c, d = report.recipes
     assert [check.message for check in a.checks if check.verdict == "failed"] == [
-        "mine does not take the graph: a free batch in input"
+        "mine does not take the graph: a dynamic batch in input"
     ]
     assert (b.checks[-1].verdict, b.checks[-1].message) == ("error", "ZeroDivisionError: it does not say why.")
     assert a.run != b.run

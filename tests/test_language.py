@@ -93,6 +93,27 @@ def constants(node: ast.AST) -> Iterator[str]:
             yield each.value
 
 
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text of more than one word in the code that is no docstring, with its place: tables, verdicts, notes."""
+    for path in sorted((ROOT / "repaconv").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+        said = {id(each.value) for body in bodies for each in body if isinstance(each, ast.Expr)}
+        for node in ast.walk(tree):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+            if is_text and " " in node.value:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+STORED = ("<!-- repaconv; sha256 of what stands above: {} -->", ", beside")
+"""Texts in files that earlier versions wrote: a page's hash, the key of a baseline."""
+
+
+def test_no_text_in_the_code_has_a_private_phrase():
+    found = {place: words for place, text in texts() if (words := private(text)) and text.strip(" \n") not in STORED}
+    assert not found
+
+
 def test_no_message_has_a_private_phrase():
     found = {place: words for place, text in messages() if (words := private(text))}
     assert not found

@@ -280,7 +280,7 @@ def test_bench_of_a_lower_precision_is_of_that_graph_and_judged_by_its_rule(tiny
         link = rc.bench(subject, against=against, image_size=32, rounds=2).agreement
         assert (link.verdict, link.tolerance, link.reference) == ("passed", tolerance("int8"), plain.name)
         assert link.metrics.images == 8
-        assert "first classes agree" in link.note
+        assert "top-1 predictions agree" in link.note
     with pytest.raises(UsageProblem, match="is a file"):
         rc.bench(low, precision="int8", rounds=2)
     with pytest.raises(UsageProblem, match="no fp16 ONNX model"):

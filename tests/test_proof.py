@@ -107,10 +107,10 @@ def test_flips_within_the_noise_are_a_figure_of_their_own_with_a_limit():
     sound = judged(6)
     assert (sound.verdict, sound.metrics.top1_agreement, sound.metrics.top1_close) == ("passed", 0.94, 40)
     assert (sound.metrics.top1_flips_that_matter, sound.metrics.top1_flips_within_noise) == (0, 6)
-    assert "94.0% of 100 first classes agree" in sound.note
+    assert "94.0% of 100 top-1 predictions agree" in sound.note
     assert "no class that led by more than 10% of the largest logit changed" in sound.note
     assert "6 of 40 with a smaller lead did; accuracy was not looked at" in sound.note
-    assert "1% flips beyond 10%, 25% within" in sound.tolerance.told
+    assert "1% flips beyond 10%, 25% within" in sound.tolerance.description
     many = judged(24)
     assert (many.verdict, many.metrics.top1_flips_that_matter) == ("failed", 0)
     assert "24 of 40 with a smaller lead did, 25% is allowed" in many.note
@@ -386,7 +386,7 @@ def told(args=None, steps=None, **settings):
 def test_what_the_file_says_of_its_evaluation_is_taken_or_named():
     usual, crop = "ImageNet's, as in the official configuration", {"type": "CenterCrop", "crop_size": 224}
     rest, config = f"else {usual}", "meta.cfg: mean, std, channel_order"
-    assert told() == ((224, 224), 256, True, "bicubic", f"{usual}; the file does not tell")
+    assert told() == ((224, 224), 256, True, "bicubic", f"{usual}; not in the file")
     assert told({"input_size": 224, "eval_crop_ratio": 1.0})[1:] == (224, True, "bicubic", f"args: resize_edge; {rest}")
     assert told({"input_size": 32, "eval_crop_ratio": 0.5})[:2] == ((32, 32), None)  # DeiT resizes no small images
     assert told({"input_size": [3, 256, 128]})[0] == told({"img_size": [256, 128]})[0] == (256, 128)
@@ -691,7 +691,7 @@ def test_every_output_is_counted_where_several_become_one_link():
     links = [*links, one("u", "not verified", swayed), one("t", "failed", "off")]
     told = outputs_joined(links)
     assert told.verdict == "failed"
-    why = "2: the same at every call, 1: rounding alone moves it so far that nothing is proved by it"
+    why = "2: the same at every call, 1: rounding alone moves it so far that a comparison shows nothing"
     assert told.note == f"2 of 6 outputs passed, 1 failed, 3 not verified ({why}); off"
     assert outputs_joined(links[:2]).note == "2 of 2 outputs passed"
 

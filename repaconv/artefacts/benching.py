@@ -89,7 +89,7 @@ class Regression(Record):
     def description(self) -> str:
         """What is compared, and how it came out, in words."""
         whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
-        beside = f"each relative to the {self.reference} beside it" if self.reference else "in milliseconds"
+        beside = f"each relative to the {self.reference} measured with it" if self.reference else "in milliseconds"
         rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
         interval = f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
         if self.verdict == "inconclusive":

@@ -231,7 +231,7 @@ class GraphFold(FoldArtefact):
         """Why the graph is as it was given; empty where something was folded."""
         if self.changes:
             return ""
-        return "all of the fold was taken back" if self.reverted else NOTHING_TO_FOLD
+        return "all of the fold was reverted" if self.reverted else NOTHING_TO_FOLD
 
     @property
     def description(self) -> str:

@@ -176,7 +176,7 @@ def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
     if not others:
         return "the usual place" if place != "." else "the file is a bare state dict"
     average = next((other for other in others if other.partition(".")[0] in AVERAGES), None)
-    beside = f"the moving average beside it is --weights {average}" if average else f"beside it: {', '.join(others)}"
+    beside = f"its moving average is --weights {average}" if average else f"other sets: {', '.join(others)}"
     return f"{place} by rule; {beside}"
 
 

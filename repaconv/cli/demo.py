@@ -50,7 +50,7 @@ def _told_of(method: str, progress: Progress) -> Progress:
 
 
 def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
-    """Make a RIFormer checkpoint, walk it the whole way, print what was proved and measured.
+    """Make a RIFormer checkpoint, walk it the whole way, print what was verified and measured.
 
     Returns:
         The exit code: 1 if any verdict is failed.
@@ -106,5 +106,5 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         ("measurement", "; ".join((measured.quality.verdict, *measured.quality.reasons)), "bench"),
         ("the whole on one page", page.output_files[0], "report"),
     ]
-    render.rows(("what", "proved and measured", "by"), lines)
+    render.rows(("what", "verified and measured", "by"), lines)
     return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

@@ -73,7 +73,7 @@ IDLE = (
         ("bench",),
         ("against", "rounds", "protocol", "profile", "seed", "host", "scheduler", *CLUSTER, *BASELINE),
         lambda given: given["estimate"],
-        "--estimate measures nothing, and nothing is judged by it",
+        "--estimate measures nothing",
     ),
     Idle(
         ("bench",),
@@ -94,7 +94,10 @@ IDLE = (
     ),
     Idle(("bench",), BASELINE[1:], lambda given: not given["baseline"], "there is no --baseline"),
     Idle(
-        ("bench",), ("max_regression",), lambda given: given["update_baseline"], "a baseline is written, not judged by"
+        ("bench",),
+        ("max_regression",),
+        lambda given: given["update_baseline"],
+        "the baseline is written, and nothing is compared with it",
     ),
     Idle(
         ("bench", "gate"),
@@ -118,7 +121,7 @@ IDLE = (
         ("tune",),
         ("inputs", "images"),
         lambda given: given["max_disagreement"] is None and given["max_accuracy_drop"] is None,
-        "they judge lower precision, which --max-disagreement or --max-accuracy-drop asks for",
+        "they evaluate lower precision, which --max-disagreement or --max-accuracy-drop asks for",
     ),
     Idle(
         ("tune",),

@@ -59,7 +59,7 @@ def violations(
         found.append(f"pixels in uint8 ({pixels[0]})")
     free = [entry.name for entry in model.graph.input if any(d.dim_param for d in entry.type.tensor_type.shape.dim[:1])]
     if "dynamic-batch" in forbids and free:
-        found.append(f"a free batch in {free[0]}")
+        found.append(f"a dynamic batch in {free[0]}")
     return found
 
 

@@ -71,15 +71,15 @@ def standing(model: ir.Model) -> Iterator[str]:
             for before, path in _before(one.data):
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
-                told = f"{one.name} behind {before.name}"
-                found.setdefault(f"behind another, since {_why_behind(before, one, path)}", []).append(told)
+                told = f"{one.name} after {before.name}"
+                found.setdefault(f"after another, since {_why_behind(before, one, path)}", []).append(told)
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
             for group, source in _beside(node):
                 why = _why_beside(group, source, node)
-                told = " beside ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
-                found.setdefault(f"beside another, since {why}", []).append(told)
+                told = " next to ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
+                found.setdefault(f"next to another, since {why}", []).append(told)
     for why, names in found.items():
-        yield f"linear operators stand {why}: {'; '.join(dict.fromkeys(names))}"
+        yield f"linear operators remain {why}: {'; '.join(dict.fromkeys(names))}"
 
 
 def linear(node: ir.Node) -> LinearNode | None:

@@ -253,7 +253,7 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
         builder_options=dict(built.options),
         settings=plan.given.settings,
         timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
-        note=note + ("" if built.runs_here else ", and was not verified here") + _for_images(plan),
+        note=note + ("" if built.runs_here else ", untested here") + _for_images(plan),
         links=links,
         onnx_sha256=plan.exported.payload.sha256,
         payload=payload_of(plan.file, plan.file.parent),

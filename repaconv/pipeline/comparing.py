@@ -101,7 +101,7 @@ def _probed(right: End, low: str) -> tuple[str, Iterator[Pair]]:
         why = (
             f"nothing says what {right.told.name} takes"
             if not graph
-            else f"{low} is lossy, and is judged on real inputs"
+            else f"{low} is lossy, and is evaluated on real inputs"
         )
         raise UsageProblem(f"{why}.", hint="Give inputs with --inputs x.npz.", code="compare.inputs")
     assert right.path is not None

@@ -235,7 +235,7 @@ def _trained(plan: _Plan, progress: Progress) -> Training:
     from repaconv.training import keeping
     from repaconv.training.loop import Taught, Training
 
-    progress("judge the start", 0, 0)
+    progress("evaluate the start", 0, 0)
     taught = Taught(
         plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.order.teacher is None
     )

@@ -20,7 +20,7 @@ UNTOLD = "default of the official code"
 
 REST = """
 [verify]
-count = 4                      # random images; or images = "val/" (of one folder a class), or inputs = "recorded.npz"
+count = 4                      # random images; or images = "val/" (one subfolder per class), or inputs = "recorded.npz"
 require = ["onnx"]             # links that must have been run: "recorded" where inputs has the official output
 # min_top1 = 75.0              # lowest top-1 accuracy in percent: a ruined checkpoint passes all links and fails here
 # max_drop = 1.0               # points of top-1 accuracy below [reference] top1; both need images with labels
@@ -33,7 +33,7 @@ precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their rang
 # [build]                      # an engine, where the target's runtime is here
 # precision = "fp32"
 
-# [bench]                      # latency, the training form's beside it
+# [bench]                      # latency of the deploy and the training form
 # baseline = "baselines.json"  # written by repaconv gate {name} --update-baseline, and committed
 # max_regression = 0.05
 """
@@ -75,7 +75,7 @@ def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
     yield f"# {_told(source, seen)}"
     if seen and seen.training and seen.deploy:
         yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
-    yield "# repaconv run does all of this, repaconv gate judges it for CI; paths are relative to this file."
+    yield "# repaconv run does all of this, repaconv gate checks it for CI; paths are relative to this file."
     yield f"checkpoint = {_value(place)}"
     if source.is_file():
         yield "# Any other file is refused. After a new training, write the new hash here."
@@ -103,7 +103,7 @@ def _settings(seen: Inspection) -> Iterator[str]:
     open_ones = [fact for fact in seen.facts if fact.source.startswith(UNTOLD)]
     if open_ones or seen.problems:
         yield ""
-        yield "[set]                          # what the file does not tell"
+        yield "[set]                          # settings missing from the checkpoint"
     for problem in seen.problems:
         yield f"# To be mended: {problem.partition(' Give it with --set')[0] if seen.missing_settings else problem}"
     for name, example in seen.missing_settings.items():

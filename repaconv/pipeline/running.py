@@ -179,7 +179,7 @@ class Way:
             self.judge.stopped(stage, keys, label, problem)
         except Exception as error:  # a fault of one recipe's, or of ours in it, leaves no other recipe unjudged
             why = str(error).splitlines()[0] if str(error) else "it does not say why"
-            hint = "Nobody foresaw this. The stage's own command shows where it is."
+            hint = "This is a defect of repaconv. The command of that stage shows where it is."
             told = f"{type(error).__name__}: {why.rstrip('.')}."
             self.judge.stopped(stage, keys, label, RepaconvError(told, hint=hint, code="gate.unforeseen"))
         return None

@@ -58,9 +58,9 @@ def _told(link: Link, budget: Budget) -> str:
     metrics = link.metrics
     words = ["lossy, against the network before conversion"]
     if metrics and metrics.top1_agreement is not None:
-        words.append(f"{metrics.top1_agreement:.1%} of {metrics.images} first classes agree")
+        words.append(f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree")
     if budget.max_disagreement is not None:
         words.append(f"{budget.max_disagreement:.2%} may differ")
     if budget.max_accuracy_drop is not None:
         words.append(f"{budget.max_accuracy_drop:.2%} of accuracy may go")
-    return "; ".join([*words, *([] if budget.asked else ["no budget was given: measured, not judged"])])
+    return "; ".join([*words, *([] if budget.asked else ["no budget was given: measured only"])])

@@ -218,7 +218,7 @@ class _Output:
             return ""
         with np.errstate(divide="ignore", invalid="ignore"):
             worst = float(np.nanmax(np.where(wrong, error / near, 0.0)))
-        return f"{int(wrong.sum())} of {b.size} numbers are off, by up to {worst:.1e} of those beside them"
+        return f"{int(wrong.sum())} of {b.size} numbers are off, by up to {worst:.1e} of their neighbors"
 
     def _measure(self, a: Array, b: Array) -> None:
         """NaN and infinities that both have are no numbers to measure."""

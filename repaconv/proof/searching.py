@@ -191,6 +191,6 @@ class Search:
         values = {name: sorted({sizes[name] for sizes in found}) for name in self.kinds}
         varied = [f"{name} {', '.join(map(str, some))}" for name, some in values.items() if len(some) > 1]
         fixed = [f"{name} {some[0]}" for name, some in values.items() if len(some) == 1]
-        parts = [f"free sizes: {'; '.join(varied)}"] if varied else []
+        parts = [f"dynamic sizes: {'; '.join(varied)}"] if varied else []
         parts += [f"runs at one size alone: {'; '.join(fixed)}"] if fixed else []
         return "; ".join(["ONNX Runtime, seeded inputs", *parts])

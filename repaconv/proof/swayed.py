@@ -17,7 +17,7 @@ Sway = Callable[[], Mapping[str, Array]]
 
 TIMES = 8
 """How much further off than the network as given one may be that rounds differently."""
-SWAYED = "rounding alone moves it so far that nothing is proved by it"
+SWAYED = "rounding alone moves it so far that a comparison shows nothing"
 
 
 class Swayed(NamedTuple):

@@ -42,13 +42,13 @@ def by_chance(count: int, n: int, share: float) -> float:
 def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> str:
     """What a lossy link's verdict says of first classes, and what was not looked at."""
     if metrics.top1_agreement is None or allowed.flips is None or allowed.flips_within_noise is None:
-        return "no first classes to compare: judged by cosine and error alone"
+        return "no top-1 predictions to compare: evaluated by cosine and error alone"
     many = _too_many(metrics, allowed)
     lead, flips = f"{allowed.noise:.0%} of the largest logit", metrics.top1_flips_that_matter
     beyond = f"{flips or 'no'} class{'es' if flips > 1 else ''} that led by more than {lead} changed"
     within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead did"
     words = [
-        f"{metrics.top1_agreement:.1%} of {metrics.images} first classes agree",
+        f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree",
         beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
         within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
     ]

@@ -219,7 +219,7 @@ def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> s
         return f"there is no file {path} of baselines yet"
     if not others:
         return f"{path} has none for this model on any machine ({key})"
-    other = f"measured beside another {_yardstick(done)}" if _yardstick(done) else "with nothing beside to compare by"
+    other = f"measured next to another {_yardstick(done)}" if _yardstick(done) else "with no reference model next to it"
     which = "no baseline that compares" if here in others else "no baseline for this machine"
     return f"{which} ({here}); {path} has some of {', '.join(others)}, {other}"
 

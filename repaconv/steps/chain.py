@@ -238,7 +238,7 @@ def _graph_steps(
     if exported.preprocessing:
         # a lossy link that names a module says that it is broken there
         scope = SCOPE if name == "onnx" else ""
-        where = Location(module=scope, reason=f"the graph behind it is judged by the link {name}")
+        where = Location(module=scope, reason=f"the graph after it is compared by the link {name}")
         seen = rules.compared(f"{label}, from pixels", "preprocessing", given, exported.precision)
         steps.append(Step("preprocessing", given, seen, _running(whole, batch), lambda _: where, note))
     return steps

@@ -108,7 +108,7 @@ class Judge:
         if done.verdict == "not verified":
             self.note("verify", "chain", "inconclusive", "no link shows anything of this network", ("verify",))
         for claim in done.claims if any(link.accuracy for link in done.links) else ():
-            told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not judged"
+            told = f"accuracy {claim.value:.2%} is claimed by {claim.source}; it is shown and not enforced"
             self.note("verify", "claim", "not verified", told, ("verify",))
 
     def _accuracy(self, done: VerifyArtefact, recipe: Recipe) -> None:

@@ -186,7 +186,7 @@ def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
 def _other(path: Path, first: Path | None) -> Contender:
     """What runs beside the first, under a name of its own: all that is measured is kept by name."""
     taken = {DEPLOY, TRAINING, first.name if first else ""}
-    names = (path.name, str(path), f"{path} beside it")
+    names = (path.name, str(path), f"{path} (reference)")
     return Contender(next(name for name in names if name not in taken), path)
 
 

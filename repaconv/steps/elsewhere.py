@@ -86,7 +86,7 @@ def ways(
     if of_run and device.runtime == "tensorrt":
         there = [
             (f"repaconv bundle{words}", "take it there by hand,"),
-            (f"repaconv collect result.tar.gz{of}", "and judge what comes back"),
+            (f"repaconv collect result.tar.gz{of}", "and compare what comes back"),
             (f"{bench} --host user@board", "by ssh"),
         ]
     elif of_run and "elsewhere" in registry.load(registry.ENGINES, device.runtime).can:

@@ -211,9 +211,9 @@ class Split(NamedTuple):
     @property
     def told(self) -> str:
         """Which they are, in words."""
-        calibrate = [f"{len(self.fitting)} calibrate"] if self.fitting else []
-        choose = [f"{len(self.choosing)} choose"] if self.choosing else []
-        others = f"{'the other ' if calibrate else ''}{len(self.judging)} judge"
+        calibrate = [f"{len(self.fitting)} for calibration"] if self.fitting else []
+        choose = [f"{len(self.choosing)} for validation"] if self.choosing else []
+        others = f"{'the other ' if calibrate else ''}{len(self.judging)} for evaluation"
         return f"{self.given.name}: {', '.join([*calibrate, *choose, others])}"
 
     def labelled(self, places: Sequence[int]) -> int:

@@ -212,7 +212,7 @@ def _require_enough(given: Split, name: str, allowed: float) -> None:
             code="tune.no-labels",
         )
     if judging < wanted:
-        what = "get another first class" if name == "max_disagreement" else "fewer are right"
+        what = "change their top-1 prediction" if name == "max_disagreement" else "fewer are right"
         raise UsageProblem(
             f"{given.told}: they cannot tell whether no more than {allowed:.2%} {what}.",
             hint=f"Give {2 * wanted + len(given.fitting)} images or more, or allow more.",

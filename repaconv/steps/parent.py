@@ -61,7 +61,7 @@ class ParentLink:
         from repaconv.proof.budget import Budget
         from repaconv.proof.parity import not_verified
 
-        none = f"none of {self.left_out} images judges: all are of those that fitted or chose, by their content"
+        none = f"none of {self.left_out} images is a test image: all were used for calibration or validation"
         if self.why_not or not self.judging:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
         budget = Budget.of(self.done)

@@ -84,7 +84,7 @@ def judged(speed: Ratio | None, where: str) -> Judged:
 
 
 def _told(found: Ratio) -> str:
-    return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f}) times as fast as"
+    return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f}) of the speed of"
 
 
 def _is_slower(found: Ratio | None) -> bool:

@@ -169,7 +169,7 @@ def _with_companions(name: str, path: Path) -> dict[str, Path]:
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # the stage says so itself
             found += [path.parent / each for each in external_files(read_graph(path))]
-    return {name: path, **{f"{each.name} beside {name}": each for each in found}}
+    return {name: path, **{f"{each.name} next to {name}": each for each in found}}
 
 
 def _code_beside(file: Path) -> Iterator[Path]:

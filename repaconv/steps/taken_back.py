@@ -28,7 +28,7 @@ class TakenBack(NamedTuple):
 
     def with_(self, name: str, why: str) -> TakenBack:
         """One more."""
-        return TakenBack((*self.names, name), (*self.told, f"{name}: taken back, as {why}"))
+        return TakenBack((*self.names, name), (*self.told, f"{name}: reverted, because {why}"))
 
 
 class Kept(NamedTuple):

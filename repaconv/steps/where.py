@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORDED = Location(
     module="",
-    reason="only the output was recorded; check what the file does not tell: "
+    reason="only the output was recorded; check the settings missing from the checkpoint: "
     "--set eps, num_heads, norm and the weights that were taken",
 )
 OTHER_FORM = (
@@ -62,7 +62,7 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
 
     beside = float32_beside(subject.run, subject.folded, exported)
     if beside is None:
-        return Location(module="", reason="followed layer by layer only beside the float32 graph: export that, too")
+        return Location(module="", reason="followed layer by layer only next to the float32 graph: export that, too")
     single = beside.artefact
     fixed = {exported.batch, single.batch} - {"dynamic"}
     size = next(iter(feeds.values())).shape[2:]

@@ -44,7 +44,7 @@ def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:
     if buildable > 1:
         return f"Its tensors are those of {names}, which compute different things: say which with --arch."
     if near and near[0].exact:
-        return f"Its tensors are those of {names}: fold its folder, where config.json lies beside the weights."
+        return f"Its tensors are those of {names}: fold its folder, where config.json is next to the weights."
     if near:
         return f"It is near to {near[0].name}, but for {near[0].differs}: --arch ./net.py:build takes your own code."
     return f"Say what builds it: repaconv fold {path} --arch timm:NAME, torchvision:NAME or ./net.py:build."

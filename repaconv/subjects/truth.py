@@ -155,7 +155,10 @@ def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:
     noise = _noise(seen) if reals else {}
     found = [_reals(one, rtol, noise[one.truth.shape[1:]]) if reals else _integers(one) for one in seen]
     off = [max(one.off[place] for one in found) for place in range(3)]
-    told = f"against float64, of the numbers beside, the graph as given is off by {off[0]:.0e}, folded by {off[1]:.0e}"
+    told = (
+        f"against float64, relative to neighboring numbers, the original graph is off by {off[0]:.0e}, the folded one "
+        f"by {off[1]:.0e}"
+    )
     told += f" (allowed: {TIMES} times), folded in float64 by {off[2]:.0e}" if seen[0].anew is not None else ""
     if fused := sum(one.fused for one in seen):
         told += (
@@ -187,7 +190,7 @@ def _by_movement(link: Link, seen: Sequence[Seen]) -> Link:
         off = max(off, float(apart(anew, truth).max(initial=0.0)))
     if not (np.isfinite(moves) and off < MOVED * moves):
         return link
-    told = f"in float32 {STILL.partition(',')[0]}: proved in float64 alone, folded it is off by {off / moves:.0e} of"
+    told = f"in float32 {STILL.partition(',')[0]}: verified in float64 alone, folded it is off by {off / moves:.0e} of"
     return link.model_copy(update={"verdict": "passed", "note": f"{told} what it moves by; {link.note}"})
 
 

@@ -79,7 +79,7 @@ def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str
     assert folded.certificate, "the certificate has no row"
     export(run)
     failed = [link for link in verify(run).links if link.verdict != "passed"]
-    assert not failed, f"not proved: {failed}"
+    assert not failed, f"not verified: {failed}"
     before = (run / "model.safetensors").read_bytes()
     fold(path, method=name, settings=settings, out=run, force=True)
     assert (run / "model.safetensors").read_bytes() == before, "the same checkpoint gives other bytes"

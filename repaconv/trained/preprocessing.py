@@ -161,7 +161,7 @@ def _source(told: list[Told]) -> str:
     said = _said(told)
     odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
     if not said:
-        return "; ".join([IMAGENET, *(odd or ["the file does not tell"])])
+        return "; ".join([IMAGENET, *(odd or ["not in the file"])])
     whole = {"mean", "std", "resize_edge"} <= {name for part in told for name in part.values}
     return "; ".join([*said, *([] if whole else [f"else {IMAGENET}"]), *odd])
 

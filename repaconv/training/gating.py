@@ -136,7 +136,7 @@ def formed(
             **({"args": json.dumps(record["args"], default=str)} if "args" in record else {}),
         },
         settings={},
-        told=f"a convolution beside every attention; gates are to choose {convolving} of {len(order)} blocks",
+        told=f"a convolution next to every attention; gates are to choose {convolving} of {len(order)} blocks",
     )
 
 

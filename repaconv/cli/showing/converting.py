@@ -32,7 +32,10 @@ def show(done: ConvertArtefact) -> None:
     if done.trade:
         _print_trade(done.trade)
     parts = done.images
-    out().print(f"[dim]{plain(done.inputs)}: {parts.calibration} fit, {parts.validation} choose, {parts.test} judge[/]")
+    out().print(
+        f"[dim]{plain(done.inputs)}: images: {parts.calibration} calibration, {parts.validation} validation, "
+        f"{parts.test} test[/]"
+    )
     if done.evaluation.accuracy:
         out().print(accuracy_told(done.evaluation.name, done.evaluation.accuracy))
     metrics = done.evaluation.metrics

@@ -33,8 +33,8 @@ def show(done: ExportArtefact) -> None:
         out().print(f"written as {plain(done.preset)} form: {form(done.rewrites)}, {len(done.changes)} changes")
     if done.unmeasured:
         out().print(
-            f"[yellow]nobody measured[/] what is fast on a processor of the family {plain(done.unmeasured)}: this is "
-            "the safest form; repaconv tune finds the fastest"
+            f"[yellow]no measurement[/] for CPUs of the level {plain(done.unmeasured)}: this is "
+            "the safest preset; repaconv tune finds the fastest"
         )
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")

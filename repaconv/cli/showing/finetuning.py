@@ -27,8 +27,9 @@ def show(done: FinetuneArtefact) -> None:
     out().print(rows)
     parts = done.images
     out().print(
-        f"[dim]{plain(done.inputs)}: {parts.calibration} train, {parts.validation} choose, {parts.test} judge; "
-        f"{done.precision}, rate {done.lr:g}[/]"
+        f"[dim]{plain(done.inputs)}: images: {parts.calibration} training, {parts.validation} validation, "
+        f"{parts.test} test; "
+        f"{done.precision}, learning learning rate {done.lr:g}[/]"
     )
     for what, link in (("before", done.start_evaluation), ("trained", done.evaluation)):
         if link:

@@ -35,7 +35,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
         rows.add_row(coloured(link.verdict), link.name, candidate, error, told if exact else "lossy")
     for name, metrics in (for_scale or {}).items():
-        rows.add_row("not judged", "for scale", plain(name), _numbers(metrics)[0], "", style="dim")
+        rows.add_row("not evaluated", "for scale", plain(name), _numbers(metrics)[0], "", style="dim")
     return rows
 
 
@@ -49,7 +49,7 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in for_scale.items():
         candidate, _, reference = name.partition(" against ")
-        rows.add_row("for scale", candidate, reference, *_numbers(metrics), "", "not judged", style="dim")
+        rows.add_row("for scale", candidate, reference, *_numbers(metrics), "", "not evaluated", style="dim")
     return rows
 
 

@@ -38,9 +38,9 @@ def show(done: TuneArtefact) -> None:
         f"{_how(best, done.baseline)}{gain} ({seconds})"
     )
     if done.disagreement is not None:
-        other = "" if best.precision != "fp32" else "what was chosen, and given up, "
+        other = "" if best.precision != "fp32" else "the rejected choice has "
         accurate = f", accuracy {found}" if (found := _more_right(done.link)) else ""
-        out().print(f"{other}another first class on {done.disagreement:.2%} of the images that chose nothing{accurate}")
+        out().print(f"{other}{done.disagreement:.2%} changed top-1 predictions on the test images{accurate}")
     if done.images:
         out().print(f"[dim]by {plain(done.images)}[/]")
     for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):

@@ -37,7 +37,7 @@ def read_gates(
             hint="The file mixes two networks, or the number of heads differs (--set num_heads=N).",
             code="checkpoint.shape",
         )
-    why = "the metadata does not tell {}, and the gates do not show it"
+    why = "the metadata lacks {}, and the gates do not show it"
     modes, how = one_of("hard-topk", "soft"), why.format("how the gates choose")
     mode = knobs.need("gate_mode", modes, "hard-topk", how, said.get("mode"), "meta.gate")
     if mode != "hard-topk":

@@ -157,14 +157,14 @@ def _full(block: Mapping[str, Tensor], prefix: str, width: int, heads: int, keys
     """A full convolution."""
     weight = weight_of(block, "attn.conv.weight", 4)
     if tuple(weight.shape[:2]) != (width, width) or keys - {"conv", "proj"}:
-        raise _wrong(prefix, f"a full convolution is [{width}, {width}, k, k] and has only proj beside it")
+        raise _wrong(prefix, f"a full convolution is [{width}, {width}, k, k] and has only proj next to it")
     return Mixer("full", (True,) * heads, 0, False, _side(weight, prefix), 0, "attn.conv.bias" in block)
 
 
 def _static(mixer: Mixer, prefix: str, keys: set[str]) -> Mixer:
     """A constant matrix a head."""
     if keys - {"static", "v", "proj", "prefix"}:
-        raise _wrong(prefix, "a constant matrix has only v, proj and prefix beside it")
+        raise _wrong(prefix, "a constant matrix has only v, proj and prefix next to it")
     return replace(mixer, kind="static")
 
 
@@ -188,7 +188,7 @@ def _convolving(mixer: Mixer, flags: Tensor | None, prefix: str, gated: tuple[bo
     if flags is None:
         return gated if gated is not None and mixer.qkv else mixer.conv
     if tuple(flags.shape) != (mixer.heads,) or gated:
-        raise _wrong(prefix, f"conv_heads is [{mixer.heads}], one flag a head, and there are no gates beside it")
+        raise _wrong(prefix, f"conv_heads is [{mixer.heads}], one flag a head, and there are no gates next to it")
     if not bool(((flags == 0) | (flags == 1)).all()):
         raise Refused(
             f"{prefix}attn.conv_heads contains {', '.join(f'{flag:g}' for flag in flags.tolist())}; every flag "
@@ -206,7 +206,7 @@ def _require_sides(mixer: Mixer, prefix: str, width: int, *, settled: bool) -> N
     if not mixer.qkv and not all(mixer.conv):
         raise _wrong(prefix, "heads attend, but there are no q and k")
     if mixer.rows and mixer.qkv and not settled:
-        raise _wrong(prefix, "dw stands beside qkv, and neither gates nor conv_heads say which heads it is for")
+        raise _wrong(prefix, "dw is next to qkv, and neither gates nor conv_heads say which heads it is for")
     full, compact = 3 * width, 2 * mixer.conv.count(False) * (width // mixer.heads) + width
     known = (full, compact) if mixer.flagged else (full,)
     if mixer.qkv and mixer.qkv not in known:

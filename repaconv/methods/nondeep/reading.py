@@ -112,7 +112,7 @@ def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
 
 def _need(knobs: Knobs, name: str, parse: Callable[[str], T], said: Mapping[str, Any], where: str, example: str) -> T:
     """A value of the metadata; the user must give what it leaves out."""
-    why = f"the metadata does not tell {name}, and no tensor does"
+    why = f"the metadata lacks {name}, and no tensor does"
     found: T | None = said.get(name)
     return knobs.need(name, parse, example, why, found, where)
 

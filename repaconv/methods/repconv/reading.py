@@ -209,7 +209,8 @@ def _strides(
         seen.append("1" if same and kept else "2")
         proved += same
     source = (
-        f"official code: stages begin with 2; in {proved} of {len(firsts)} an identity branch there or not proves it"
+        f"official code: stages begin with 2; in {proved} of {len(firsts)} an identity branch there, or its absence, "
+        "shows it"
     )
     official = ",".join("2" for _ in firsts)
     text = knobs.take("strides", parse, official, ",".join(seen) if proved else None, source if proved else "")

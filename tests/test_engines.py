@@ -280,6 +280,31 @@ def test_torch_compiled_computes_what_torch_does(folded):
     assert np.abs(found["logits"] - wanted["logits"]).max() < 1e-5 * np.abs(wanted["logits"]).max()
 
 
+A_BUILD_FOR_CUDA = """
+import torch
+torch.cuda._is_compiled, torch.cuda.is_available, torch.version.cuda = lambda: True, lambda: False, "12.8"
+
+def compiled(module, **_):
+    import torch.utils.cpp_extension  # as torch.compile does, which itself wants a real build for CUDA
+    return module
+
+torch.compile = compiled
+from repaconv.engines.contract import Network, Port, SessionSpec
+from repaconv.engines.pytorch import COMPILED
+COMPILED.open(Network(torch.nn.Identity(), (), ()), SessionSpec())
+print("CUDA_HOME =", torch.utils.cpp_extension.CUDA_HOME)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+def test_torch_compiled_does_not_warn_that_there_is_no_gpu():
+    """Which torch's log did where a build for CUDA finds a CUDA_HOME and no GPU, in the middle of `tune`."""
+    command = [sys.executable, "-c", A_BUILD_FOR_CUDA]
+    done = subprocess.run(command, env={**os.environ, "CUDA_HOME": "/cuda"}, capture_output=True, text=True, check=True)
+    assert done.stdout == "CUDA_HOME = /cuda\n"
+    assert done.stderr == ""
+
+
 def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
     from repaconv.backbones import parts
 

@@ -150,7 +150,7 @@ def mlp_of_one_token(rows: int = 1, wide: int = 16) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_openvino_compiles_an_mlp_of_one_token(tmp_path, rows):
-    """Which ended the process: two small products in a row become one kernel, with the residual around them."""
+    """Which ended the process: two small products in a row, with a residual around them."""
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     path = tmp_path / "token.onnx"
     onnx.save(mlp_of_one_token(rows), path)

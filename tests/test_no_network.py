@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from debian import install
 from test_native_guard import tiny_graph
 
 PACKAGES = ("openvino", "nncf", "onnxruntime", "onnxsim", "onnxslim", "torch", "dask", "timm", "transformers")
@@ -24,6 +25,8 @@ BENCH = ["bench", "tiny.onnx", "--target", "x86-64-openvino", "--rounds", "20"]
 
 def traced(folder, *command) -> str:
     """What a command asked the system for, in a network namespace of its own."""
+    if not shutil.which("strace"):
+        install("strace")
     if not (shutil.which("strace") and shutil.which("unshare") and os.geteuid() == 0):
         pytest.skip("strace, unshare or root is absent")
     calls = "trace=connect,sendto,sendmsg,openat,open,creat,mkdir,mkdirat"
@@ -58,3 +61,24 @@ def test_no_name_is_looked_up_and_nothing_is_written_elsewhere(tmp_path, command
     elsewhere = [path for path in (*written, *made) if not path.startswith((str(tmp_path), "/dev/", "/proc/"))]
     assert elsewhere == []
     assert not (tmp_path / "intel").exists()
+
+
+def test_strace_is_installed_on_a_ci_machine_alone(tmp_path, monkeypatch):
+    """By an apt-get that knows no package before its lists are updated, as in a fresh image."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    apt = f'#!/bin/sh\ncd {tools}\n[ "$1" = update ] && : > lists && exit\n[ -f lists ] || exit 100\n'
+    (tools / "apt-get").write_text(f'{apt}for name; do :; done\n: > "$name"; /bin/chmod +x "$name"\n')
+    (tools / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception):
+        traced(tmp_path)
+    assert not (tools / "lists").exists()
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(
+        pytest.skip.Exception, match="unshare"
+    ):  # which comes with every system, and is not on this PATH
+        traced(tmp_path)
+    assert shutil.which("strace")

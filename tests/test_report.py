@@ -5,7 +5,6 @@ from __future__ import annotations
 import html.parser
 import http.server
 import json
-import os
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ import pytest
 import torch
 import yaml
 from conftest import save_tiny
+from debian import install
 
 import repaconv as rc
 from repaconv.artefacts import Accuracy, BenchArtefact, ReportRow
@@ -213,16 +213,11 @@ def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_th
 
 
 def chromium() -> str | None:
-    """The machine's own; on a CI machine, which is thrown away, Debian's package is installed."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found or not os.environ.get("CI") or os.geteuid() != 0 or not shutil.which("apt-get"):
-        return found
-    command = ["apt-get", "-o", "DPkg::Lock::Timeout=180", "install", "-y", "--no-install-recommends", "chromium"]
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    if subprocess.run(command, capture_output=True, env=quiet, check=False).returncode:
-        subprocess.run(["apt-get", "update"], capture_output=True, check=False)
-        subprocess.run(command, capture_output=True, env=quiet, check=False)
-    return shutil.which("chromium")
+    """The machine's own; on a CI machine Debian's package is installed."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    if not any(map(shutil.which, names)):
+        install("chromium")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 class Served(http.server.SimpleHTTPRequestHandler):

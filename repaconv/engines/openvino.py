@@ -194,10 +194,9 @@ def _sized(read: Any, model: Deployable, sizes: Mapping[str, int]) -> Any:
 def _crashes(model: Any) -> bool:
     """Whether compiling it may end the process, with a segmentation fault (seen with OpenVINO 2026.4.1).
 
-    It makes one kernel of two or more small products in a row. Where a sum, or any other operator of two values, joins
-    what they give with another value, as around the MLP of a transformer that is left with one token, it takes that in
-    as well, and where the two have an ancestor in common it comes back to where it began without end. Without such
-    kernels it compiles and runs.
+    Measured, not read in its code: graphs with two or more small products in a row crash where a sum, or any other
+    operator of two values, joins what they give with another value, as around the MLP of a transformer that is left
+    with one token. With the kernels for such products turned off they compile and run.
     """
     products: dict[str, int] = {}  # at most, on a way of small values to a node
 

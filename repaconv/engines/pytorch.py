@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,10 @@ from repaconv.engines.contract import (
 )
 from repaconv.engines.settings import require_one_stream
 from repaconv.errors import EnvironmentProblem, Refused, require_module
+from repaconv.progress import only_errors
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 COMPILERS = ("c++", "g++", "clang++")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -51,7 +53,7 @@ class TorchSession:
         if self._spatial:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module, self.inputs, self.outputs = module, network.inputs, network.outputs
-        self._call: Callable[..., Any] = torch.compile(module, dynamic=False) if compiled else module
+        self._call: Callable[..., Any] = _compiled(module) if compiled else module
         self.options = {
             "threads": str(spec.threads),
             "mode": "compiled" if compiled else "eager",
@@ -153,6 +155,16 @@ class Torch:
 
     def _session(self, network: Network, spec: SessionSpec, device: str) -> TorchSession:
         return TorchSession(network, spec, device, compiled=self.compiled)
+
+
+def _compiled(module: nn.Module) -> Callable[..., Any]:
+    """By `torch.compile`, which works at the first inference."""
+    import torch
+
+    with only_errors("torch.utils.cpp_extension"), suppress(ImportError):
+        import torch.utils.cpp_extension  # torch.compile does; builds for CUDA warn there of a missing GPU
+    compiled: Callable[..., Any] = torch.compile(module, dynamic=False)
+    return compiled
 
 
 def _array(value: Tensor) -> Array:

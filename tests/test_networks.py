@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -30,7 +31,9 @@ from repaconv.proof.policy import exact_rtols, tolerance
 from repaconv.proof.runners import load_onnx
 from repaconv.runs import Run
 from repaconv.subjects.attributes import NetworkRunner
+from repaconv.subjects.given import folded
 from repaconv.subjects.subject import subject_of
+from repaconv.subjects.swaying import double_sway_of
 
 
 @pytest.fixture
@@ -588,6 +591,116 @@ def test_an_export_that_computes_something_else_is_refused_with_its_limit(own, r
     assert (code, "export.not-equal" in told, Path("repaconv-out").exists()) == (1, True, False)
     assert "output logits: off by" in told
     assert "allowed: 1e-06" in told
+
+
+EDGES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 16, 3, 2, 1), nn.Linear(16, 5)
+        self.scale = nn.Parameter(torch.ones(16, 1, 1))
+
+    def forward(self, x):
+        return self.head(torch.relu(self.stem(x) * self.scale)[:, :, 1:, 1:].mean((2, 3)))
+
+def build():
+    return Net()
+"""
+
+
+def edges(door: str):
+    """A fold of a network whose kernels sum to zero: of a bright image it computes differences of large numbers."""
+
+    def zero_sums(net):
+        whole = (net.stem.weight * 256).round()
+        whole.view(16, -1)[:, 0] -= whole.view(16, -1).sum(1)
+        net.stem.weight.copy_(whole / 256)
+        net.scale.uniform_(0.3, 0.9)
+
+    path = users(EDGES, "edges", zero_sums)
+    if door == "arch":
+        return rc.fold(path, arch="edges.py:build", settings={"image_size": "16"})
+    space: dict = {}
+    exec(EDGES, space)
+    net = space["build"]().eval()
+    net.load_state_dict(torch.load(path))
+    model, _ = network_to_onnx(net.double(), (3, 16, 16), input_name="input", outputs=("output",))
+    onnx.save(retyped(model, {TensorProto.DOUBLE: F}), "edges.onnx")
+    return rc.fold("edges.onnx")
+
+
+def off_by(fault: float, monkeypatch) -> None:
+    """Plant it in one weight of the head of whatever is folded in float64 from now on."""
+
+    def wrong(*given, **how):
+        model, changes = folded(*given, **how)
+        head = next(weight for weight in model.graph.initializer if sorted(weight.dims) == [5, 16])
+        numbers = numpy_helper.to_array(head).copy()
+        numbers.flat[np.abs(numbers).argmax()] *= 1 + fault
+        head.CopyFrom(numpy_helper.from_array(numbers, head.name))
+        return model, changes
+
+    monkeypatch.setattr("repaconv.subjects.network.folded", wrong)
+    monkeypatch.setattr("repaconv.subjects.graph.folded", wrong)
+
+
+@pytest.mark.parametrize("door", ["arch", "graph"])
+def test_a_fold_may_differ_by_what_float64_moves_these_images_and_by_no_more(door, monkeypatch):
+    assert edges(door).tolerances["fold"] == exact_rtols()["fold"]
+    images = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    np.savez("bright.npz", input=images + 500_000)
+
+    def link(**how):
+        return next(link for link in rc.verify(**how).links if link.name == "fold")
+
+    bright = link(inputs="bright.npz")
+    assert bright.metrics.max_rel_error > exact_rtols()["fold"]
+    assert (bright.verdict, "as rounding does" in bright.note) == ("passed", True)
+    assert link().verdict == "passed"
+    off_by(1e-9, monkeypatch)
+    assert link().verdict == "failed"
+    off_by(1e-6, monkeypatch)
+    assert link(inputs="bright.npz").verdict == "failed"
+
+
+def test_where_an_exporter_rounds_the_limit_of_the_fold_follows_what_it_did(monkeypatch):
+    """Not a flat one: a fault below what is allowed to an exporter is one of the fold."""
+
+    def rounds(*given, **how):
+        model, by = network_to_onnx(*given, **how)
+        bias = next(weight for weight in model.graph.initializer if weight.name == "head.bias")
+        bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) * (1 + 1e-9), "head.bias"))
+        return model, by
+
+    monkeypatch.setattr("repaconv.pipeline.network_folding.network_to_onnx", rounds)
+    done = edges("arch")
+    assert done.links[0].metrics.max_rel_error > done.tolerances["fold"] == exact_rtols()["fold"]
+    for seed in range(3):
+        assert verdicts(rc.verify(seed=seed).links)["fold"] == {"passed"}
+    off_by(1e-7, monkeypatch)
+    assert verdicts(rc.verify().links)["fold"] == {"failed"}
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-9])
+def test_what_jumps_within_one_unit_in_the_last_place_explains_nothing(off):
+    """Another decision is no rounding; in its rows, nothing is allowed but the tolerance."""
+
+    class Jumps(nn.Module):
+        def forward(self, x):
+            return x + (x[:, :1] > 1) * x.flip(-1)
+
+    runner = NetworkRunner(Jumps(), {}, double=True)
+    feeds = {"input": np.random.default_rng(0).uniform(1.5, 2, (2, 8))}
+    feeds["input"][0, 0] = 1.0
+    right = runner.run(feeds)
+    moved = double_sway_of(SimpleNamespace(reference=runner, as_exported=None), feeds, right)()
+    assert 0 < moved["output"].max() < 1e-14
+    found = Comparison("folded", tolerance("fold"))
+    found.add({"output": right["output"] * (1 + off)}, right, sway=lambda: moved)
+    assert [link.verdict for link in found.links("fold", "float64")] == ["failed" if off else "passed"]
 
 
 THIRD = 1 / 3

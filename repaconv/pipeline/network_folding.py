@@ -28,7 +28,7 @@ from repaconv.subjects.given import folded, left_alone
 from repaconv.subjects.record import recorded
 from repaconv.subjects.scores import asked_classes, class_scores
 from repaconv.subjects.subject import TRAINING
-from repaconv.subjects.taken import Taken, taken_by
+from repaconv.subjects.taken import taken_by
 from repaconv.trained.knobs import Knobs
 from repaconv.trained.preprocessing import Images, Sized, images_by
 
@@ -43,9 +43,6 @@ LARGEST_GRAPH = 2**31 - 2**20
 """Bytes of a protobuf, without those of the graph itself."""
 USUAL_SIZE = (224, 224)
 """Of images where nothing tells it."""
-EXPORTED_RTOL = 1e-6
-"""What an exporter may do in float64: what a network makes in float32 itself (the sine of a position) it folds, and
-rounds otherwise, and the scale of a Resize is float32; nothing wrong is so little."""
 
 
 def fold_network_by(
@@ -84,7 +81,7 @@ def fold_network_by(
     links = (link, *(proved(plan.found.path, given, kept.graph) if kept.changes else ()))
     if any(each.verdict == "failed" for each in links):
         raise not_equal(plan.found.path, links)
-    taken = _as_far(taken_by(plan.found.path, given, kept.graph), link)
+    taken = taken_by(plan.found.path, given, kept.graph)
     left = (*kept.back.told, *left_alone(given.model))
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
@@ -115,13 +112,6 @@ def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Expor
     remain = sum(node.op_type == "BatchNormalization" for node in exported.graph.node)
     own = sum(parameter.numel() for parameter in plan.built.module.parameters())
     return Exporting(parameters=(own, parameters), batchnorms=(plan.norms, remain))
-
-
-def _as_far(taken: Taken, exported: Link) -> Taken:
-    """What float64 links allow: where the exporter rounded numbers to float32, what it may do to any image."""
-    usual, off = taken.tolerances["fold"], exported.metrics.max_rel_error if exported.metrics else 0.0
-    allowed = EXPORTED_RTOL if off > usual else usual
-    return taken._replace(tolerances={**taken.tolerances, "fold": max(usual, allowed)})
 
 
 def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[str, Any]) -> NetworkFold:
@@ -226,7 +216,7 @@ def _as_exported(
     from repaconv.proof.data import random_inputs
     from repaconv.proof.float64 import Float64
     from repaconv.proof.outputs import Comparison, joined
-    from repaconv.proof.policy import tolerance
+    from repaconv.proof.policy import EXPORTED_RTOL, tolerance
     from repaconv.proof.runners import FixedBatch, load_onnx
     from repaconv.subjects.attributes import NetworkRunner
     from repaconv.subjects.given import inputs_of

@@ -21,7 +21,7 @@ from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs, decided
 from repaconv.steps.parent import ParentLink, parent_link
 from repaconv.subjects.subject import Subject, subject_of
-from repaconv.subjects.swaying import sway_of
+from repaconv.subjects.swaying import double_sway_of, sway_of
 from repaconv.variants import dotted
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
             progress(what, done, given.shape[0])
             feeds = batch.feeds(subject.inputs)
             reference = subject.reference.run(feeds)
-            sway = sway_of(subject, feeds, reference)
+            single_sway, double_sway = sway_of(subject, feeds, reference), double_sway_of(subject, feeds, reference)
             for step in steps:
-                _add(plan, step, batch, reference, sway)
+                _add(plan, step, batch, reference, double_sway if step.name == "fold" else single_sway)
             if given is plan.given and not done:
                 single = subject.single().run(feeds)
                 scale = _for_scale(single, reference, whole=batch.whole)
@@ -158,7 +158,7 @@ def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
 
 def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sway: Sway) -> None:
     """One batch of one link."""
-    judged = step.name == "fold" or step.name in {*(plan.order.rtol or {}), *(plan.order.atol or {})}
+    asked = step.name in {*(plan.order.rtol or {}), *(plan.order.atol or {})}
     # both ends of the fold are in float64, where rounding decides nothing
     decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
     step.compared.add(
@@ -167,7 +167,7 @@ def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sw
         labels=batch.labels,
         undecided=None if decided else plan.subject.exact.undecided,
         whole=batch.whole,
-        sway=None if judged else sway,
+        sway=None if asked else sway,
     )
 
 

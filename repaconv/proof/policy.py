@@ -53,6 +53,9 @@ LUCK = 0.01
 """More of them than allowed is a fault where chance has less than this to do with it: of two, both may flip."""
 ACCURACY_LOSS = 0.01
 
+EXPORTED_RTOL = 1e-6
+"""What an exporter may do in float64: what a network makes in float32 itself (the sine of a position) it folds, and
+rounds otherwise, and the scale of a Resize is float32; nothing wrong is so little."""
 LARGEST_RTOL = 0.1
 """What is further off than that is not the same, whoever allows it."""
 

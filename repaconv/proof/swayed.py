@@ -13,7 +13,7 @@ from repaconv.proof.policy import LARGEST_RTOL, UNDECIDED_SHARE
 
 Array = NDArray[Any]
 Sway = Callable[[], Mapping[str, Array]]
-"""By how much float32 alone moves every number of the reference's outputs, by name; run when it is asked for."""
+"""By how much rounding alone moves every number of the reference's outputs, by name; run when it is asked for."""
 
 TIMES = 8
 """How much further off than the network as given one may be that rounds differently."""
@@ -40,7 +40,7 @@ def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance) -> 
     Args:
         errors: Of each, relative to its scale.
         absolute: The same as they are.
-        sways: By how much float32 alone moves each, relative to its scale.
+        sways: By how much rounding alone moves each, relative to its scale.
         allowed: Of the link.
     """
     with np.errstate(invalid="ignore"):
@@ -49,7 +49,7 @@ def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance) -> 
     if not explained.any():
         return Swayed("", False, allowed)
     count, own = int(explained.sum()), float(sways[explained].max())
-    told = f"{count} of {len(errors)} as rounding does: float32 alone moves the network as given by {own:.0e}"
+    told = f"{count} of {len(errors)} as rounding does: it alone moves the network as given by {own:.0e}"
     if (explained == beyond).all():
         allowed = allowed.model_copy(update={"rtol": max(allowed.rtol or 0.0, float(errors.max()))})
     vague = (explained & (TIMES * sways > LARGEST_RTOL)).mean()

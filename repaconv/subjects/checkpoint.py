@@ -87,6 +87,10 @@ class CheckpointSubject:
         tensors = {name: value for part in self.reading.parts() for name, value in part.tensors.items()}
         return self._form(self._backbone.deploy(self._config), tensors, double=True)
 
+    @property
+    def as_exported(self) -> None:
+        """Its modules are folded, no graph."""
+
     @cached_property
     def stored(self) -> TorchRunner:
         """The deploy form with the run's weights, in float32."""

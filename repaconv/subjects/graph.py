@@ -95,6 +95,11 @@ class GraphSubject:
         typed = not (double and unsupported(known, WIDER))
         return self._form(folded(self.source, given, self.folded.reverted, typed=typed)[0], double=double)
 
+    @property
+    def as_exported(self) -> GraphForm | None:
+        """None: the graph as given is the reference."""
+        return None
+
     @cached_property
     def stored(self) -> GraphForm:
         """The folded graph under ONNX Runtime."""

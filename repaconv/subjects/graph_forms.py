@@ -82,7 +82,7 @@ class GraphForm:
 
     def _run(self, runner: Runner, feeds: Feeds) -> dict[str, Any]:
         arrays = named([port.name for port in self.inputs], feeds)
-        cast = {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
+        cast = arrays if self.double else {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
         return dict(FixedBatch(Ported(runner, self.inputs), self.batch).run(cast))
 
     @cached_property

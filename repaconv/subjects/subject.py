@@ -115,6 +115,10 @@ class Subject(Protocol):
         """Folded anew, in float64."""
 
     @property
+    def as_exported(self) -> Form | None:
+        """The graph that torch's exporter wrote of the network, in float64, where it rounded numbers to float32."""
+
+    @property
     def stored(self) -> Form:
         """Folded, as the run has it, in float32."""
 

@@ -1,4 +1,5 @@
-"""By how much float32 alone moves what a network computes: the network as given in it, against itself in float64.
+"""By how much rounding alone moves what a network computes: the network as given in float32, against itself in float64;
+in float64, itself on inputs moved by one unit in the last place.
 
 Where an output is near zero, or behind a difference of large numbers, no two graphs agree that round differently. What
 is compared may then be no further off than the network as given is, times a stated factor (`repaconv.proof.swayed`).
@@ -7,12 +8,15 @@ is compared may then be no further off than the network as given is, times a sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repaconv.proof.policy import EXPORTED_RTOL
+from repaconv.proof.rounding import jittered_feeds
+from repaconv.proof.swayed import TIMES
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.given import loaded
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from repaconv.proof.runners import Runner
     from repaconv.proof.swayed import Sway
     from repaconv.subjects.subject import Form, Subject
+
+LAST_PLACE, ROUNDINGS = 2.0**-52, 3
+"""Of a float64 number; and how often inputs are moved by it."""
 
 
 def sway_of(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Sway:
@@ -37,6 +44,42 @@ def sway_of(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | None = No
         return _apart(subject.single(), feeds, subject.reference.run(feeds) if right is None else right)
 
     return found
+
+
+def double_sway_of(subject: Subject, feeds: Feeds, right: Mapping[str, Any]) -> Sway:
+    """By how much float64 alone moves each output of a call; run where a tolerance does not suffice, and once.
+
+    Inputs are moved by one unit in the last place, several times. Where torch's exporter wrote numbers in float32, its
+    graph may be off, and the fold of it by twice as much as that is on this very call. What moves a row by more than
+    `EXPORTED_RTOL` is another decision, or a fault, and explains nothing.
+
+    Args:
+        subject: The network.
+        feeds: The call.
+        right: What it computes of that in float64.
+    """
+
+    @cache
+    def found() -> dict[str, Array]:
+        double = {name: one.astype(np.float64) if one.dtype.kind == "f" else one for name, one in feeds.items()}
+        moved = (jittered_feeds(double, LAST_PLACE, seed) for seed in range(ROUNDINGS))
+        each = [_apart(subject.reference, one, right) for one in moved]
+        if subject.as_exported is not None:
+            off = _apart(subject.as_exported, feeds, right)
+            each.append({name: 2 / TIMES * one for name, one in off.items()})
+        reals = {name: out for name, out in right.items() if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
+        return {name: reduce(np.maximum, (_little(one[name], out) for one in each)) for name, out in reals.items()}
+
+    return found
+
+
+def _little(moved: Array, right: Array) -> Array:
+    """The same, but for rows that are moved by more than rounding does, or have other shapes: none."""
+    if moved.shape != right.shape or not right.size:
+        return np.zeros(right.shape)
+    rows = (len(right), -1) if right.ndim > 1 else (1, -1)
+    rounds = moved.reshape(rows).max(1, initial=0.0) <= EXPORTED_RTOL * np.abs(right).reshape(rows).max(1, initial=0.0)
+    return np.where(np.repeat(rounds, right.size // len(rounds)).reshape(right.shape), moved, 0.0)
 
 
 def sway_between(form: Form, other: Form, feeds: Feeds) -> Sway:

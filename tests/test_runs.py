@@ -33,7 +33,7 @@ def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
         "jetson-nano.fp16.b1.224x192.pixels": Variant(
             target="jetson-nano", precision="fp16", batch=1, image_size=(224, 192), preprocessing=True
         ),
-        "form-official": Variant(preset="official"),
+        "form-official": Variant(form="official"),
         "orin-nano@jp5.1.fp16": Variant(target="orin-nano@jp5.1", precision="fp16"),
     }
     assert {name: variant.name for name, variant in told.items()} == {name: name for name in told}

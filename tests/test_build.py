@@ -213,7 +213,7 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
     done = rc.build(target="x86-64")
     assert (done.verdict, done.links[0].verdict) == ("passed", "passed")
     assert all(kind.endswith(".FLOAT") for kind in done.layer_types)
-    assert done.options["intra_op_num_threads"] == "1"
+    assert done.builder_options["intra_op_num_threads"] == "1"
     low = rc.build(target="x86-64", precision="int8")
     assert low.verdict == "passed"
     assert any(kind.endswith(".INT8") for kind in low.layer_types)
@@ -254,7 +254,7 @@ def test_an_engine_for_another_processor_has_nothing_of_this_one_in_it(tiny):
     rc.export(target="arm64")
     done = rc.build(target="arm64")
     assert done.verdict == "passed"
-    assert done.options["graph_optimization_level"] == "ORT_ENABLE_EXTENDED"
+    assert done.builder_options["graph_optimization_level"] == "ORT_ENABLE_EXTENDED"
     model = onnx.load(BUILD / "arm64.onnx")
     assert not [node.op_type for node in model.graph.node if "nchwc" in node.domain]
 

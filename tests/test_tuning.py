@@ -691,12 +691,12 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
     assert Path(f"repaconv-out/tiny/model.{name}.onnx").is_file()
     assert repaconv("build", "--preset", "tuned.json")[0] == 0
     built = json.loads(Path(f"repaconv-out/tiny/build/{name}.json").read_text())
-    assert built["options"]["INFERENCE_PRECISION_HINT"] == ("bf16" if multiplies else "f32")
+    assert built["builder_options"]["INFERENCE_PRECISION_HINT"] == ("bf16" if multiplies else "f32")
     code, out, _ = repaconv("bench", "--preset", "tuned.json", "--rounds", "2", "--format", "json")
     assert code in (0, 5)
     measured = json.loads(out)["data"]
     assert (measured["target"], measured["precision"]) == ("x86-64-openvino", "int8")
-    assert measured["session"]["INFERENCE_PRECISION_HINT"] == built["options"]["INFERENCE_PRECISION_HINT"]
+    assert measured["session"]["INFERENCE_PRECISION_HINT"] == built["builder_options"]["INFERENCE_PRECISION_HINT"]
     blob = f"repaconv-out/tiny/build/{name}.blob"  # loads as it was built
     assert package.verify(engine=blob).links[-1].verdict == "passed"
     Path("recipe.toml").write_text(

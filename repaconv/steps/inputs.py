@@ -12,7 +12,6 @@ import numpy as np
 from repaconv.artefacts import ClassScores, Fact, ImageSize, Preprocessing
 from repaconv.errors import UsageProblem
 from repaconv.steps.common import at_least_one
-from repaconv.trained.preprocessing import PREPROCESSING, at_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,6 +142,8 @@ def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Prepro
     Raises:
         UsageProblem: If nothing tells that, or it is for other channels.
     """
+    from repaconv.trained.preprocessing import at_size
+
     wanted, channels = subject.folded.preprocessing, _channels(subject)
     if wanted is None:
         why = [f"{fact.source} says what is not done here ({fact.against})" for fact in _untaken(subject)]
@@ -161,6 +162,8 @@ def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Prepro
 
 
 def _untaken(subject: Subject) -> list[Fact]:
+    from repaconv.trained.preprocessing import PREPROCESSING
+
     return [fact for fact in subject.folded.facts if fact.name == PREPROCESSING]
 
 

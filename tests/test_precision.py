@@ -244,7 +244,7 @@ def test_some_images_calibrate_an_export_and_the_others_judge_it(tiny):
     np.savez("x.npz", input=images)
     for batch in (None, 8, 64):
         done = rc.export(precision="int8", batch=batch, image_size=32, inputs="x.npz")
-        assert done.calibration == "x.npz (15 images): 7 calibrate, the other 8 judge"
+        assert done.calibration == "x.npz (15 images): 7 for calibration, the other 8 for evaluation"
         assert (done.verdict, done.links[-1].metrics.images) == ("passed", 8)
     calibrating = [place * 15 // 7 for place in range(7)]
     images[calibrating] *= 0.05

@@ -418,7 +418,7 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
     judged = [row for row in loose.candidates if row.link]
     assert {row.deployment.precision for row in judged} == {"fp16", "int8"}
     assert all(row.disagreement is not None and row.link.metrics.images == 16 for row in judged)
-    assert loose.images.endswith("32 calibrate, 16 choose, the other 16 judge")
+    assert loose.images.endswith("32 for calibration, 16 for validation, the other 16 for evaluation")
     assert (loose.link.metrics.images, loose.link.verdict) == (16, "passed")
     other = package.fold(saved("second.pth", 2), num_heads=3)
     with pytest.raises(Refused, match="evaluated with other weights"):

@@ -21,7 +21,7 @@ from repaconv.exporters.simplify import not_done, simplify
 from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
 from repaconv.measure import processors
 from repaconv.pipeline import exporting
-from repaconv.proof.runners import TorchRunner, image_model
+from repaconv.proof.runners import TorchRunner, image_model, load_onnx
 from repaconv.steps.common import load_target
 from repaconv.targets import from_file
 
@@ -296,3 +296,22 @@ def test_what_a_simplifier_leaves_empty_at_the_end_is_left_out():
     found = simplify(model, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",))
     assert found.accepted
     assert found.model.graph.node[0].input[-1]
+
+
+def test_what_a_simplifier_fuses_is_no_operator_that_the_target_lacks():
+    """onnxsim made one LayerNormalization of those that were written out for a target without it."""
+    random, lacks = np.random.default_rng(0), ("LayerNormalization",)
+    weights = [numpy_helper.from_array(random.normal(size=6).astype(np.float32), name) for name in ("scale", "shift")]
+    ports = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 5, 6])] for name in "xy"]
+    node = helper.make_node("LayerNormalization", ["x", "scale", "shift"], ["y"], axis=-1)
+    given = helper.make_model(
+        helper.make_graph([node], "norm", *ports, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    written_out = lower(given, 17, lacks)
+    assert violations(written_out, 17, lacks, ()) == []
+    found = simplify(written_out, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",), lacks)
+    assert found.accepted
+    assert violations(found.model, 17, lacks, ()) == []
+    feeds = {"x": random.normal(size=(2, 5, 6)).astype(np.float32)}
+    right, gives = (load_onnx(model).run(feeds)["y"] for model in (given, found.model))
+    np.testing.assert_allclose(gives, right, rtol=1e-5, atol=1e-6)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Link
 from repaconv.errors import first_line
+from repaconv.exporters.lower import lower
 from repaconv.exporters.to_onnx import check
-from repaconv.onnxfile import restore_names
+from repaconv.onnxfile import opset_of, restore_names
 
 if TYPE_CHECKING:
     import onnx
@@ -32,7 +33,10 @@ class Simplified:
 
 
 def simplify(
-    model: onnx.ModelProto, compare: Callable[[onnx.ModelProto], Link], tools: tuple[str, ...] = TOOLS
+    model: onnx.ModelProto,
+    compare: Callable[[onnx.ModelProto], Link],
+    tools: tuple[str, ...] = TOOLS,
+    lacks: Collection[str] = (),
 ) -> Simplified:
     """Simplify and compare. A graph that computes something else is thrown away; its link says failed.
 
@@ -41,11 +45,14 @@ def simplify(
         compare: Judges a simplified graph by the exported one, on the same inputs.
         tools: Of `TOOLS`, tried one after the other until one runs through. One that runs through and is wrong ends it:
             that is something to know.
+        lacks: Operators that the target does not know: where a tool fuses nodes to one, it is written out again.
     """
     problems: list[str] = []
     for tool in tools:
         try:
             smaller, name = _run(tool, model)
+            if {node.op_type for node in smaller.graph.node} & set(lacks):
+                smaller = lower(smaller, opset_of(smaller), lacks)
             restore_names(smaller, model)
             _without_empty_ends(smaller)
             check(smaller)

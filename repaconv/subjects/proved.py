@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -140,7 +140,7 @@ def finished(plain: Graph, judge: Judge) -> Graph:
     if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_done("not asked for")))
     ways.progress(f"{ways.form}: simplify", 0, 0)
-    return _simplified(plain, spec.simplifiers, judge)
+    return _simplified(plain, spec.simplifiers, spec.lacks, judge)
 
 
 Outputs = list[Mapping[str, Any]]
@@ -225,7 +225,7 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(weights, assign=True)
 
 
-def _simplified(graph: Graph, tools: tuple[str, ...], judge: Judge) -> Graph:
+def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
     """What a simplifier makes of a graph, if it computes the same; else the graph."""
     from repaconv.exporters.simplify import simplify
     from repaconv.proof.traces import OnnxTrace
@@ -236,7 +236,7 @@ def _simplified(graph: Graph, tools: tuple[str, ...], judge: Judge) -> Graph:
         right = OnnxTrace(graph.model, load_onnx, by_module=False)
         return judge.located(judge.link("simplified", ends, judge.run(smaller)), right, smaller, by_module=False)
 
-    result = simplify(graph.model, compare, tools)
+    result = simplify(graph.model, compare, tools, lacks)
     links = (*graph.links, result.link)
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 

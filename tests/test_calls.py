@@ -67,7 +67,7 @@ def _named(stem):
     [
         ("Two", "does not take one image of 3x8x8: TypeError", "network.call"),
         ("Number", "gives int, which is no tensor", "network.outputs"),
-        ("Single", "computes in float32 alone.*same dtype", "network.float64"),
+        ("Single", "computes in float32 only.*same dtype", "network.float64"),
         ("Drawing", "does not compute the same twice", "network.random"),
     ],
 )

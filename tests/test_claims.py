@@ -12,6 +12,8 @@ from test_schema import STORED
 
 import repaconv as rc
 from repaconv.artefacts import (
+    PREVIOUS,
+    SCHEMA_VERSION,
     Accuracy,
     BenchArtefact,
     Candidate,
@@ -49,13 +51,18 @@ def ratio(verdict: str = "not conclusive") -> Ratio:
 def as_recorded(quality: str) -> dict:
     """A stored measurement as versions before wrote it: its ratio claims something whatever its quality."""
     plain = json.loads((STORED / "method" / "bench" / "x86-64.json").read_text())
-    plain |= {"schema_version": 3, "ratio": ratio("faster").model_dump(mode="json")}
+    plain["ratio"] = ratio("faster").model_dump(mode="json")
     plain["quality"] |= {"verdict": quality, "reasons": ["other load"] if quality != "trusted" else []}
     return plain
 
 
+def read(kind, plain: dict):
+    """A record of the previous schema version."""
+    return kind.model_validate({**plain, "schema_version": SCHEMA_VERSION}, context=PREVIOUS)
+
+
 def bench(quality: str = "inconclusive") -> BenchArtefact:
-    return BenchArtefact.model_validate(as_recorded(quality))
+    return read(BenchArtefact, as_recorded(quality))
 
 
 def says(text: str) -> None:
@@ -113,10 +120,9 @@ def test_throughput(capfd):
     row |= {"p50_ms": 2.0, "p95_ms": 3.0, "model": "m.onnx"}
     names = ("deploy form", "training form")
     kept = ("verdict", "made_by", "quality", "machine", "target", "batch", "image_size", "rounds", "seed", "session")
-    done = ThroughputArtefact.model_validate(
-        {key: plain[key] for key in kept}
-        | {"rows": [{**row, "name": name} for name in names], "scaling": plain["ratio"], "ratio": plain["ratio"]}
-    )
+    rows = [{**row, "name": name} for name in names]
+    plain = {key: plain[key] for key in kept} | {"rows": rows, "scaling": plain["ratio"], "ratio": plain["ratio"]}
+    done = read(ThroughputArtefact, plain)
     says(shown(done, capfd))
     assert done.compared == (f"deploy form (int8) against training form (int8): {NOT}",) * 2
 
@@ -190,10 +196,9 @@ def test_tune(capfd):
 def test_convert(capfd):
     taken = Raced(kind="depthwise", blocks=(1,), tried=Tried(blocks=(1,), error=0.2, agreement=0.8), speed=ratio())
     plain = json.loads((STORED / "converted" / "convert.json").read_text())
-    plain |= {"schema_version": 3}
-    done = ConvertArtefact.model_validate(plain)
+    done = read(ConvertArtefact, plain)
     for more in (
-        {"pace": Pace(target="x86-64", wanted=1.2, reached=ratio(), speed_trials=(taken,), machine="a CPU")},
+        {"speed_target": Pace(target="x86-64", wanted=1.2, reached=ratio(), speed_trials=(taken,), machine="a CPU")},
         {"trade": Trade(target="x86-64", taken=taken, others=(), machine="a CPU")},
     ):
         text = shown(done.model_copy(update=more), capfd)

@@ -147,7 +147,7 @@ def test_a_result_that_came_whole_is_judged_anew(tmp_path):
     assert "there is none here" in text
     assert "2 steps (repavit-tiny.rtx-40.fp16 first)" in text  # not built: they are made on their card alone
     assert text.count("| x86-64 | fp32 | ") >= len(BATCHES)
-    assert "no form was measured, so the card's targets have none by default" in text
+    assert "no preset was measured, so the targets of this GPU have none by default" in text
     assert "1.30 (Table 4, an A6000)" in text
 
 

@@ -26,7 +26,7 @@ def told(folded):
 
 
 def left(folded):
-    return " ".join(folded.fold_certificate[-1].left)
+    return " ".join(folded.fold_certificate[-1].not_folded)
 
 
 def unfolded(model, example=None):
@@ -38,7 +38,7 @@ def unfolded(model, example=None):
     assert not folded.training
     assert folded.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in folded.state_dict().items())
-    return folded.fold_certificate[-1].left
+    return folded.fold_certificate[-1].not_folded
 
 
 def count(module):

@@ -20,7 +20,7 @@ def rows(folded):
 
 
 def left(folded):
-    return " ".join(folded.fold_certificate[-1].left)
+    return " ".join(folded.fold_certificate[-1].not_folded)
 
 
 class Reader(nn.Module):
@@ -140,7 +140,7 @@ def test_several_inputs_and_outputs_and_nothing_of_the_users_is_touched():
     model.ffn.requires_grad_(False)
     model.head[1].to(torch.bfloat16)
     before, flags = copy.deepcopy(model.state_dict()), [part.training for part in model.modules()]
-    with pytest.raises(Refused, match="not known what this Branching takes") as caught:
+    with pytest.raises(Refused, match="the inputs of this Branching are not known") as caught:
         rc.fold(model)  # it takes a mask, too
     assert (caught.value.code, "example=tensor" in caught.value.hint) == ("live.input", True)
     example = {"tokens": torch.zeros(2, 5, 8), "mask": torch.rand(2, 5) > 0.3}

@@ -22,7 +22,7 @@ RATE = 2e-3
 
 @torch.no_grad()
 def formed(original: PoolFormer, images: Tensor, record: Mapping[str, Any], settings: Mapping[str, str]) -> Formed:
-    """Every affine A(z) - z as near to pool(z) - z as one that sees no neighbours can be, by least squares.
+    """Every affine A(z) - z as near to pool(z) - z as one that sees no neighbors can be, by least squares.
 
     Args:
         original: The PoolFormer.

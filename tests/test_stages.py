@@ -26,6 +26,7 @@ from repaconv.proof.parity import judge
 from repaconv.proof.policy import tolerance
 from repaconv.skeletons import blockwise
 from repaconv.subjects import checkpoint
+from repaconv.subjects.subject import DEPLOY
 from repaconv.trained.contract import FoldedPart
 
 RUN = Path("repaconv-out/tiny")
@@ -358,6 +359,28 @@ def test_bench_compares_what_computes_the_same(tiny, monkeypatch):
     alone = rc.bench(rounds=2)
     assert alone.ratio is None
     assert "without the training form" in alone.note
+
+
+def test_bench_goes_without_a_training_form_that_the_runtime_does_not_take(tiny, monkeypatch):
+    """As OpenVINO refuses that of PYRA; what was refused is the note."""
+    from repaconv.engines.ort import OnnxRuntime
+
+    rc.fold(tiny, out="run")
+    rc.export("run")
+    takes = OnnxRuntime.open
+
+    def opens(self, deployable, spec):
+        if not spec.lean and "training" in str(deployable):
+            raise Refused(f"it cannot load {deployable}.", code="engine.unloadable")
+        return takes(self, deployable, spec)
+
+    monkeypatch.setattr(OnnxRuntime, "open", opens)
+    done = rc.bench("run", rounds=3)
+    assert [each.name for each in done.latencies] == [DEPLOY]
+    assert done.ratio is None
+    assert "without the training form: it cannot load" in done.note
+    with pytest.raises(Refused, match="cannot load"):  # asked for, it is not left out
+        rc.bench("run", against="run/bench/training.onnx", rounds=3)
 
 
 def test_ratios_and_their_intervals():

@@ -24,7 +24,7 @@ from repaconv.steps.deploying import Given, given_form
 from repaconv.steps.elsewhere import require_here
 from repaconv.steps.ends import parameters_of
 from repaconv.steps.engines import lowers, require_own_precision
-from repaconv.steps.side_by_side import Found, Plan, side_by_side
+from repaconv.steps.side_by_side import Found, Plan, TrainingRefused, side_by_side
 
 if TYPE_CHECKING:
     from repaconv.targets import Target
@@ -60,7 +60,11 @@ def bench_by(
     with alone_in(None if is_bare(model) else runs.find_run(Path(model) if model else None).folder):
         plan = planned(order, model, device, progress)
         with pinned(plan.threads) as cores:
-            found = side_by_side(plan, cores, progress)
+            try:
+                found = side_by_side(plan, cores, progress)
+            except TrainingRefused as error:
+                plan = plan.without_training(error.message)
+                found = side_by_side(plan, cores, progress)
         artefact, wrote = _by_baseline(plan, _artefact(plan, found))
         if plan.run:
             remember_measurement(plan.run.history(plan.variant), artefact)

@@ -112,7 +112,12 @@ def _beside(other: list[Contender], training: Callable[[], Contender]) -> tuple[
     try:
         return [training()], ""
     except Refused as error:
-        return [], f"measured without the training form: {error.message}"
+        return [], without_training(error.message)
+
+
+def without_training(why: str) -> str:
+    """The note of a bench that has the deploy form alone."""
+    return f"measured without the training form: {why}"
 
 
 def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv import runs
 from repaconv.artefacts import ImageSize, Profile
-from repaconv.errors import EnvironmentProblem
+from repaconv.errors import EnvironmentProblem, Refused
 from repaconv.orders.stages import BenchOrder
 from repaconv.progress import Progress
 from repaconv.steps.calls import Calls, calls_for, memory_an_image
 from repaconv.steps.comparing import Opened, opened
-from repaconv.steps.contenders import Contender, Contenders
+from repaconv.steps.contenders import Contender, Contenders, without_training
 from repaconv.steps.openings import Openings
+from repaconv.subjects.subject import TRAINING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 PROFILED = 20
 """Runs of a profile."""
+
+
+class TrainingRefused(Refused):
+    """The runtime does not take the training form; the deploy form it may."""
 
 
 class Plan(NamedTuple):
@@ -55,14 +60,24 @@ class Plan(NamedTuple):
     def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
         """One of them, ready to run; of one file beside itself, one alone is lowered and has settings."""
         first = subject is self.subjects[0]
-        return opened(
-            subject.network or subject.path,
-            self.device,
-            self.lowering if first else None,
-            threads=self.threads,
-            dims=dims,
-            settings=self.settings if first else (),
-        )
+        try:
+            return opened(
+                subject.network or subject.path,
+                self.device,
+                self.lowering if first else None,
+                threads=self.threads,
+                dims=dims,
+                settings=self.settings if first else (),
+            )
+        except Refused as error:
+            if subject.name == TRAINING:
+                raise TrainingRefused(error.message, hint=error.hint, code=error.code) from error
+            raise
+
+    def without_training(self, why: str) -> Plan:
+        """The deploy form alone; ``why`` becomes a note."""
+        kept = [subject for subject in self.subjects if subject.name != TRAINING]
+        return self._replace(known=self.known._replace(subjects=kept, note=without_training(why)))
 
     def dims(self, batch: int) -> dict[str, int]:
         """Sizes of free dimensions, by name."""

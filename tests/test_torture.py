@@ -261,7 +261,7 @@ def test_a_file_that_is_pinned_is_read_only_with_that_hash(tmp_path):
             path, out=tmp_path / path.suffix, settings=told.settings if "pth" in path.name else None, sha256=own
         )
         assert folded.origin.sha256 == own
-        assert f"--sha256 {own}" in " ".join(folded.asked)
+        assert f"--sha256 {own}" in " ".join(folded.options)
 
 
 def test_a_picture_is_no_program_whatever_it_is_called(tmp_path):

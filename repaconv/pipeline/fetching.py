@@ -51,7 +51,7 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
             write_payload(file, moved(each))
         told = {"address": asked, "revision": revision, "path": str(place), "verdict": "passed", "made_by": made_by()}
         first, *others = (payload_of(each, FETCHED) for each in files)
-        fetched = put(record, Fetched.model_validate({**told, "payload": first, "beside": others}))
+        fetched = put(record, Fetched.model_validate({**told, "payload": first, "other_files": others}))
     return with_files(fetched, [], [*files, record])
 
 

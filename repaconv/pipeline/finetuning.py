@@ -246,7 +246,7 @@ def _trained(plan: _Plan, progress: Progress) -> Training:
 
     def keep() -> None:
         write_payload(state, lambda path: keeping.save(training.state(), path))
-        kept = _artefact(plan, training, beside=(payload_of(state, plan.run.folder),))
+        kept = _artefact(plan, training, other_files=(payload_of(state, plan.run.folder),))
         put(plan.run.folder / runs.FINETUNE_JSON, kept)
 
     training.train(progress, keep)

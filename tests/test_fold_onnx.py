@@ -490,7 +490,7 @@ def test_sizes_that_are_copied_or_written_as_no_number_are_free(repaconv):
     onnx.save(model, "old.onnx")
     done = rc.fold("old.onnx")
     assert (done.verdict, done.batch) == ("passed", "dynamic")
-    assert "free sizes: x[0] 1, 2, 3" in done.links[0].note
+    assert "dynamic sizes: x[0] 1, 2, 3" in done.links[0].note
     assert "x [?, 4, 5, 5]" in repaconv("inspect", "old.onnx")[1]
 
 

@@ -208,7 +208,7 @@ def net_of(rows, weights, inputs, outputs) -> onnx.ModelProto:
 def test_free_sizes_are_above_one_unequal_and_told():
     onnx.save(NETS["cross"].model(), "net.onnx")
     note = rc.fold("net.onnx").links[0].note
-    assert "free sizes: n 1, 2, 3; targets 5, 7, 13; sources 5, 13, 16" in note
+    assert "dynamic sizes: n 1, 2, 3; targets 5, 7, 13; sources 5, 13, 16" in note
 
 
 def test_a_graph_that_runs_at_one_size_alone_says_so():
@@ -217,7 +217,7 @@ def test_a_graph_that_runs_at_one_size_alone_says_so():
     onnx.save(net_of(rows, weights, {"x": (F, ("n", "length", 4))}, {"y": F}), "net.onnx")
     (link,) = rc.fold("net.onnx").links
     assert link.verdict == "passed"
-    assert "free sizes: n " in link.note
+    assert "dynamic sizes: n " in link.note
     assert "runs at one size alone: length 16" in link.note
 
 
@@ -375,24 +375,24 @@ def image_net(rows, **weights) -> str:
              ("BatchNormalization", "x nw nb nm nv", "c"),
              ("Conv", "x five", "b", {"group": 4, "pads": [2] * 4}), ("Add", "a b", "d"), ("Add", "d c", "y")],
             "next to another, since an average that does not count its padding is no convolution at the border: "
-            "Conv_3 beside a",
+            "Conv_3 next to a",
         ),
         (
             [("BatchNormalization", "x nw nb nm nv", "a"), ("Conv", "a wide", "y", {"pads": [1] * 4})],
             "after another, since a padded convolution's border is zero, and what is added before it is not there: "
-            "y behind a",
+            "y after a",
         ),
         (
             [("Conv", "x depth", "a", {"group": 4}), ("Conv", "a square", "b"), ("Relu", "b", "y")],
-            "after another, since one for both would cost more: b behind a",
+            "after another, since one for both would cost more: b after a",
         ),
         (
             [("Conv", "x thin", "a"), ("Conv", "a back", "b"), ("Relu", "b", "y")],
-            "after another, since one for both would cost more: b behind a",
+            "after another, since one for both would cost more: b after a",
         ),
         (
             [("Conv", "x square", "a"), ("Relu", "a", "r"), ("Conv", "a square", "b"), ("Add", "r b", "y")],
-            "after another, since what is between them is read by Relu as well: b behind a",
+            "after another, since what is between them is read by Relu as well: b after a",
         ),
         ([("Conv", "x wide", "a"), ("Relu", "a", "b"), ("Conv", "b wide", "y")], ""),
     ],

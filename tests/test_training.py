@@ -111,7 +111,7 @@ def test_what_was_broken_off_goes_on_to_the_same_bits(vit):
     rc.convert("pool.pth", inputs="x.npz", method="riformer", to="training-form", **POOL)
     converted, asked = (
         Path("repaconv-out/pool-riformer"),
-        {"inputs": "x.npz", "epochs": 3, "batch": 24, "accumulate": 2},
+        {"inputs": "x.npz", "epochs": 3, "batch": 24, "grad_accum_steps": 2},
     )
     whole = rc.finetune(converted, out="whole", **asked)
     with pytest.raises(KeyboardInterrupt):
@@ -373,7 +373,7 @@ BAD = {
     "convert.too-few": {"inputs": "few.npz"},
     "finetune.teacher": {"teacher": "other.pth", "teacher_settings": VIT["settings"]},
     "finetune.precision": {"precision": "int4"},
-    "finetune.rate": {"rate": -1.0},
+    "finetune.rate": {"lr": -1.0},
     "finetune.no-conversion": {"run": "empty"},
     "run.foreign-files": {"out": "foreign"},
 }

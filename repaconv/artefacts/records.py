@@ -157,6 +157,9 @@ class FoldedLayer(Record):
     ``macs`` are those of one image; None where they are not known.
     """
 
+    PARAMETER: ClassVar[str] = "parameter"
+    """The kind of what a module with other modules in it holds itself: it multiplies nothing."""
+
     name: str
     kind: str
     parameters: int

@@ -76,7 +76,7 @@ def layers_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> d
         if own and any(True for _ in part.children()):
             for key, parameter in own.items():
                 at = f"{name}.{key}" if name else key
-                found[at] = FoldedLayer(name=at, kind="parameter", parameters=parameter.numel())
+                found[at] = FoldedLayer(name=at, kind=FoldedLayer.PARAMETER, parameters=parameter.numel())
         elif own:
             macs = _counted(counter, part, f"{root}.{name}").macs if name in called else None
             count = sum(parameter.numel() for parameter in own.values())

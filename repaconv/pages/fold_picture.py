@@ -15,8 +15,6 @@ MOST = 12
 WIDTH, BOX, HEIGHT, GAP, EDGE, LINE = 360, 146, 46, 8, 12, 13
 LETTERS, WORDS = 25, 56
 """How many letters a box, and a line of text, has room for."""
-PARAMETER = "parameter"
-"""The kind of what a module with other modules in it holds itself: it multiplies nothing."""
 STYLE = """
 .fold-picture { color-scheme: light dark; font-family: system-ui, sans-serif; font-size: 11px; max-width: 36rem;
   min-width: 0; --paper: #fff; --ink: #1b1f24; --faint: #57606a; --line: #8c959f; --soft: #f6f8fa; --one: #0550ae;
@@ -212,10 +210,9 @@ def _share(before: int, after: int) -> str:
 
 
 def _all_known(place: Place) -> bool:
-    macs = [each.macs for each in (*place.before, *place.after)]
-    return all(each.macs is not None or each.kind == "parameter" for each in (*place.before, *place.after)) and any(
-        macs
-    )
+    layers = (*place.before, *place.after)
+    known = all(each.macs is not None or each.kind == FoldedLayer.PARAMETER for each in layers)
+    return known and any(each.macs for each in layers)
 
 
 def _parameters(layers: Iterable[FoldedLayer]) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import os
+import shutil
+import subprocess
 import time
 from functools import partial
 
@@ -18,6 +21,7 @@ from torture.containers import in_legacy, in_zip
 from torture.nets import net
 
 import repaconv as rc
+from repaconv import native_guard
 from repaconv.checkpoint import read_checkpoint
 from repaconv.cli import render, showing
 from repaconv.errors import Refused, RepaconvError
@@ -326,3 +330,21 @@ def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monke
     with pytest.raises(ZeroDivisionError):
         run_job({**job, "order": {**job["order"], "out": "/etc/x", "baseline": "/etc/y"}}, {sha256: content})
     assert (asked[0].out, asked[0].baseline) == (None, None)
+
+
+def test_only_the_guard_of_native_code_starts_a_process_unheard(tmp_path):
+    """A graph that reaches a runtime is first tried by it in a process of its own; no other may be started."""
+
+    def made(place):
+        return shutil.copy(__file__, place)
+
+    def guarded(_):
+        native_guard.attempt(os.getcwd)
+        return "sound"
+
+    def other(_):
+        subprocess.run(["true"], check=True)
+        return "sound"
+
+    ended = [outcome.ended for outcome in outcomes([Case("", "", made, guarded), Case("", "", made, other)], tmp_path)]
+    assert ended == ["sound", "executed"]

@@ -318,8 +318,8 @@ def results() -> str:
 def _record(name: str, model: Any, title: str = "") -> str:
     from repaconv.artefacts import Artefact
 
-    text, _, listed = (inspect.getdoc(model) or "").partition("Attributes:\n")
-    said = dict(_entries(listed)) if listed else {}
+    text = (inspect.getdoc(model) or "").partition("Attributes:\n")[0]
+    said = meanings(model)
     shared = set() if model is Artefact or not issubclass(model, Artefact) else set(Artefact.model_fields)
     rows = "".join(
         f"| `{key}` | {_kind(field.annotation)} | {_cell(_plain(field.description or said.get(key, '')))} |\n"
@@ -328,6 +328,15 @@ def _record(name: str, model: Any, title: str = "") -> str:
     )
     more = "\nAnd the keys of [every result](#artefact).\n" if shared else ""
     return f"\n## {name}\n\n{title or _plain(text.strip())}\n\n| Key | Type | Meaning |\n|---|---|---|\n{rows}{more}"
+
+
+def meanings(model: Any) -> dict[str, str]:
+    """What the keys of a record mean: the ``Attributes`` of its class, and of those that it extends."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        listed = inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        found |= dict(_entries(listed)) if listed else {}
+    return found
 
 
 def _kind(annotation: Any) -> str:

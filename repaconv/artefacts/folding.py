@@ -1,6 +1,6 @@
-"""What ``fold`` leaves: a folded network, and what only networks of its origin have.
+"""Results of ``fold``: a folded network, and what differs by the kind of fold.
 
-`FoldArtefact` is what every stage may ask of any; ``kind`` in the file tells which of the others it is.
+`FoldArtefact` has the keys that every fold has; ``kind`` in the file says which of its subclasses the file is.
 """
 
 from __future__ import annotations
@@ -34,12 +34,21 @@ NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
 
 
 class FoldStep(Record):
-    """One row of the fold certificate: what went where, and the float64 difference it makes.
+    """One row of the certificate of a method fold: what was folded in one module, and the error in float64.
 
-    ``max_rel_error`` is max|folded - training| / max|training| of the module's output on random input, or of its
-    weights where those alone change. ``allowed`` is what this step alone may differ by; where that is not the
-    policy's, ``reason`` says why. A method leaves it None for the policy's. ``before`` are the module's layers with
-    weights and ``after`` those of its fold, in the first row of each kind of block.
+    Attributes:
+        module: The module that was folded, by its dotted name in the folded network.
+        folded: What was folded into what, one text for each, e.g. ``norm's affine -> head``; empty where nothing was.
+        not_folded: What stays in the module as it is, one text for each, with the reason if it has one.
+        equation: The equation of the paper that the step follows, e.g. ``eqs. 3-4``; empty if there is none.
+        max_rel_error: The largest error of this step alone, in float64: max|folded - trained| / max|trained| of the
+            module's output on random input, or of its weights where only those change.
+        allowed: The largest ``max_rel_error`` with which the step passes: 1e-12, or another limit that ``reason``
+            explains. Never null in a ``fold.json``.
+        reason: Why ``allowed`` is another limit than 1e-12; empty if it is that.
+        before: The layers with weights in the module before the fold, named relative to the module. Listed in the first
+            row of each kind of block; empty in the other rows, and in all rows if listing them would take too long.
+        after: The layers with weights in the module after the fold, named and listed like ``before``.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded"}
@@ -56,12 +65,19 @@ class FoldStep(Record):
 
 
 class Sizes(Record):
-    """What a graph of any origin takes, as its inputs are drawn.
+    """Sizes and value ranges of the random inputs with which a graph is run.
 
-    ``usual`` are the free sizes by name, as a call has them that is no probe, ``other`` others that it takes; ``batch``
-    is the name of the one that is a batch, ``sides`` are those of height and width, where they are free. ``gain`` is a
-    factor on inputs that are drawn normally, at which nothing overflows, ``below`` bounds integers of no known use.
-    ``held`` are inputs that always have these values, by name: those of a sample that are parameters and no data.
+    Attributes:
+        usual: The size of each dynamic dimension in an ordinary inference, by name; a dimension without a name is
+            called e.g. ``input[0]``. Empty if all dimensions are fixed.
+        other: A second set of sizes of the same dimensions, with which the graph was run as well.
+        batch: The name of the batch dimension, the first one of the first input; empty if it is fixed.
+        sides: The names of the dynamic height and width of the images; empty if these are fixed or there are no images.
+        gain: The factor on normally distributed random inputs: one with which no output of the graph overflows.
+        below: The exclusive upper bound of random integers for inputs whose meaning the graph does not show: 10, 2 or
+            1; with 1 they are all 1.
+        held: Inputs that have the same values in every inference, by name: those of the sample given with ``--inputs``
+            that are integers or have at most 16 numbers. Empty without a sample.
     """
 
     usual: dict[str, int] = Field(default={})
@@ -78,15 +94,37 @@ Saved = tuple[tuple[str, float, float], ...]
 
 
 class FoldArtefact(Artefact):
-    """A folded network, whatever it came from: what its later stages go by.
+    """The keys of every fold, whatever was folded.
 
-    ``applied`` names all that was folded. ``preset`` is how it will be written, by name, ``rewrites`` that in full;
-    None leaves it to the target of the export; in int8 that form leaves the modules ``fp32_modules`` in float32, and
-    ``quantizer`` writes it, where the tuner found that. ``tolerances`` are those of the links that this net cannot hold
-    at the policy's. ``claims`` are the accuracies that the checkpoint's own record has. ``image_size`` is that of the
-    usual images, None where the network does not take one input of images; ``preprocessing`` is None where nothing
-    tells it. ``batch`` is what a call takes, ``whole`` says that its outputs are judged as one and not as one for each
-    image.
+    Attributes:
+        origin: The file that was folded, and which weights of it were read.
+        applied: What was folded, by name: for a method the method itself and any additions in the checkpoint (LoRA,
+            LayerScale); for a graph the rewrites that changed it.
+        settings: The settings given with ``--set`` or found by ``--identify``, by name, as text.
+        preset: The rewrite preset that exports of this run use: ``default``, ``official``, ``fastest-known`` or the
+            name of a result file of ``tune``.
+        rewrites: The rewrites of ``preset``, by name, in their order; null for ``default``, where the target of the
+            export chooses them.
+        fp32_modules: The modules that an INT8 export keeps in FP32, by name, if ``preset`` is a result file of
+            ``tune``; empty otherwise.
+        quantizer: The INT8 quantizer of the result file of ``tune`` that is the ``preset``; empty if that names none,
+            and for all other presets.
+        facts: Every setting that was used and is not a weight (e.g. number of heads, image size), with its source. Of a
+            network that is folded as a graph only those of its images; empty if it takes no images.
+        claims: The top-1 accuracies that the checkpoint's own training record states; empty if it states none, and for
+            networks that are folded as a graph.
+        preprocessing: How an image is resized and normalized for the network; null if nothing says it or the network
+            takes no images.
+        image_size: (height, width) in pixels of the network's images; null if its input is not one batch of images. If
+            ``any_image_size`` is true, the size that is used unless another is given.
+        any_image_size: Whether the network takes images of other sizes, too.
+        batch: The batch size that the network takes: ``dynamic``, or a fixed number. It is 1 if the first axis of the
+            input is not a batch, or if the graph runs with 1 only.
+        whole: Whether an output is compared as a whole, and not image by image: true if the outputs have no row for
+            each image, or the network takes no images.
+        tolerances: The largest relative error of each exact link of this network, by the name of the link. It grows
+            with the network's depth, and with the rounding errors that the network itself has in FP32.
+        payload: The file of the folded network: ``model.safetensors`` for a method, an ONNX file for a graph.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"form": "preset", "keep": "fp32_modules", "quantiser": "quantizer"}
@@ -141,9 +179,23 @@ class FoldArtefact(Artefact):
 
 
 class MethodFold(FoldArtefact):
-    """A method's checkpoint: later stages rebuild it from this and ``model.safetensors`` alone.
+    """The fold of a checkpoint of a known method.
 
-    ``applied`` names the method, and what the checkpoint carried besides (LoRA, LayerScale).
+    Later commands rebuild the network from this file and ``model.safetensors`` alone.
+
+    Attributes:
+        kind: Always ``method``.
+        method: The registered name of the method, e.g. ``repavit``.
+        backbone: The registered name of the network family that the folded network is built from, e.g. ``vit``.
+        config: The configuration of that network family, by name, e.g. width, patch size, blocks and classes.
+        preprocessing: How an image is resized and normalized for the network; values that neither the checkpoint nor
+            the user states are listed in its ``assumed``.
+        image_size: (height, width) in pixels of the network's images.
+        output: Whether the network outputs class scores (``logits``) or ``features``.
+        tensors: Name, shape and dtype of every tensor in ``model.safetensors``.
+        training: Parameters and MACs of the training-time architecture, for one image of ``image_size``.
+        deploy: Parameters and MACs of the inference-time architecture, for the same image.
+        certificate: The certificate: one row for each part of the network that was folded.
     """
 
     kind: Literal["method"] = "method"
@@ -190,18 +242,33 @@ class MethodFold(FoldArtefact):
 
 
 class GraphFold(FoldArtefact):
-    """An ONNX graph with everything folded that needs no knowledge of its method; beside it, the folded graph.
+    """The fold of an ONNX graph, which needs no knowledge of a method; the folded graph is the file ``payload``.
 
-    ``changes`` say what was done where; where there are none, the graph is as it was given, but for its file.
-    ``links`` compare the outputs before and after. ``macs`` are those of one call with free sizes at 1, before and
-    after; None where shapes are not known. ``left`` says what was not folded and why, and which linear operators still
-    stand behind or beside another. ``opset`` is that of the graph as given. ``verdict`` is passed where a link passed
-    and none failed; outputs that could not be compared are links that are *not verified*, by name. ``structure`` is a
-    hash of the graph without its weights, ``float64`` says what evaluates it in float64; empty where nothing does, or
-    where float32 is so far from it that it tells nothing.
-    ``sizes`` are of its inputs. ``taken_back`` are rewrites that enlarged the graph, or that a measurement on
-    some machine, which ``left`` names, found slower; without that (``--no-measure``) the same graph gives the same
-    bytes everywhere. ``scores`` is the output that gives classes, None where none does.
+    If ``changes`` is empty, nothing was folded, and the folded graph is the original one. The verdict is *passed* if at
+    least one link passed and none failed. With ``--no-measure`` the same graph gives the same bytes on every machine.
+
+    Attributes:
+        kind: Always ``graph``.
+        scores: The output that is the scores of classes; null if none is.
+        structure: The SHA-256 of the folded graph without the values of constants of more than one axis: equal for
+            networks that differ only in such weights.
+        float64: What evaluates the original graph in float64 for comparison, in words; empty if nothing can, or if FP32
+            is too far from it (more than 1% of the largest output) for a comparison to mean anything.
+        sizes: Sizes and value ranges of the random inputs with which the graph is run.
+        opset: The ONNX opset of the original graph; of a network that was exported for the fold, the one it was
+            exported in.
+        parameters: The number of parameters [before, after] the fold.
+        macs: The MACs of one inference [before, after] the fold, with dynamic dimensions at ``sizes.usual``; null if
+            the shapes in the graph are not known.
+        nodes: The number of nodes of the graph [before, after] the fold.
+        operators: How many nodes the folded graph has of each operator, by its name.
+        changes: Every exact change of the graph: which rewrite, where, and what it did; empty if nothing was folded.
+        not_folded: What was not folded, and why, in words; also linear operators that remain next to each other.
+        reverted: The rewrites that were reverted, by name, because they made the graph larger, or slower in a
+            measurement on this machine. ``not_folded`` has the reasons.
+        links: The comparisons of the outputs before and after the fold, one for each output; of a network that was
+            exported for the fold, the first one compares it with its exported graph. An output that could not be
+            compared is a link that is *not verified*. Empty for an ONNX file of which nothing was folded.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"left": "not_folded", "taken_back": "reverted"}
@@ -269,9 +336,12 @@ class GraphFold(FoldArtefact):
 
 
 class Exporting(Record):
-    """What torch's exporter folded before anything else did: counts of the module, and of the graph that it wrote.
+    """What PyTorch's exporter itself folded, before repaconv did: counts in the module and in the exported graph.
 
-    ``batchnorms`` are those that run in one inference, and those that are nodes of the graph.
+    Attributes:
+        parameters: The number of parameters [in the module, in the exported graph].
+        batchnorms: The number of BatchNorms [that run in one inference of the module, that are nodes of the exported
+            graph].
     """
 
     parameters: tuple[int, int]
@@ -288,12 +358,20 @@ class Exporting(Record):
 
 
 class NetworkFold(GraphFold):
-    """A network that no method knows, folded by its graph: what builds it again, and its exported graph.
+    """The fold of a network of no known method: built by its architecture, exported to ONNX, and folded as a graph.
 
-    ``arch`` is what was named: ``timm:mobileone_s1``, ``transformers:ViTModel``, ``./net.py:build``; ``config`` is the
-    one of a Hugging Face folder; ``known`` is what it was recognised as, where nobody named it. ``data`` is the graph
-    as exported in float64, ``exporter`` says by what, and ``exporting`` what that folded itself; None in a run of an
-    older version. ``classes`` is None where it is not known what it tells apart.
+    Attributes:
+        kind: Always ``network``.
+        arch: The architecture that was built: e.g. ``timm:mobileone_s1``, ``transformers:ViTModel``, or the path of a
+            Python file and its function, ``/path/net.py:build``.
+        known: The published network that the weights were recognized as; null if the architecture was named by
+            ``--arch`` or by a Hugging Face folder.
+        config: The ``config.json`` of a Hugging Face folder; empty otherwise.
+        classes: The number of classes that the network tells apart: 0 if it outputs features, null if that is not
+            known.
+        exporter: What exported the network to ONNX: ``torch's exporter`` or ``torch's old exporter``.
+        exporting: What the exporter itself folded; null in a run of an earlier version.
+        data: The ONNX file of the network as it was exported, in float64, before the fold.
     """
 
     kind: Literal["network"] = "network"  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What ``bench`` leaves: latencies, their ratio, and how far to trust them."""
+"""Results of ``bench``: latencies, their ratio, and whether the measurement is trusted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from repaconv.artefacts.records import SCHEMA_VERSION, Artefact, ImageSize, Link
 
 
 class MeasuredModel(Record):
-    """Which network was measured.
+    """The network that was measured, described so that a baseline of another network is recognized.
 
     Attributes:
-        sha256: Of the checkpoint or graph that the run was made from; of a model file without a run, its own.
-        kind: The method and its backbone, or that it is a graph; empty of an engine without a run.
-        counts: What there is of it before a fold, by name: parameters, MACs, or the nodes of a model file.
+        sha256: The SHA-256 of the checkpoint or ONNX file that the run was made from; of a model file without a run,
+            its own.
+        kind: The method and its backbone in words, or ``graph`` for any network that is folded as a graph; empty for an
+            engine without a run.
+        counts: Its size before the fold, by name: ``parameters``, and MACs or, for an ONNX file without a run,
+            ``nodes``; empty for an engine without a run.
     """
 
     sha256: str
@@ -37,10 +40,18 @@ class MeasuredModel(Record):
 
 
 class Baseline(Record):
-    """Latencies of one model on one machine as they were, with the model that ran beside it as the yardstick.
+    """The latencies of one model on one machine, kept to detect regressions, and those of its reference model.
 
-    ``reference_ms`` is empty where nothing ran beside it; the rounds are of so many ``session_loads``, one after the
-    other. ``network`` is None in files of before it was kept.
+    Attributes:
+        sha256: The SHA-256 of the model file that was measured.
+        network: The network that was measured; null in files of earlier versions.
+        p50_ms: The median latency in ms.
+        subject_ms: The latency in ms of each measured round, in the order of measurement.
+        reference_sha256: The SHA-256 of the reference model, which was measured in the same rounds: the training form,
+            or the model given with ``--against``. Empty if there was none.
+        reference_ms: The latency in ms of the reference model in each round; empty if there was none.
+        session_loads: How often the models were loaded anew; the rounds are split evenly over these session loads.
+        machine: The description of the machine, as in the result of ``bench``.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -60,17 +71,35 @@ class Baseline(Record):
 
 
 class Baselines(Record):
-    """A committed file of them, by machine, then by recipe and protocol."""
+    """The file of ``bench --baseline``, which is committed: the baselines of all machines and models.
+
+    Attributes:
+        schema_version: The version of the schema of results.
+        machines: The baselines by machine (GPU, CPU, number of cores, system), then by what was measured (file, target
+            or variant, runtime, precision, threads, batch size, image size, reference model).
+    """
 
     schema_version: int = SCHEMA_VERSION
     machines: dict[str, dict[str, Baseline]] = Field(default={})
 
 
 class Regression(Record):
-    """How many times as long as the baseline it takes, with an interval over the openings of both.
+    """A measurement compared with its baseline: how much longer the model takes now.
 
-    Both are relative to the ``reference`` that ran beside each; in milliseconds where there was none. ``machine`` is
-    where the baseline is from.
+    If a reference model was measured with both, the latencies are divided by those of the reference model first.
+
+    Attributes:
+        ratio: The latency now divided by that of the baseline; above 1, the model became slower.
+        low: The lower end of the confidence interval of ``ratio``.
+        high: The upper end of the confidence interval of ``ratio``.
+        confidence: The confidence level of the interval: 0.95.
+        allowed: The largest increase that passes, as a share: 0.05 allows 5% more time.
+        verdict: ``failed`` if the whole interval is above 1 + ``allowed``, ``passed`` if none of it is, otherwise
+            ``inconclusive``; also ``inconclusive`` where the measurement itself or another machine's baseline allows no
+            claim.
+        reference: The name of the reference model; empty if there was none, and milliseconds are compared.
+        machine: The machine of the baseline, as ``machines`` of the baseline file names it.
+        same_machine: Whether the baseline is from this machine; between two machines ``ratio`` compares only roughly.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"yardstick": "reference"}
@@ -102,9 +131,20 @@ class Regression(Record):
 
 
 class Latency(Record):
-    """Wall time of one inference call, in milliseconds, over all measured rounds.
+    """The latency of one model, in milliseconds per inference, over all measured rounds.
 
-    ``engine`` is what ran it, name and version, ``precision`` what it says that it computes in.
+    Attributes:
+        name: What the model is called in this result: ``deploy form``, ``training form`` or the name of its file.
+        model: The name of the model's file.
+        sha256: The SHA-256 of that file.
+        engine: The runtime that ran it, with its version.
+        precision: The precision that it computes in, e.g. ``fp32`` or ``int8``; ``fp32`` if an ONNX file states none.
+        p50_ms: The median latency in ms.
+        p90_ms: The 90th percentile of the latency in ms.
+        p95_ms: The 95th percentile of the latency in ms.
+        p99_ms: The 99th percentile of the latency in ms.
+        min_ms: The smallest latency in ms.
+        samples_ms: The latency in ms of each round, in the order of measurement.
     """
 
     name: str
@@ -121,7 +161,23 @@ class Latency(Record):
 
 
 class Ratio(Record):
-    """other / subject (above 1: the subject is faster) and its interval; see `repaconv.measure.statistics.ratio`."""
+    """The speedup of one model over another, with its confidence interval; see `repaconv.measure.statistics.ratio`.
+
+    It is the time of ``other`` divided by the time of ``subject`` in the same round.
+
+    Attributes:
+        subject: The name of the model whose speedup it is.
+        other: The name of the model that it is compared with.
+        median: The speedup: above 1, ``subject`` is faster. It is the median over the rounds of a session load, and the
+            geometric mean over the session loads.
+        low: The lower end of the confidence interval of ``median``.
+        high: The upper end of the confidence interval of ``median``.
+        confidence: The confidence level of the interval: 0.95.
+        p10: The 10th percentile of the ratio over the single rounds.
+        p90: The 90th percentile of the ratio over the single rounds.
+        verdict: ``faster`` or ``slower`` if the whole interval is more than 0.5% away from 1, otherwise ``no difference
+            shown``; ``not conclusive`` if the measurement is inconclusive.
+    """
 
     subject: str
     other: str
@@ -173,11 +229,24 @@ class Ratio(Record):
 
 
 class Quality(Record):
-    """Whether a measurement can be believed.
+    """Whether a measurement can be trusted, and what the machine did meanwhile.
 
-    ``other_load`` is the share of the machine's time that other processes took, ``other_load_on_cores`` that of the
-    cores which were used, ``steal_time`` the hypervisor's; None where the system does not tell. ``speed`` is how long a
-    fixed loop took at the end, relative to the beginning; ``before`` and ``after`` are clocks, temperatures and load.
+    Attributes:
+        verdict: ``trusted`` if nothing speaks against the measurement, ``noisy`` if something disturbed it,
+            ``inconclusive`` if a difference of 5% may have been missed or may have another cause.
+        reasons: Everything that speaks against the measurement, in words; empty if it is trusted.
+        seconds: How long the measured rounds took, in s.
+        other_load: The share (0 to 1) of the whole machine's CPU time that other processes took; null if the system
+            does not report it.
+        other_load_on_cores: The share (0 to 1) of the time of the cores in use that other processes took; null if the
+            system does not report it.
+        steal_time: The share (0 to 1) of the CPU time that the hypervisor took; null if the system does not report it.
+        speed: How long a fixed loop takes after the measurement, divided by how long it took before: above 1, the core
+            became slower.
+        before: The state of the machine before the measured rounds, by name: ``load`` (1 minute), clocks in kHz,
+            temperatures in degrees Celsius; of a GPU also its clocks in MHz and its power in W. What the system does
+            not report is missing.
+        after: The same after the measured rounds.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -198,7 +267,17 @@ class Quality(Record):
 
 
 class NodeTime(Record):
-    """One node of the graph that runs: mean milliseconds, its share of all, and what it computes (2 a MAC)."""
+    """The time of one node in the graph that the runtime executes.
+
+    Attributes:
+        name: The name of the node: that of its module, ``/``, and its operator with a number.
+        module: The module that the node is in, by its dotted name; empty if the name of the node has none.
+        operator: The operator of the node, as the runtime calls it.
+        mean_ms: The mean time of the node per inference, in ms.
+        share: The share (0 to 1) of ``total_ms``.
+        flops: Floating-point operations per inference, 2 for each MAC; 0 for all but matrix products, convolutions and
+            attention.
+    """
 
     name: str
     module: str
@@ -209,7 +288,17 @@ class NodeTime(Record):
 
 
 class ModuleTime(Record):
-    """The nodes of one module together; ``gflops`` is its rate, ``share_of_peak`` that of one large matrix product."""
+    """The time of all nodes of one module together.
+
+    Attributes:
+        module: The module, by its dotted name: a layer with a name of four or more parts counts for the module around
+            it, e.g. ``blocks.0.attn.qkv`` for ``blocks.0.attn``.
+        mean_ms: The mean time of these nodes per inference, in ms.
+        share: The share (0 to 1) of ``total_ms``.
+        flops: Floating-point operations per inference, 2 for each MAC, of matrix products, convolutions and attention.
+        gflops: ``flops`` divided by the time, in GFLOP/s.
+        share_of_peak: ``gflops`` divided by ``peak_gflops``.
+    """
 
     module: str
     mean_ms: float
@@ -220,9 +309,17 @@ class ModuleTime(Record):
 
 
 class Profile(Record):
-    """Where the time goes. ``total_ms`` is the sum over the nodes, ``end_to_end_ms`` was measured without a profiler.
+    """The time of the first model by node and by module, from the runtime's own profiler.
 
-    ``gflops`` is the rate inside the nodes; ``share_of_peak`` is of the whole inference, end to end.
+    Attributes:
+        runs: The number of profiled inferences.
+        total_ms: The sum of the mean times of all nodes, in ms, as the profiler measured them.
+        end_to_end_ms: The median latency in ms, as measured without the profiler.
+        peak_gflops: What one large matrix product reaches on the same device and threads, in GFLOP/s.
+        gflops: The operations of all nodes divided by ``total_ms``, in GFLOP/s.
+        share_of_peak: The operations of all nodes divided by ``end_to_end_ms``, as a share of ``peak_gflops``.
+        nodes: The time of each node, in the order of the graph.
+        modules: The time of each module.
     """
 
     runs: int
@@ -236,7 +333,20 @@ class Profile(Record):
 
 
 class HistoryEntry(Record):
-    """One measurement in the history of a target; ``when`` is UTC."""
+    """One measurement in the history of a target; a later ``fold`` of the run keeps the history.
+
+    Attributes:
+        when: The date and time of the measurement, UTC, ISO 8601.
+        sha256: The SHA-256 of the model file that was measured.
+        p50_ms: The median latency in ms.
+        p95_ms: The 95th percentile of the latency in ms.
+        ratio: The speedup over the model that was measured with it; null if there was none.
+        quality: The verdict on the measurement: ``trusted``, ``noisy`` or ``inconclusive``.
+        machine: The machine in words: GPU, CPU, number of cores, system.
+        threads: The number of threads per inference.
+        batch: The batch size.
+        image_size: (height, width) in pixels; null if the model takes no images.
+    """
 
     when: str
     sha256: str
@@ -251,11 +361,40 @@ class HistoryEntry(Record):
 
 
 class BenchArtefact(Artefact):
-    """Latencies measured interleaved in one run, on the machine that ``machine`` describes.
+    """Latencies of a model and of the one it is compared with, measured in turn in one run on this machine.
 
-    ``runtime`` and ``precision`` are those of the first model; each latency has its own. ``regression`` compares with a
-    baseline, where one was asked for and is there. ``variant`` is that of the run's export; of a bare graph or engine
-    there is none. The rounds are of so many ``session_loads`` of all models, one after the other.
+    The verdict is *failed* if the model failed against its baseline, or if its outputs differ from those of the
+    training form.
+
+    Attributes:
+        network: The network that was measured; null in files of earlier versions.
+        variant: The export that was measured, by target, precision and whatever else is not the default, e.g.
+            ``x86-64.int8``; empty for a model file without a run.
+        target: The target, by name.
+        runtime: The runtime that ran the first model, with its version.
+        precision: The precision that the first model computes in.
+        batch: The batch size.
+        image_size: (height, width) in pixels; null if the model takes no images.
+        threads: The number of threads per inference.
+        rounds: The number of measured rounds; in each round, every model runs once.
+        session_loads: How often the models were loaded anew; the rounds are split evenly over these session loads.
+        warmup_rounds: The number of rounds that were run before the measured ones, until the times were stable.
+        seed: The seed of random inputs, of the order within the rounds and of the confidence interval.
+        session: The options of the first model's session in its runtime, by name; all others are the runtime's
+            defaults.
+        machine: The description of the machine, by name: CPU, cores, caches, memory, load, system, and versions of the
+            packages; a value that the system does not report is null.
+        protocol: The paper's measuring protocol given with ``--protocol``, in words; empty if none was.
+        latencies: The latencies: first of the model, then of the one that it is compared with, if there is one.
+        quality: Whether the measurement can be trusted.
+        ratio: The speedup of the first model over the other; null if there is no other.
+        profile: The time by node and module; null without ``--profile``.
+        regression: The comparison with the baseline; null without ``--baseline``, or if the file has no baseline to
+            compare with.
+        agreement: The comparison of the outputs of both models on the inputs of the measurement; null if there is no
+            other model or their outputs cannot be compared.
+        image_preprocessing: How image files were read, in words; empty if the inputs were random.
+        note: What else is to be known of the measurement, e.g. why there is no training form; empty if nothing is.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"openings": "session_loads"}

@@ -1,4 +1,4 @@
-"""What ``bench --objective throughput`` leaves: images a second of several calls at once, and what a call takes."""
+"""Results of ``bench --objective throughput``: images per second of several concurrent inferences."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from repaconv.artefacts.records import Artefact, ImageSize, Record
 
 
 class Throughput(Record):
-    """A model that is called by so many streams at once, each call on so many threads.
+    """The throughput of one model with a number of concurrent streams.
 
-    ``images_per_second`` is the median over rounds; the latencies are of single calls meanwhile, in milliseconds.
+    Attributes:
+        name: What the model is called in this result: e.g. ``deploy form``, ``deploy form, one stream`` or the name of
+            its file.
+        model: The name of the model's file.
+        sha256: The SHA-256 of that file.
+        engine: The runtime that ran it, with its version.
+        precision: The precision that it computes in, e.g. ``fp32`` or ``int8``.
+        streams: The number of concurrent streams; each runs one inference after the other.
+        threads: The number of threads per inference.
+        images_per_second: The throughput of all streams together, in images/s: the median over the rounds.
+        p50_ms: The median latency of a single inference while all streams run, in ms.
+        p95_ms: The 95th percentile of that latency, in ms.
     """
 
     name: str
@@ -30,11 +41,28 @@ class Throughput(Record):
 
 
 class ThroughputArtefact(Artefact):
-    """Images a second, measured interleaved in one run, on the machine that ``machine`` describes.
+    """Throughput of a model with all its streams and with one stream, measured in turn in one run on this machine.
 
-    It is another record than a latency's, so that no baseline and no history takes it. The first of ``rows`` is the
-    model with all its streams, the second the same alone in one stream; ``scaling`` is of these two. ``ratio`` is
-    against what runs beside it with as many streams, where something does. The rounds are of so many ``session_loads``.
+    It is not the result of a latency measurement: baselines and histories do not contain it.
+
+    Attributes:
+        variant: The export that was measured, by target, precision and whatever else is not the default, e.g.
+            ``x86-64.int8``; empty for a model file without a run.
+        target: The target, by name.
+        batch: The batch size of each inference.
+        image_size: (height, width) in pixels; null if the model takes no images.
+        rounds: The number of measured rounds; in each round, each stream of every model runs 4 inferences.
+        session_loads: How often the models were loaded anew; the rounds are split evenly over these session loads.
+        seed: The seed of random inputs, of the order within the rounds and of the confidence intervals.
+        session: The options of the first model's session in its runtime, by name; all others are the runtime's
+            defaults.
+        machine: The description of the machine, by name, as in the result of ``bench``.
+        rows: The measured models: first the model with all its streams, second the same model with one stream, third,
+            if there is one, the model that it is compared with, with as many streams.
+        quality: Whether the measurement can be trusted.
+        scaling: The throughput of the model with all its streams over that with one stream.
+        ratio: The throughput of the model over that of the one that it is compared with; null if there is none.
+        note: What else is to be known of the measurement, e.g. why there is no training form; empty if nothing is.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"openings": "session_loads"}

@@ -1,4 +1,4 @@
-"""What ``tune`` leaves: every deployment that was considered, and the one that was taken."""
+"""Results of ``tune``: every deployment that was considered, and the fastest one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from repaconv.artefacts.records import Artefact, ImageSize, Link, Record
 
 
 class Deployment(Record):
-    """One way to run a network: what is fastest on a machine is all of it together.
+    """One way to run a network: runtime, precision, rewrites, runtime settings, threads and batch size together.
 
-    ``target`` is whose rules its graph follows, ``runtime`` that target's engine. ``rewrites`` are the form's,
-    ``precision`` is the graph's, or what such a runtime makes of a float32 one; ``fp32_modules`` are modules whose
-    layers int8 leaves in float32, ``quantizer`` who wrote that where it was not ONNX Runtime's. ``settings`` are
-    NAME=VALUE of the runtime's own, beside its defaults. ``streams`` calls run at once, each of ``batch`` images on
-    ``threads`` threads.
+    Attributes:
+        target: The target for which its ONNX graph is written, by name.
+        runtime: The runtime that executes it: that of ``target``.
+        rewrites: The rewrites of its graph, by name, in their order.
+        precision: The precision of its graph, or the one in which the runtime computes an FP32 graph.
+        fp32_modules: The modules whose layers an INT8 graph keeps in FP32, by name; empty for other precisions.
+        quantizer: The INT8 quantizer, if it is not ONNX Runtime's: ``onnxruntime-symmetric``, ``nncf`` or
+            ``nncf-symmetric``; empty otherwise.
+        settings: The settings of the runtime that differ from its defaults, as ``NAME=VALUE``.
+        threads: The number of threads per inference.
+        streams: The number of concurrent inferences.
+        batch: The batch size of each inference.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"keep": "fp32_modules", "quantiser": "quantizer"}
@@ -36,14 +43,23 @@ class Deployment(Record):
 
 
 class Candidate(Record):
-    """A deployment that was considered, and what came of it.
+    """A deployment that was considered, and what was found about it.
 
-    ``expected`` is how many times as fast as the baseline it should be, by the effects of its rewrites alone;
-    ``rounds`` and ``ratio`` (an image's time, against the baseline in the same rounds) are of its longest measurement,
-    None if there was none. ``memory_bytes`` are those it took at its peak to be opened and to run once, of this process
-    and beside others; None where it was not opened now, or the system does not tell. Of a lossy one ``disagreement`` is
-    the share of the images that choose whose first class is another than in float32, ``link`` how it was judged on
-    those. ``description`` says how far it came.
+    Attributes:
+        deployment: The deployment.
+        expected: The speedup over the baseline that is predicted from the effects of its single rewrites; 1 for the
+            baseline, null where there is no prediction.
+        rounds: The number of rounds of its longest measurement; 0 if it was not measured.
+        ratio: The speedup over the baseline in time per image, from that measurement; null if it was not measured, and
+            for the baseline.
+        memory_bytes: The peak memory of this process while it was loaded and run once, in bytes, beyond what was in use
+            before; null if it was not loaded in this search, runs on a GPU or elsewhere, or if the system does not
+            report it.
+        disagreement: The share (0 to 1) of images of the validation split whose top-1 prediction differs from FP32;
+            null for an FP32 deployment, and for one that was not evaluated.
+        link: The comparison with FP32 on these images; null where ``disagreement`` is.
+        description: How far it came in the search, in words, e.g. ``finalist``, ``the fastest`` or why it was ruled
+            out.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"told": "description"}
@@ -59,10 +75,12 @@ class Candidate(Record):
 
 
 class Sensitivity(Record):
-    """What int8 loses in some layers alone, all others in float32, on the images that calibrate.
+    """What one group of layers loses in INT8 while all other layers stay in FP32, on the calibration split.
 
-    ``layers`` are modules, ``disagreement`` is the share of the images with another first class, ``kl_divergence`` the
-    mean over the images, in nats.
+    Attributes:
+        layers: The layers of the group, by the names of their modules.
+        disagreement: The share (0 to 1) of images whose top-1 prediction differs from FP32.
+        kl_divergence: The mean KL divergence from the class probabilities of FP32, in nats.
     """
 
     layers: tuple[str, ...]
@@ -71,17 +89,46 @@ class Sensitivity(Record):
 
 
 class TuneArtefact(Artefact):
-    """The fastest deployment of a network on a machine, and the evidence.
+    """The fastest deployment of a network on a machine, and all measurements behind the choice.
 
-    ``shapes_sha256`` is the hash of backbone, config and image size, for all checkpoints of which it holds; a lossy one
-    holds for these weights alone, of which ``model_sha256`` is the hash, else empty. ``baseline`` is the target's own
-    form and runtime with their defaults, against which every ratio is. ``allowed_disagreement`` and
-    ``allowed_accuracy_drop`` are shares of the images, None where nothing was said of them; with neither only exact
-    deployments were allowed. Of a lossy ``deployment``, or one that made way for an exact one, ``disagreement``
-    and ``link`` are what it loses on those of the ``images`` that chose nothing. ``sensitivities`` are by target, the
-    most sensitive layers first, where int8 of all layers lost too much. ``skipped`` are runtimes not tried, and why.
-    ``image_preprocessing`` says how image files were read, ``scores`` what was decided of the output whose top-1
-    predictions count. ``complete`` says whether nothing was left because ``budget_s`` was spent.
+    If lower precision is allowed, the images are split: some calibrate INT8 and FP16, some choose among the candidates
+    (validation), and the others evaluate the one that was chosen.
+
+    Attributes:
+        target: The target that was tuned for, by name.
+        runtimes: The version of each runtime that was tried, by the name of the runtime.
+        objective: What was optimized: ``latency`` or ``throughput``.
+        method: The registered name of the network's method; ``graph`` if it was folded as a graph.
+        shapes_sha256: The SHA-256 of what determines the network's shapes (backbone, configuration and image size; or
+            graph and sizes): the result holds for all networks with the same.
+        model_sha256: The SHA-256 of the folded network's file if ``deployment`` is lossy, since its loss was evaluated
+            with these weights only; empty otherwise.
+        image_size: (height, width) in pixels; null if the network takes no images.
+        seed: The seed of random inputs, of the order within the rounds and of the confidence intervals.
+        baseline: The deployment that all others are compared with: the target's own runtime and default preset in FP32.
+        deployment: The fastest deployment; the baseline if none is shown to be faster.
+        ratio: The speedup of ``deployment`` over the baseline, in time per image; null if it is the baseline.
+        allowed_disagreement: The largest share (0 to 1) of changed top-1 predictions that was allowed; null if none was
+            given.
+        allowed_accuracy_drop: The largest loss of top-1 accuracy that was allowed, as a share (0 to 1); null if none
+            was given. Without either limit only FP32 deployments are considered.
+        candidates: Every deployment that was considered; the first one is ``deployment``.
+        images: The images and how they were split, in words; empty if no loss was allowed.
+        image_preprocessing: How image files were read, in words; empty if there were none.
+        scores: Where the labels are from, and which output is taken as class scores, in words; empty if there was
+            nothing to decide.
+        disagreement: The share (0 to 1) of changed top-1 predictions of the fastest lossy candidate, on images that
+            neither calibrated nor chose; null if an FP32 deployment was the fastest. If the loss is too large,
+            ``deployment`` is the fastest FP32 one.
+        link: The comparison with FP32 on the same images; null where ``disagreement`` is.
+        sensitivities: How sensitive each group of layers is to INT8, the most sensitive first, by target; only of
+            targets on which INT8 in all layers lost too much.
+        skipped: The runtimes and quantizers that were not tried, each with the reason.
+        seconds: How long the search took, in s.
+        budget_s: The time limit of the search, in s.
+        complete: Whether the search finished before the time limit.
+        machine: The description of the machine, by name, as in the result of ``bench``; of a cluster only the target.
+        note: ``known from an earlier search`` if nothing was measured now; empty otherwise.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"left_out": "skipped"}

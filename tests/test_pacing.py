@@ -20,6 +20,7 @@ from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.files import canonical_json
 from repaconv.progress import silent
 from repaconv.steps.common import load_target
+from repaconv.steps.pace import Track
 from repaconv.steps.racing import race_of
 
 VIT_B = Tokens(12, 1, 196)
@@ -156,6 +157,20 @@ def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_tak
     assert "merged 3, 3, 0: 62.5%, speedup 1.75" in page
 
 
+def test_a_conversion_by_merging_records_the_speed_that_was_asked_for(monkeypatch):
+    torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
+    np.savez("x.npz", input=images())
+    monkeypatch.setattr(Track, "speeds", lambda self, readings: {name: Ratio(**RATIO) for name in readings})
+    done = rc.convert(
+        "vit.pth", inputs="x.npz", settings={"num_heads": str(HEADS)}, method="pyra", speedup=RATIO["median"]
+    )
+    pace = done.speed_target
+    assert (pace.wanted, pace.reached.median) == (1.25, 1.25)
+    assert done.schedule in [each.schedule for each in pace.speed_trials]
+    assert [each.path for each in done.other_files] == ["unconverted.onnx"]
+    assert Path("repaconv-out/vit-pyra/unconverted.onnx").is_file()
+
+
 @pytest.mark.slow
 def test_a_curve_has_every_kind_and_merging_and_what_was_taken(repaconv):
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
@@ -180,7 +195,7 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
     np.savez("x.npz", input=images())
     settings = {"num_heads": str(HEADS)}
-    with pytest.raises(GateFailed, match="the fastest is") as refused:
+    with pytest.raises(GateFailed, match="the fastest reaches") as refused:
         rc.convert("vit.pth", inputs="x.npz", settings=settings, method="pyra", speedup=20)
     assert refused.value.code == "convert.speedup"
     assert not Path("repaconv-out").exists()
@@ -190,7 +205,7 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
         found = race.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
         told = race.told((1,), "blocks", Path())
     assert found.keys() == {(1,), (2,)}
-    assert told["pace"].reached.median == found[1,] > 0
-    assert [each.blocks for each in told["pace"].raced] == [(1,), (2,)]
+    assert told["speed_target"].reached.median == found[1,] > 0
+    assert [each.blocks for each in told["speed_target"].speed_trials] == [(1,), (2,)]
     assert Path(told["other_files"][0].path).stat().st_size > 0
     assert not list(Path().glob(".repaconv-work-*"))

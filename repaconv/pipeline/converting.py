@@ -185,9 +185,9 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
             ridge=found.ridge,
             schedule=how.schedule,
             payload=payload_of(plan.run.folder / runs.CONVERTED, plan.run.folder),
-            speed_target=raced.get("pace"),
+            speed_target=raced.get("speed_target"),
             trade=trade,
-            other_files=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder), *raced.get("beside", ())),
+            other_files=(payload_of(plan.run.folder / runs.SCORES, plan.run.folder), *raced.get("other_files", ())),
         ),
     )
 

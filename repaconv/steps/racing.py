@@ -47,7 +47,7 @@ class Race:
         return {each: self.raced[each].median for each in entrants}
 
     def told(self, taken: tuple[int, ...], of: str, folder: Path) -> dict[str, Any]:
-        """What an artefact has of it, and the network as it was as a graph beside, to measure again.
+        """Fields of `repaconv.artefacts.ConvertArtefact`; writes the original network's graph, to measure again.
 
         Args:
             taken: What was chosen.
@@ -64,7 +64,7 @@ class Race:
             machine=str(cpu_model()),
         )
         write_payload(folder / UNCONVERTED, self.track.graph.read_bytes())
-        return {"pace": pace, "beside": (payload_of(folder / UNCONVERTED, folder),)}
+        return {"speed_target": pace, "other_files": (payload_of(folder / UNCONVERTED, folder),)}
 
     def lost(self, what: str) -> GateFailed:
         """No conversion is so fast, or just so fast."""

@@ -436,7 +436,7 @@ class BenchArtefact(Artefact):
 
     @property
     def compared(self) -> str:
-        """The ratio in words, with the precision of both; empty where nothing ran beside it."""
+        """The ratio in words, with the precision of both models; empty if there is only one."""
         named = {row.name: f"{row.name} ({row.precision})" if row.precision else row.name for row in self.latencies}
         found = self.ratio
         return found.told(named.get(found.subject, ""), named.get(found.other, "")) if found else ""

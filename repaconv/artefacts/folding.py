@@ -149,7 +149,7 @@ class FoldArtefact(Artefact):
 
     @property
     def called(self) -> str:
-        """By which targets know its form, and people it: a method, or what kind of network it is."""
+        """The name under which targets list its default preset: that of the method, or ``graph``."""
         raise NotImplementedError
 
     @property
@@ -290,7 +290,7 @@ class GraphFold(FoldArtefact):
 
     @property
     def called(self) -> str:
-        """A graph of any origin."""
+        """``graph``."""
         return "graph"
 
     @property
@@ -329,7 +329,7 @@ class GraphFold(FoldArtefact):
 
     @property
     def done(self) -> str:
-        """How many changes, and what was proved of them."""
+        """How many changes, and how many outputs were verified."""
         if self.unchanged:
             return self.unchanged
         return f"{len(self.changes)} changes of the graph; {outputs_told(self.links)}"

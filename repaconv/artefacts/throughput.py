@@ -90,7 +90,7 @@ class ThroughputArtefact(Artefact):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """What the streams are worth, and how it stands to what runs beside it, in words."""
+        """In words, the throughput over that of one stream, and over that of the model it is compared with."""
         named = {row.name: f"{row.name} ({row.precision})" for row in self.rows}
         found = [each for each in (self.scaling, self.ratio) if each]
         return tuple(_many(each, named.get(each.subject, ""), named.get(each.other, "")) for each in found)

@@ -106,7 +106,8 @@ class TuneArtefact(Artefact):
         image_size: (height, width) in pixels; null if the network takes no images.
         seed: The seed of random inputs, of the order within the rounds and of the confidence intervals.
         baseline: The deployment that all others are compared with: the target's own runtime and default preset in FP32.
-        deployment: The fastest deployment; the baseline if none is shown to be faster.
+        deployment: The fastest deployment among those whose confidence interval is above a speedup of 1; the baseline
+            if there is none.
         ratio: The speedup of ``deployment`` over the baseline, in time per image; null if it is the baseline.
         allowed_disagreement: The largest share (0 to 1) of changed top-1 predictions that was allowed; null if none was
             given.

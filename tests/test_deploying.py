@@ -38,7 +38,7 @@ def test_a_target_that_is_not_here_gets_a_bundle(tiny, repaconv):
     assert Path(done.page).parent == folder
     assert done.checks[-1].verdict == "not verified"
     assert "is not this machine" in done.checks[-1].message
-    assert set(did(rc.deploy(tiny, target="orin-nano", precision="fp16", count=2)).values()) == {"stands"}
+    assert set(did(rc.deploy(tiny, target="orin-nano", precision="fp16", count=2)).values()) == {"up to date"}
     code, out, _ = repaconv("deploy", tiny, "--target", "orin-nano", "--precision", "fp16", "--count", 3, "--dry-run")
     assert code == 0
     assert "changed: bundle.count" in out

@@ -1,4 +1,4 @@
-"""Plans: nothing runs again without need, everything with need, and what stands is what a fresh walk would leave."""
+"""Plans: a step runs only if it must, and what is up to date is what a fresh run would make."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypa
     assert left("ab", 10) == [None, None]
     assert told["a"][1] == "1 of 2: a runs (it has not run yet)"
     assert left("ab", 30) == [20, 30]  # the first took three times as long as before
-    assert told["b"][1] == "2 of 2: b runs (asked for); about 30 s left, by the last time"
+    assert told["b"][1] == "2 of 2: b runs (rerun requested); about 30 s left, going by the last run"
     assert left("abc", 30) == [None, None, None]
     assert left("abc", 30) == [90, 60, 30]
 
@@ -242,31 +242,31 @@ def did(done: RecipeRun) -> dict[str, str]:
     return {each.name: each.did for each in done.steps}
 
 
-def test_a_recipe_stands_until_something_of_it_changes(recipe, monkeypatch):
+def test_a_recipe_is_up_to_date_until_something_of_it_changes(recipe, monkeypatch):
     ran = dict.fromkeys(("fold", "export fp32", "verify", "report"), "ran")
-    stands = dict.fromkeys(ran, "stands")
+    current = dict.fromkeys(ran, "up to date")
     assert set(did(run(recipe, dry_run=True)).values()) == {"would run"}
     assert not Path("repaconv-out").exists()
     assert did(run(recipe)) == ran
     page = Path(run(recipe).page)
     assert page.is_file()
-    assert did(run(recipe)) == stands
+    assert did(run(recipe)) == current
     assert gate([recipe]).exit_code == 0
-    assert did(run(recipe)) == stands  # the gate is the same walk
+    assert did(run(recipe)) == current  # the gate is the same walk
     text = recipe.read_text()
     recipe.write_text(f"# a word\n\n{text}")
-    assert did(run(recipe)) == stands
+    assert did(run(recipe)) == current
     recipe.write_text(text.replace("count = 2", "count = 3"))
-    assert did(run(recipe, dry_run=True)) == stands | {"verify": "would run", "report": "would run"}
-    assert did(run(recipe)) == stands | {"verify": "ran", "report": "ran"}
+    assert did(run(recipe, dry_run=True)) == current | {"verify": "would run", "report": "would run"}
+    assert did(run(recipe)) == current | {"verify": "ran", "report": "ran"}
     page.unlink()
-    assert did(run(recipe)) == stands | {"report": "ran"}
-    # another version of what only export uses; the same graph comes of it, and so verify stands
+    assert did(run(recipe)) == current | {"report": "ran"}
+    # another version of what only export uses; the same graph comes of it, and so verify is up to date
     right = running.Placed.versions
     monkeypatch.setattr(
         running.Placed, "versions", lambda *a: right(*a) | ({"onnxscript": "9"} if a[1] == "export" else {})
     )
-    assert did(run(recipe)) == stands | {"export fp32": "ran"}
+    assert did(run(recipe)) == current | {"export fp32": "ran"}
     journal = json.loads(Path(recipe.parent, "repaconv-out/r/plan.json").read_text())
     assert journal["owner"] == "../../r.toml"
     assert journal["steps"]["export fp32"]["inputs"]["onnxscript's version"] == "9"
@@ -281,14 +281,14 @@ def test_what_a_recipe_no_longer_asks_for_goes_and_another_checkpoint_takes_its_
     assert (folder / "model.rtx-40.bf16.b1.onnx").is_file()
     recipe.write_text(text.replace("[export]", '[export]\ntarget = "rtx-40"'))
     found = did(run(recipe))
-    assert (found["export bf16"], found["export fp32"], found["verify"]) == ("removed", "stands", "ran")
+    assert (found["export bf16"], found["export fp32"], found["verify"]) == ("removed", "up to date", "ran")
     assert not list(folder.glob("*bf16*"))
     shutil.copy("tiny.pth", "other.pth")
     recipe.write_text(recipe.read_text().replace("tiny.pth", "other.pth"))
     assert did(run(recipe))["fold"] == "ran"
 
 
-def test_what_is_broken_off_goes_on_where_it_was(recipe, monkeypatch):
+def test_what_is_interrupted_resumes_where_it_was(recipe, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
@@ -297,16 +297,16 @@ def test_what_is_broken_off_goes_on_where_it_was(recipe, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run(recipe)
     found = did(run(recipe))
-    assert (found["fold"], found["export fp32"], found["verify"]) == ("stands", "stands", "ran")
+    assert (found["fold"], found["export fp32"], found["verify"]) == ("up to date", "up to date", "ran")
 
 
-def test_what_failed_runs_again_and_what_needs_what_was_stopped_is_left_out(recipe):
+def test_what_failed_runs_again_and_what_needs_what_was_stopped_is_skipped(recipe):
     text = recipe.read_text()
     recipe.write_text(f"{text}rtol = {{ stored = 1e-30 }}\n")
     assert run(recipe).exit_code == 1
     done = run(recipe)
     assert [(each.did, each.why) for each in done.steps if each.name == "verify"] == [
-        ("ran", "it did not pass the last time")
+        ("ran", "it did not pass last time")
     ]
     recipe.write_text(
         f"{text}[bench]\nrounds = 10\n".replace("[export]", '[export]\ntarget = "orin-nano"\nprecisions = ["tf32"]')
@@ -315,7 +315,7 @@ def test_what_failed_runs_again_and_what_needs_what_was_stopped_is_left_out(reci
     recipe.write_text(text.replace('"tiny.pth"', '"none.pth"'))
     done = run(recipe)
     assert done.exit_code == 4
-    assert [each.did for each in done.steps] == ["stopped", *["left out"] * 3]
+    assert [each.did for each in done.steps] == ["stopped", *["skipped"] * 3]
 
 
 def test_a_second_run_imports_no_torch(recipe):
@@ -328,7 +328,7 @@ def test_a_second_run_imports_no_torch(recipe):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
-    assert "4 of 4: report stands" in done.stderr
+    assert "4 of 4: report is up to date" in done.stderr
 
 
 def test_the_command_says_what_it_does_and_why(recipe, repaconv):
@@ -354,7 +354,7 @@ def test_a_conversion_is_a_step_like_others(tmp_path):
     assert done.exit_code == 0, done.checks
     assert [each.name for each in done.steps] == ["convert", "export fp32", "verify", "report"]
     assert {each.did for each in done.steps} == {"ran"}
-    assert {each.did for each in run(path).steps} == {"stands"}
+    assert {each.did for each in run(path).steps} == {"up to date"}
     np.savez(tmp_path / "calibration.npz", input=images() * 0.5)
     assert run(path, dry_run=True).steps[0].why == "changed: calibration.npz"
     assert run(path).steps[0].did == "ran"

@@ -12,10 +12,10 @@ from repaconv.artefacts.results import Result
 
 
 class StepDone(Record):
-    """A step of the plan: whether it ran or stands, and why it ran."""
+    """A step of the plan: whether it ran or is up to date, and why it ran."""
 
     name: str
-    did: Literal["ran", "stands", "stopped", "left out", "would run", "removed", "would be removed"]
+    did: Literal["ran", "up to date", "stopped", "skipped", "would run", "removed", "would be removed"]
     why: str = ""
 
 

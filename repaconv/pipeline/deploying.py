@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress = silent) -> RecipeRun:
     """Fold, export for the target, verify, build there or bundle for there, bench if that is here, and report.
 
-    It is `repaconv.run` of a recipe that is made here, so what nothing has changed of stands. Lower precision takes its
-    ranges from the images, and is judged on others of them.
+    It is `repaconv.run` of a recipe that is made here, so a step of which nothing has changed is not run again. Lower
+    precision takes its value ranges from the calibration split of the images and is evaluated on the test split.
 
     Args:
         checkpoint: A checkpoint, an ONNX graph, a Hugging Face folder, or the address of what was fetched.

@@ -17,11 +17,11 @@ from repaconv.steps.checking import worst
 
 
 def gate_by(order: GateOrder, recipes: Sequence[str | Path], *, progress: Progress = silent) -> GateReport:
-    """Fold, export, verify and, where asked, build and bench what the recipes name, and judge all of it.
+    """Fold, export and verify what the recipes name, build and bench where they say so, and check all results.
 
-    It is `repaconv.run` of each without a page: what nothing has changed of stands, and is judged again. A recipe that
-    cannot be finished is an error of its own; the others are still run. Each has a run's folder of its own,
-    ``repaconv-out/<stem>`` beside it unless it names another, and takes nobody else's.
+    It is `repaconv.run` of each recipe without a report. A step of which nothing has changed is not run again, and its
+    result is checked again. A recipe that cannot be finished is reported as an error, and the others are still run.
+    Each recipe has its own run folder, ``repaconv-out/<stem>`` next to it unless it names another.
 
     Args:
         recipes: Paths of TOML files.

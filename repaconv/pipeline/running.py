@@ -1,4 +1,4 @@
-"""run: a recipe's steps in their order; what stands is left, what has changed runs again, and it ends in the report."""
+"""run: a recipe's steps in their order. Those that are up to date are skipped; the report is the last."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ Work = Callable[[Planned, Placed, Journal, Progress], Artefact]
 def run_by(order: RunOrder, recipe: str | Path, *, progress: Progress = silent) -> RecipeRun:
     """Do all that a recipe asks for: fold or convert, export, verify, build, bench, report.
 
-    A step stands as long as nothing has changed of what it was made of: its order, the files that it reads, what the
-    steps before it left, what it wrote itself, the versions of the programs, and the machine where it measures. All
-    else runs; ``plan.json`` of the run says of what each was made. What was broken off goes on where it was.
+    A step is up to date as long as nothing has changed of its options, the files that it reads, the results of the
+    steps before it, the files that it wrote, the versions of the programs, and the machine where it measures. All
+    other steps run. ``plan.json`` of the run records the inputs of each. An interrupted run resumes where it was.
 
     Args:
         recipe: The path of a TOML file.
@@ -187,8 +187,9 @@ class Way:
 
 def _headline(turn: Turn) -> str:
     """Which step it is, and how long all that is left may take where all of it ran here before."""
-    left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, by the last time"
-    return f"{turn.number} of {turn.in_all}: {turn.step.name} {f'runs ({turn.why}){left}' if turn.why else 'stands'}"
+    left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, going by the last run"
+    does = f"runs ({turn.why}){left}" if turn.why else "is up to date"
+    return f"{turn.number} of {turn.in_all}: {turn.step.name} {does}"
 
 
 def _told_of(name: str, progress: Progress) -> Progress:
@@ -197,7 +198,7 @@ def _told_of(name: str, progress: Progress) -> Progress:
 
 
 def _left(each: Planned, journal: Journal) -> Artefact:
-    """What a step that stands left."""
+    """The result of a step that is up to date."""
     files = journal.files(each.step.name)
     if each.stage == "fold":
         run = runs.Run(journal.folder)
@@ -262,4 +263,4 @@ KINDS: dict[str, type[Artefact]] = {
     "bundle": BundleArtefact,
     "bench": BenchArtefact,
 }
-"""What a step that stands left; a fold's kind stands in its file."""
+"""The kind of result of each stage; that of a fold is in its file."""

@@ -70,18 +70,18 @@ class Journal:
         return {**step.told(), **files, **results}
 
     def why(self, step: Step) -> str:
-        """Why it does not stand; empty if it does."""
+        """Why it must run; empty if it is up to date."""
         kept = self.steps.get(step.name)
         if kept is None:
             return "it has not run yet"
         if not kept.passed:
-            return "it did not pass the last time"
+            return "it did not pass last time"
         now = self.made_of(step)
         if changed := [name for name in {**kept.inputs, **now} if kept.inputs.get(name) != now.get(name)]:
             return f"changed: {', '.join(changed)}"
         touched = [name for name, sha256 in kept.outputs.items() if self.digests.of(self.folder / name) != sha256]
         gone = [name for name in touched if self.digests.of(self.folder / name) == GONE]
-        return f"{gone[0]} is gone" if gone else f"{touched[0]} was changed" if touched else ""
+        return f"{gone[0]} is missing" if gone else f"{touched[0]} was changed" if touched else ""
 
     def owns(self, name: str) -> bool:
         """Whether a step is of this plan, and what it wrote is as it was."""
@@ -93,7 +93,7 @@ class Journal:
         return [self.folder / each for each in self.steps[name].outputs] if name in self.steps else []
 
     def keep(self, name: str, kept: Kept | None) -> None:
-        """Note a step that ran, or forget one; the page is written at once, so that a walk broken off goes on here."""
+        """Note a step that ran, or forget one; the page is written at once, so that an interrupted run resumes here."""
         self.steps.pop(name, None)
         if kept is not None:
             self.steps[name] = kept

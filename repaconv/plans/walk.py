@@ -1,4 +1,4 @@
-"""Through a plan: what stands is left, what does not is run, and what is asked for no longer goes."""
+"""Execute a plan: skip steps that are up to date, run the others, remove the files of steps no longer in the plan."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from repaconv.plans.journal import Journal, Kept
 from repaconv.plans.step import Step
 from repaconv.replacing import remove_written
 
-Did = Literal["ran", "stands", "stopped", "left out", "would run", "removed", "would be removed"]
+Did = Literal["ran", "up to date", "stopped", "skipped", "would run", "removed", "would be removed"]
 
 
 class Turn(NamedTuple):
-    """A step when it is its turn; ``why`` is empty where it stands, ``left_s`` is what all that is left may take, by
-    how long it took before; None where a step of it never ran here."""
+    """A step when it is its turn; ``why`` is empty where it is up to date. ``left_s`` is how long the remaining steps
+    may take, by how long they took before; None where one of them has not run here."""
 
     step: Step
     why: str
@@ -54,7 +54,7 @@ def walk(
     Args:
         steps: Each after those that it names.
         journal: Of the folder where they write.
-        do: Does a step, or looks at what one left that stands; None where it was stopped.
+        do: Does a step, or reads the result of one that is up to date; None where it was stopped.
         again: Run all of them.
         others: Steps that are asked for, and not now; what they wrote stays.
     """
@@ -63,16 +63,16 @@ def walk(
     for number, step in enumerate(steps, 1):
         if lacking := [name for name in step.needs if name in undone]:
             undone.add(step.name)
-            found.append(Done(step.name, "left out", f"it needs {lacking[0]}"))
+            found.append(Done(step.name, "skipped", f"it needs {lacking[0]}"))
             continue
-        why = journal.why(step) or ("asked for" if again else "")
+        why = journal.why(step) or ("rerun requested" if again else "")
         made_of, begun = journal.made_of(step), time.monotonic()
         made = do(Turn(step, why, number, len(steps), pace.left(step)))
         if why and made is not None:
             _keep(journal, step, made_of, made, time.monotonic() - begun)
         undone |= {step.name} if made is None else set()
         pace.passed(step, time.monotonic() - begun)
-        found.append(Done(step.name, "stopped" if made is None else "ran" if why else "stands", why))
+        found.append(Done(step.name, "stopped" if made is None else "ran" if why else "up to date", why))
     return found
 
 
@@ -81,7 +81,7 @@ def foretold(steps: Sequence[Step], journal: Journal, *, again: bool = False) ->
     found: dict[str, str] = {}
     for step in steps:
         before = [name for name in (*step.needs, *step.after) if name in found]
-        why = journal.why(step) or (f"{before[0]} runs before it" if before else "asked for" if again else "")
+        why = journal.why(step) or (f"{before[0]} runs before it" if before else "rerun requested" if again else "")
         found |= {step.name: why} if why else {}
     return found
 
@@ -89,9 +89,9 @@ def foretold(steps: Sequence[Step], journal: Journal, *, again: bool = False) ->
 def dry(steps: Sequence[Step], journal: Journal, *, again: bool = False, others: Iterable[str] = ()) -> list[Done]:
     """What `walk` would do."""
     would = foretold(steps, journal, again=again)
-    found = [Done(name, "would be removed", "the plan has it no more") for name in _idle(steps, journal, others)]
+    found = [Done(name, "would be removed", "it is no longer in the plan") for name in _idle(steps, journal, others)]
     return found + [
-        Done(each.name, "would run" if each.name in would else "stands", would.get(each.name, "")) for each in steps
+        Done(each.name, "would run" if each.name in would else "up to date", would.get(each.name, "")) for each in steps
     ]
 
 
@@ -104,7 +104,7 @@ def _let_go(journal: Journal, name: str) -> Done:
     """Remove what a step wrote that the plan has no more."""
     remove_written({journal.folder / at: sha256 for at, sha256 in journal.steps[name].outputs.items()})
     journal.keep(name, None)
-    return Done(name, "removed", "the plan has it no more")
+    return Done(name, "removed", "it is no longer in the plan")
 
 
 def _keep(journal: Journal, step: Step, made_of: Mapping[str, str], made: Made, seconds: float) -> None:

@@ -332,8 +332,10 @@ def _record(name: str, model: Any, title: str = "") -> str:
 
 def meanings(model: Any) -> dict[str, str]:
     """What the keys of a record mean: the ``Attributes`` of its class, and of those that it extends."""
+    from repaconv.artefacts import Record
+
     found: dict[str, str] = {}
-    for each in reversed(model.__mro__):
+    for each in (base for base in reversed(model.__mro__) if issubclass(base, Record)):  # pydantic describes its own
         listed = inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
         found |= dict(_entries(listed)) if listed else {}
     return found

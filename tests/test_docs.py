@@ -177,6 +177,13 @@ def test_the_reference_has_every_command_key_and_code(reference):
     assert "update_baseline" not in pages["reference/recipe.schema.json"]
 
 
+def test_no_record_describes_a_key_that_it_does_not_have(reference):
+    for name, record in reference._records().items():
+        described = reference.meanings(record)
+        assert described.keys() <= record.model_fields.keys(), name
+        assert all(re.fullmatch(r"\w+", key) and text.endswith(".") for key, text in described.items()), name
+
+
 def test_the_reference_in_the_checkout_follows_from_the_code(reference):
     for path, text in reference.pages().items():
         assert (DOCS / path).read_text() == text, f"{path}: python docs/_reference.py writes it"

@@ -1,4 +1,4 @@
-"""What several stages' results are made of: facts, payloads, costs, links and their tolerances."""
+"""What the results of several commands consist of: facts, payloads, costs, links and their tolerances."""
 
 from __future__ import annotations
 
@@ -50,10 +50,17 @@ class Record(BaseModel):
 
 
 class Fact(Record):
-    """A value used about a checkpoint, where it comes from and what speaks against it.
+    """A setting, size or other property that was used for a model, with its source and with what contradicts it.
 
-    ``overrules``: it is the user's, and the file or its weights say otherwise. ``assumed``: nothing says it, and a
-    default was taken.
+    Attributes:
+        name: The name of the property, e.g. ``depth``; of a setting, the name that ``--set`` has for it, e.g.
+            ``num_heads``.
+        value: The value that was used.
+        source: Where the value comes from: ``--set``, ``shapes``, ``keys``, or a part of the checkpoint such as
+            ``args``.
+        against: What the checkpoint contains that contradicts the value; empty if nothing does.
+        overrules: Whether the user set the value with ``--set`` although the checkpoint contradicts it.
+        assumed: Whether the checkpoint does not contain the value, so that a default was used.
     """
 
     name: str
@@ -65,13 +72,23 @@ class Fact(Record):
 
 
 class Claim(Fact):
-    """An accuracy, as a share of 1, that a checkpoint's own record has."""
+    """An accuracy that the checkpoint's own metadata records, e.g. timm's ``metric``; it is shown and not verified.
+
+    Attributes:
+        value: The top-1 accuracy as a share of 1; ``source`` has the key and the figure as the checkpoint records them.
+    """
 
     value: float
 
 
 class Payload(Record):
-    """A file beside the artefact; ``path`` is relative to the artefact's folder."""
+    """A file that a result describes: its path, its hash and its size.
+
+    Attributes:
+        path: The path of the file, relative to the folder of the result that names it.
+        sha256: The SHA-256 of the file, in hexadecimal digits.
+        bytes: The size of the file in bytes.
+    """
 
     path: str
     sha256: str
@@ -79,7 +96,14 @@ class Payload(Record):
 
 
 class WeightSet(Record):
-    """One state dict of a container; ``path`` is its dotted place, ``.`` for the whole file."""
+    """One state dict of a checkpoint file, which may contain several, e.g. a moving average of the weights.
+
+    Attributes:
+        path: The place of the state dict in the file as ``--weights`` takes it, e.g. ``model_ema``; ``.`` is the whole
+            file.
+        tensors: The number of tensors in the state dict.
+        parameters: The number of elements of all tensors in the state dict, buffers included.
+    """
 
     path: str
     tensors: int
@@ -87,9 +111,19 @@ class WeightSet(Record):
 
 
 class Origin(Record):
-    """The checkpoint that a run started from, and which weights of it were taken.
+    """The checkpoint or ONNX file that a run was made from, and which weights of it were used.
 
-    ``checksums`` are those of the file that its weights were held to.
+    Attributes:
+        path: The absolute path of the file when it was read.
+        sha256: The SHA-256 of the file; later commands refuse a file with another hash.
+        bytes: The size of the file in bytes.
+        container: The file format: ``torch zip``, ``torch legacy``, ``torch legacy tar``, ``safetensors`` or ``ONNX``.
+        checksums: Which of the file's own checksums the weights were compared with, e.g. ``CRC-32 of each record``, or
+            that the format has none; empty for an ONNX file.
+        weights: The place of the state dict that was used, e.g. ``state_dict``; ``.`` is the whole file.
+        weights_reason: Why this state dict was used, e.g. ``the only weights in the file``.
+        stripped: The prefixes that were removed from the names of the tensors, e.g. ``module``; empty if there were
+            none.
     """
 
     path: str
@@ -103,10 +137,21 @@ class Origin(Record):
 
 
 class Preprocessing(Record):
-    """What happens to an image before the network; mean and std on the 0..255 scale, per channel.
+    """How an image file becomes the input of the network: resize, center crop, normalization.
 
-    ``resize_edge`` is the shorter edge's length, the image size's longer side where None; with ``keep_ratio`` False,
-    both edges', the image size itself where None. ``assumed`` are the fields that nothing says: defaults were taken.
+    Attributes:
+        mean: The mean of each channel on the 0..255 scale, in the order of ``channel_order``; it is subtracted.
+        std: The standard deviation of each channel on the 0..255 scale, by which the difference is divided.
+        channel_order: The order of the channels that the network takes: ``RGB`` or ``BGR``.
+        image_size: The height and width in pixels after the center crop, which is the input size of the network.
+        resize_edge: The length in pixels to which the shorter edge is resized before the crop, or both edges if
+            ``keep_ratio`` is false. Null: the longer side of ``image_size``, or ``image_size`` itself if ``keep_ratio``
+            is false.
+        keep_ratio: Whether the resize keeps the aspect ratio.
+        interpolation: The interpolation of the resize, by Pillow's name, e.g. ``bicubic``.
+        source: Where the values come from, e.g. ``--set``, ``args`` or ``meta.cfg``, and what in the checkpoint was not
+            used.
+        assumed: The keys of this record for which the checkpoint has no value, so that defaults were used.
     """
 
     mean: tuple[float, ...]
@@ -121,9 +166,15 @@ class Preprocessing(Record):
 
 
 class ClassScores(Record):
-    """The output of a network that is the scores of its classes, [images, classes], and what says so.
+    """The output of a network that contains its class scores, and why it is taken as that.
 
-    ``assumed`` if only its shape does: then it is taken as that where images have labels.
+    Attributes:
+        output: The name of the output, which has the shape (images, classes).
+        classes: The number of classes.
+        source: Why the output is taken as class scores: ``--set classes``, ``the architecture``, ``the checkpoint's
+            head``, ``its name`` or ``its shape``.
+        assumed: Whether only the shape suggests it. The output is then compared as class scores only on images with
+            labels.
     """
 
     output: str
@@ -138,11 +189,15 @@ class ClassScores(Record):
 
 
 class ImageSet(Record):
-    """The images that calibrated and evaluated an export, by which later stages read the same ones again.
+    """The images by which a lossy export was calibrated and is evaluated, so that later commands can read them again.
 
-    ``path`` is an .npz file or a folder. ``sha256`` is that of the file, or of the names and contents of the images
-    that were taken from the folder. ``count`` is how many were taken; of these, those at the places ``calibration`` set
-    value ranges, and all others evaluate.
+    Attributes:
+        path: The absolute path of the .npz file or of the folder of images.
+        sha256: The SHA-256 of the .npz file, or of the names and contents of the images that were taken from the
+            folder.
+        count: The number of images that were taken.
+        calibration: The positions, from 0, of the images that set the value ranges; all others evaluate. Empty if none
+            was needed for that, as for FP16.
     """
 
     path: str
@@ -152,9 +207,16 @@ class ImageSet(Record):
 
 
 class FoldedLayer(Record):
-    """A layer before or after a fold, and ``into`` which layers after it went; empty where it is gone.
+    """A layer with weights before or after a fold.
 
-    ``macs`` are those of one image; None where they are not known.
+    Attributes:
+        name: The name of the module in PyTorch, or of the node in an ONNX graph.
+        kind: The class of the module, e.g. ``Conv2d``, or the operator of the node, e.g. ``Conv``; ``parameter`` for a
+            parameter that a module with submodules has itself.
+        parameters: The number of its parameters; of a node, the floating-point numbers among its constant inputs.
+        macs: Its multiply-accumulates for one image; null if they are not known, e.g. because a size is dynamic.
+        into: The names of the layers after the fold that contain its weights; empty for a layer that was removed, and
+            for one that is listed as after the fold.
     """
 
     PARAMETER: ClassVar[str] = "parameter"
@@ -168,9 +230,14 @@ class FoldedLayer(Record):
 
 
 class Change(Record):
-    """One exact change of a graph: by which rewrite, at which node, and what it did there.
+    """One exact change of an ONNX graph: the rewrite that made it, the node, and what was changed.
 
-    ``before`` are the layers with weights that went, ``after`` those that came; empty in a run of an older version.
+    Attributes:
+        rewrite: The name of the rewrite, as in the list of rewrites.
+        place: The name of the node that was changed; empty if the node has no name.
+        description: What was changed, as a short text.
+        before: The layers with weights that the change removed; empty if there are none, and in runs of older versions.
+        after: The layers with weights that replaced them; empty if there are none, and in runs of older versions.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"told": "description"}
@@ -183,7 +250,13 @@ class Change(Record):
 
 
 class TensorInfo(Record):
-    """Name, shape and dtype of one tensor of the folded model."""
+    """Name, shape and data type of one tensor of the folded model.
+
+    Attributes:
+        name: The name of the tensor in ``model.safetensors``.
+        shape: The size of each dimension; empty for a single number.
+        dtype: The data type by torch's name, e.g. ``float32``.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -191,7 +264,13 @@ class TensorInfo(Record):
 
 
 class Cost(Record):
-    """Parameters, and multiply-accumulates of one image; ``layer_macs`` are those of layers with weights alone."""
+    """The parameters and the multiply-accumulates (MACs) of a network or a block.
+
+    Attributes:
+        parameters: The number of parameters, without buffers.
+        macs: The multiply-accumulates of all convolutions and matrix products for one image.
+        layer_macs: The part of ``macs`` in layers with weights: without the products of two activations in attention.
+    """
 
     parameters: int
     macs: int
@@ -199,19 +278,42 @@ class Cost(Record):
 
 
 class Metrics(Record):
-    """How two outputs of shape [N, K] differ.
+    """How far the outputs of a candidate differ from those of the reference, over all images.
 
-    Of each image apart, and the worst of them: ``max_rel_error`` is max|a - b| / max|b|, ``norm_error`` is
-    ||a - b|| / ||b||, and ``cosine`` the smallest, of logits around their mean; None for a single number. An image near
-    zero is measured by what is usual of the others (`repaconv.proof.parity`). ``mean_abs_error`` is over all numbers,
-    ``spread`` how far the reference's outputs lie from that of the first image, relative to the largest; None for one
-    image. For logits: ``kl_divergence`` KL(softmax b || softmax a) in nats, its mean over the images;
-    ``top1_agreement`` is 1 - ``top1_flips`` / images, where ``top1_flips`` counts other first classes: those in which
-    the reference's lead over the class chosen instead is more than the noise matter (``top1_flips_that_matter``), the
-    others are ``top1_flips_within_noise``, of the ``top1_close`` images whose first class leads by no more than that at
-    all. ``examples`` lists some flips, by image and lead. Leads and margins are relative to the image's max|b|.
-    ``undecided`` counts images left out, where rounding decides which tokens merge; of a graph of any origin, numbers
-    left out that hang on a rounding.
+    Errors are relative to each image, so that an image with large outputs hides no error in the others. The outputs of
+    a model without images are measured in the same way: one inference, or one row of a small output, is then one image.
+
+    Attributes:
+        images: The number of images that were compared, without those that ``undecided`` counts.
+        max_abs_error: The largest absolute difference of two numbers. For integer and boolean outputs of a link: 1 if
+            any number differs, else 0.
+        max_rel_error: The largest absolute difference in an image, divided by the largest absolute number of the
+            reference in that image (or by a quarter of the median over all images if that is larger); of the image
+            where this is largest. For integer and boolean outputs of a link: the share of numbers that differ.
+        mean_abs_error: The mean absolute difference over all numbers of all images.
+        norm_error: The L2 norm of the difference in an image, divided by that of the reference; of the image where this
+            is largest.
+        cosine: The smallest cosine similarity of an image; of class scores, after their mean is subtracted. Null if the
+            output has no direction: one number per image, the scores of two classes, or integers.
+        spread: The largest absolute difference between the reference's output for any image and for the first image,
+            divided by its largest absolute number. A link cannot pass if this is within the tolerance, since a constant
+            output shows nothing. Null for a single image.
+        kl_divergence: The mean over the images of the Kullback-Leibler divergence of the candidate's softmax from the
+            reference's, in nats; null if the output has no class scores.
+        top1_agreement: The share of images with the same top-1 prediction; null if the output has no class scores.
+        top1_smallest_margin: The smallest lead of the reference's top-1 class over its second class in an image,
+            divided by the largest absolute score of that image; null if the output has no class scores.
+        top1_flips: The number of images whose top-1 prediction changed.
+        top1_flips_that_matter: The number of changed top-1 predictions in which the reference's lead over the class
+            that the candidate chose is larger than the ``noise`` of the tolerance.
+        top1_flips_within_noise: The number of the other changed top-1 predictions.
+        top1_close: The number of images in which the reference's lead over its second class is at most the ``noise`` of
+            the tolerance, so that rounding may change the prediction.
+        examples: Up to ten images with a changed top-1 prediction, the largest lost lead first: the position of the
+            image, from 0, and the lead as in ``top1_smallest_margin``.
+        undecided: The number of images that were left out because rounding decides, e.g., which tokens merge in them.
+            For an arbitrary ONNX model: the number of output numbers that were left out because they depend on
+            rounding.
     """
 
     images: int
@@ -233,13 +335,28 @@ class Metrics(Record):
 
 
 class Tolerance(Record):
-    """What a link allows; None is not judged.
+    """How large a difference a link allows.
 
-    An ``exact`` link passes where max_rel_error <= rtol or max_abs_error <= atol. A ``lossy`` one is never held to
-    those: it passes by cosine and norm_error, by the flips of first classes, and by the loss of accuracy where there
-    are labels. Neither passes where the outputs of all images are as much alike as that.
-    ``flips`` is the share of all images that may lose a lead of more than ``noise``, ``flips_within_noise`` the share
-    of those with a smaller lead that may lose it; more of these is no fault where chance explains it.
+    An exact link passes if ``max_rel_error`` is at most ``rtol`` or ``max_abs_error`` at most ``atol``. A lossy link
+    passes if the cosine, the norm error, the changed top-1 predictions and the loss of accuracy are within their
+    limits. A null limit is not checked. In the fold of an ONNX model, ``rtol`` is relative to the largest number next
+    to each number, not to the largest of the image.
+
+    Attributes:
+        kind: ``exact`` for two versions that compute the same function, ``lossy`` for a lower precision.
+        rtol: The largest ``max_rel_error`` of an exact link. Where FP32 rounding alone explains a larger error, it is
+            that error, and the ``note`` of the link reports it. Null for a lossy link, and if only ``atol`` was given.
+        atol: The largest ``max_abs_error`` of an exact link, from ``--atol``; null if it was not given.
+        cosine: The smallest ``cosine`` of a lossy link; null for an exact one.
+        norm_error: The largest ``norm_error`` of a lossy link; null for an exact one.
+        flips: The largest share of all images whose top-1 prediction may change in spite of a lead above ``noise``;
+            null for an exact link and without class scores.
+        flips_within_noise: The share of the images with a lead up to ``noise`` whose top-1 prediction may change; more
+            fail only if they are too many to be explained by chance. Null for an exact link and without class scores.
+        accuracy_loss: The largest loss of top-1 accuracy as a share of 1, on images with labels; the link fails if the
+            whole 95% interval of the loss is above it. Null for an exact link and without class scores.
+        noise: The lead of a top-1 class, relative to the largest absolute score of the image, up to which rounding may
+            change the prediction.
     """
 
     kind: Literal["exact", "lossy"]
@@ -266,10 +383,18 @@ class Tolerance(Record):
 
 
 class Accuracy(Record):
-    """Top-1 accuracy of both ends on the same labelled images.
+    """The top-1 accuracy of the reference and of the candidate on the same labeled images.
 
-    ``difference`` is candidate minus reference with its 95% interval (paired, Agresti and Min 2005), ``p_value`` that
-    of McNemar's exact test on the images that one end alone gets right.
+    Attributes:
+        images: The number of images with labels.
+        reference: The top-1 accuracy of the reference, as a share of 1.
+        candidate: The top-1 accuracy of the candidate, as a share of 1.
+        only_reference: The number of images that only the reference classifies correctly.
+        only_candidate: The number of images that only the candidate classifies correctly.
+        difference: The accuracy of the candidate minus that of the reference, as a share of 1.
+        low: The lower bound of the 95% interval of the difference (paired; Agresti and Min, 2005).
+        high: The upper bound of the 95% interval of the difference.
+        p_value: The p-value of McNemar's exact test on the images that only one of the two classifies correctly.
     """
 
     images: int
@@ -284,7 +409,13 @@ class Accuracy(Record):
 
 
 class Drift(Record):
-    """The difference of both ends at one place on the way: max|a - b| / max|b|, and the same of root mean squares."""
+    """How far the reference and the candidate differ at one place inside the network, on one image.
+
+    Attributes:
+        place: The place, e.g. ``output of blocks.0`` or ``input of blocks.0.norm2``.
+        max_rel_error: The largest absolute difference, divided by the largest absolute value of the reference.
+        rms_rel_error: The root mean square of the difference, divided by that of the reference's values.
+    """
 
     place: str
     max_rel_error: float
@@ -292,9 +423,13 @@ class Drift(Record):
 
 
 class Location(Record):
-    """Where two ends part: the first ``module``, in the user's names, and what was compared up to there.
+    """The first module at which the reference and the candidate of a link differ.
 
-    ``module`` is empty where nothing can be said; ``reason`` says why, or what the name rests on.
+    Attributes:
+        module: The name of the module in the checkpoint, or of the node in the ONNX graph; several are separated by
+            commas. Empty if no module could be named or the link passed.
+        reason: How the module was found, or why none could be named.
+        drift: The differences at all places that were compared, in the order of computation; empty if none was.
     """
 
     module: str
@@ -303,10 +438,26 @@ class Location(Record):
 
 
 class Link(Record):
-    """One step of the chain of proof: two ends, what is allowed between them, a verdict.
+    """One comparison in the verification chain: a candidate against a reference on the same inputs, with a verdict.
 
-    ``variant`` is that of the export which it is about, where it is not the usual one; ``sha256`` is the hash of the
-    graph or engine that was run. ``inputs`` are what it was run on, where that is not what the result says of all.
+    Attributes:
+        name: The kind of comparison: ``converted``, ``recorded``, ``fold``, ``stored``, ``exported``, ``form``,
+            ``simplified``, ``onnx``, ``preprocessing``, ``engine``, ``agreement``, or the precision of a lossy one,
+            e.g. ``int8``.
+        variant: The variant of the export that the link is about, e.g. ``int8`` or ``jetson-nano.fp16``; empty for the
+            default export, in ``export.json`` itself, and for links that are not about an export.
+        sha256: The SHA-256 of the ONNX model or engine that `verify` ran; empty for other links.
+        inputs: The inputs of this link, if they are not those of the whole result; else empty.
+        reference: The reference, e.g. ``training form, float64``.
+        candidate: The candidate, e.g. ``ONNX under ONNX Runtime``; with the name of the output if the model has
+            several.
+        tolerance: The difference that is allowed; null if nothing was compared.
+        metrics: The difference that was measured; null if nothing was compared.
+        verdict: ``passed`` or ``failed``; ``not verified`` if nothing was compared or the comparison shows nothing.
+        note: Why the link has this verdict and under which conditions it was measured; may be empty.
+        accuracy: The top-1 accuracy of both on images with labels; null without labels or class scores.
+        location: Where the candidate first differs from the reference; null if that was not searched for, as for an
+            exact link that passed.
     """
 
     name: str
@@ -352,12 +503,21 @@ def outputs_told(links: Sequence[Link]) -> str:
 
 
 class Artefact(Record):
-    """What all stages share.
+    """The keys that every result has that is written to a file.
 
-    ``unverified`` names the failed proofs that were overridden, and the settings that overrule the checkpoint.
-    ``options`` is what the stage was asked for, as options of its command. ``other_files`` are the files that this
-    stage wrote besides its payload; of a fold, what exports of an earlier one wrote outside the run. ``input_files``
-    and ``output_files`` are the files of this call; they are told to the caller and not stored.
+    Attributes:
+        schema_version: The version of the schema of results.
+        stage: What wrote this result: the name of the command, e.g. ``fold``, or ``throughput``, ``estimate``,
+            ``training`` and ``runs-report`` for further results of ``bench``, ``export`` and ``report``.
+        made_by: The versions of repaconv and of the packages that the result depends on, by the name of the package.
+        verdict: ``passed`` or ``failed``; ``not verified`` if something was to be compared and nothing could be shown.
+        unverified: The failed checks that ``--allow-unverified`` overrode here or in an earlier step, e.g. ``verify
+            failed``, and the settings that contradict the checkpoint; empty if there are none.
+        options: The arguments and options of the command as they would be typed, without those that are defaults.
+        other_files: The files that belong to this result besides ``payload`` and ``data``. Of a fold also files outside
+            the run folder that exports of an earlier fold wrote there.
+        input_files: The paths of the files that this call read; given to the caller and not stored.
+        output_files: The paths of the files that this call wrote; given to the caller and not stored.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -389,10 +549,13 @@ class Artefact(Record):
 
 
 class Known(Record):
-    """A published network that a checkpoint is of, or near to.
+    """A published network whose tensors have the names and shapes of those in a checkpoint, or nearly so.
 
-    ``also`` are other names of the same. ``exact`` means all tensors, but for the number of classes; ``differs`` says
-    in what it is another.
+    Attributes:
+        name: The name as ``--arch`` takes it, e.g. ``timm:mobileone_s1``.
+        also: Other names of the same network.
+        exact: Whether all names and shapes are equal, except for the number of classes.
+        differs: How the checkpoint differs from the network, as a short text; empty if it does not.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What ``gate`` leaves: checks by recipe."""
+"""The result of ``gate``: checks by recipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from repaconv.artefacts.results import Result
 
 
 class Check(Record):
-    """One thing that the gate looked at: a link of the chain, a latency, or a stage that could not be finished.
+    """One check of a recipe: a link, a latency, an accuracy, or a step that could not be finished.
 
-    ``line`` and ``column`` are those of the recipe which asked for it, or of ``file``, which it extends; ``module`` is
-    where it fails, if that is known.
+    Attributes:
+        stage: The step that was checked, e.g. ``verify``; ``recipe`` if the recipe itself is wrong.
+        name: What was checked: a link such as ``onnx``, or ``certificate``, ``settings``, ``accuracy``, ``claim``,
+            ``chain``, ``precision``, ``rules``, ``latency``, ``bundle``, ``judged`` (what a conversion lost); else the
+            name of the step.
+        verdict: ``passed`` or ``failed``; ``not verified`` if it was not compared; ``inconclusive`` if the measurement
+            supports no verdict; ``error`` if the step could not be finished.
+        message: What was found, in one sentence.
+        line: The line of the recipe that asks for the check, from 1.
+        column: The column in that line, from 1.
+        file: The path of the file of ``line`` if the recipe extends it; empty if the line is in the recipe.
+        module: The first module at which a failed check differs; empty if that is not known.
+        code: The error code; empty if the check is no error.
+        hint: What to do; of a failed link, how ``module`` was found. May be empty.
     """
 
     stage: str
@@ -28,7 +40,14 @@ class Check(Record):
 
 
 class GatedRecipe(Record):
-    """What the gate found for one recipe."""
+    """What ``gate`` found for one recipe.
+
+    Attributes:
+        recipe: The path of the recipe as it was given.
+        run: The run folder; empty if the recipe could not be read.
+        exit_code: The exit code of the worst check of this recipe.
+        checks: All checks of the recipe, in the order of its steps.
+    """
 
     recipe: str
     run: str
@@ -37,7 +56,14 @@ class GatedRecipe(Record):
 
 
 class GateReport(Result):
-    """All recipes of one call; the result of ``gate``. ``exit_code`` is that of the worst."""
+    """The result of ``gate``: the checks of all recipes.
+
+    Attributes:
+        schema_version: The version of the schema of results.
+        stage: The command that wrote this result, ``gate``.
+        exit_code: The exit code of the worst recipe; the order from the worst is 1, 4, 3, 2, 5, 0.
+        recipes: One entry for each recipe, in the order in which they were given.
+    """
 
     SHOWN: ClassVar[tuple[str, ...]] = ("exit_code",)
 

@@ -1,4 +1,4 @@
-"""What a stage returns and does not keep."""
+"""Results that a command returns and does not store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from repaconv.artefacts.records import Record
 
 
 class Result(Record):
-    """Its ``repr`` is as short as an artefact's: the fields that ``SHOWN`` names."""
+    """A result that a command returns and does not store; its ``repr`` has only the fields that ``SHOWN`` names."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ()
 

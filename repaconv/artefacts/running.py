@@ -1,4 +1,4 @@
-"""What ``run`` leaves: what became of each step of a recipe, and what was found."""
+"""The results of ``run``, ``deploy`` and ``new-recipe``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from repaconv.artefacts.results import Result
 
 
 class StepDone(Record):
-    """A step of the plan: whether it ran or is up to date, and why it ran."""
+    """A step of a recipe: what was done with it, and why.
+
+    Attributes:
+        name: The name of the step: its command, and the precision of an export, e.g. ``export int8``.
+        did: ``ran``: it was executed; ``up to date``: nothing that it depends on changed; ``stopped``: an error ended
+            it; ``skipped``: a step that it needs was stopped; ``removed``: the recipe no longer has it and its files
+            were removed. ``would run`` and ``would be removed``: the same under ``--dry-run``.
+        why: Why it ran, was skipped or was removed, e.g. which file or option changed; empty if it is up to date.
+    """
 
     name: str
     did: Literal["ran", "up to date", "stopped", "skipped", "would run", "removed", "would be removed"]
@@ -20,7 +28,20 @@ class StepDone(Record):
 
 
 class RecipeRun(Result):
-    """A recipe's way; the result of ``run``. ``page`` is the report, empty where there is none."""
+    """The result of ``run`` and ``deploy``: what was done with each step of a recipe, and what was found.
+
+    Attributes:
+        schema_version: The version of the schema of results.
+        stage: The command that wrote this result, ``run``.
+        recipe: The path of the recipe as it was given; of ``deploy``, which has none, the name of the model with
+            ``.deploy``.
+        run: The run folder; empty if the recipe could not be read.
+        exit_code: The exit code of the worst check; 0 if all passed.
+        steps: The steps in the order of their execution; empty if the recipe could not be read.
+        checks: What was checked in the steps, and the errors that stopped them.
+        page: The path of the report; empty if none was written.
+        reference: The ``[reference]`` section of the recipe, its published figures as text, without empty ones.
+    """
 
     SHOWN: ClassVar[tuple[str, ...]] = ("recipe", "exit_code")
 
@@ -36,7 +57,16 @@ class RecipeRun(Result):
 
 
 class NewRecipe(Result):
-    """A recipe that was written; the result of ``new-recipe``. ``problems`` say what must be mended in it."""
+    """The result of ``new-recipe``: a recipe that was written.
+
+    Attributes:
+        schema_version: The version of the schema of results.
+        stage: The command that wrote this result, ``new-recipe``.
+        recipe: The path of the recipe.
+        method: The registered name of the method of the checkpoint; empty if there is none, as for an ONNX model or a
+            folder.
+        problems: What must be corrected in the recipe before it can run, e.g. a setting missing from the checkpoint.
+    """
 
     SHOWN: ClassVar[tuple[str, ...]] = ("recipe", "method")
 

@@ -1,4 +1,4 @@
-"""What ``fetch`` leaves: what was brought from an address, pinned."""
+"""The result of ``fetch``: what was downloaded from an address, with its hashes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from repaconv.artefacts.records import Artefact, Payload
 
 
 class Fetched(Artefact):
-    """A file or a folder that was brought from an address.
+    """The result of ``fetch``: a file or folder that was downloaded, with its hashes.
 
-    ``path`` is where it lies, relative to this record's folder. ``revision`` is the commit that the address stood for,
-    where its kind has commits; what lies here is known by the hashes of ``payload`` and of what is ``beside``.
+    Attributes:
+        stage: The command that wrote this result, ``fetch``.
+        address: The address as it was given, e.g. ``hf://OWNER/NAME``.
+        revision: The commit that the address stood for when it was downloaded; empty if it is not an ``hf://`` address.
+        path: The file or folder, relative to the folder of this result.
+        payload: The file, or the first file of the folder by name; the others are in ``other_files``.
     """
 
     stage: str = "fetch"

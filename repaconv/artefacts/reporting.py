@@ -1,4 +1,4 @@
-"""What ``report`` leaves: a page of a run, or of several beside each other."""
+"""The results of ``report``: a page of one run, or of several."""
 
 from __future__ import annotations
 
@@ -25,10 +25,32 @@ LOWER = ("fp16", "bf16", "int8")
 
 
 class Report(Artefact):
-    """A run on one page.
+    """The result of ``report``: everything that a run contains about its current fold.
 
-    ``converted`` or ``trained`` is what made the network, if a conversion or a training did, ``open`` what nobody
-    looked at; ``commands`` make every figure again. ``library`` loads the folder in which its card stands, if one does.
+    Attributes:
+        stage: The command that wrote this result, ``report``.
+        title: The name of the checkpoint or ONNX file, and the method or kind of network.
+        converted: The conversion that made the network; null if none did.
+        trained: The training after a conversion that made the network; null if none did.
+        folded: The fold.
+        verified: The verification of the folded model, without links of files that the run no longer has; null if there
+            is none.
+        exports: The exported ONNX models.
+        benches: The latencies that were measured of the run's current models.
+        throughputs: The throughputs that were measured of the run's current models.
+        estimates: The latencies that were estimated for the run's current models.
+        builds: The engines that were built from the run's current models.
+        collected: The results of boards that ran the run's current models.
+        links: The links of the verification, the exports, the engines and the boards, each once.
+        before_after: What the fold saves: a name, the value before and the value after; the last is the size of the
+            weights in FP32, in bytes.
+        worst_fold: The largest relative error of the fold in float64: over the rows of the certificate, or over the
+            ``fold`` links of a graph or network without a method.
+        open: What has not been verified or measured, and which files have changed, one sentence each.
+        paper: The figures of the method's paper; null if the method has none or they were not asked for.
+        commands: The commands that make all figures again.
+        library: The library that loads the saved folder, ``timm`` or ``transformers``, in the model card of ``save``;
+            else empty.
     """
 
     stage: str = "report"
@@ -86,25 +108,26 @@ class Report(Artefact):
 
 
 class ReportRow(Record):
-    """A run among several.
+    """One of several runs in a report.
 
     Attributes:
-        title: Its folder's name.
-        called: What was folded.
-        page: Its own report, as seen from the page of all; empty where it has none.
-        verdict: Of its report.
-        open: How many things nobody looked at.
-        worst_fold: The largest difference of the fold, in float64.
-        worst_single: The largest relative error of what computes the same in float32; None where nothing was run.
-        saved: What is counted, before and after.
-        accuracy: Of the last graph or module in float32 that labelled images went through.
-        lower: Share of images that keep their first class, by precision.
-        target: Where it was measured, with its threads and batch; empty where it was not.
-        before_ms: Median of the training form beside it; None where none ran.
-        after_ms: Median of the deploy form.
-        ratio: How many times as fast.
-        quality: Whether the measurement can be believed.
-        reasons: What speaks against it.
+        title: The name of the run folder.
+        called: The method, or the kind of network.
+        page: The path of the run's own report, relative to this page; empty if it has none.
+        verdict: ``failed`` if any result of the run failed or a file changed; else ``passed``.
+        open: The number of things that have not been verified or measured.
+        worst_fold: The largest relative error of the fold in float64.
+        worst_single: The largest relative error of all other exact links; null if none was run.
+        saved: What the fold saves: a name, the value before and the value after, e.g. parameters.
+        accuracy: The top-1 accuracy from the last exact link on images with labels; null if there is none.
+        lower: The smallest share of images that keep their top-1 prediction, by precision.
+        target: The target, precision, threads and batch size of the measurement; empty if there is none.
+        before_ms: The median latency in milliseconds of the model that was measured with it, usually the training form;
+            null if there is none.
+        after_ms: The median latency of the run's model in milliseconds; null if it was not measured.
+        ratio: The speedup; null if there is only one model.
+        quality: ``trusted``, ``noisy`` or ``inconclusive``; empty if nothing was measured.
+        reasons: Why the measurement is not trusted.
     """
 
     title: str
@@ -126,7 +149,12 @@ class ReportRow(Record):
 
 
 class RunsReport(Artefact):
-    """Several runs on one page, a row each."""
+    """The result of ``report`` for several runs: one row for each.
+
+    Attributes:
+        stage: What wrote this result, ``runs-report``: the command ``report`` with several runs.
+        rows: The runs in the order in which they were given.
+    """
 
     stage: str = "runs-report"
     rows: tuple[ReportRow, ...]

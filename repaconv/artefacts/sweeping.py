@@ -1,4 +1,4 @@
-"""What ``sweep`` leaves: a row for each cell of its matrix."""
+"""The result of ``sweep``: a row for each cell of its matrix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ from repaconv.artefacts.records import Artefact, Record
 
 
 class SweepRow(Record):
-    """One cell of a matrix; ``problem`` says why there is no figure. ``attempts`` counts workers that began it."""
+    """One cell of a sweep: a model for a target in one precision and batch size.
+
+    Attributes:
+        model: The name of the model: the stem of its checkpoint, with as much of its settings as it needs to be unique.
+        target: The target as the matrix names it.
+        precision: The precision, e.g. ``fp32``.
+        batch: The batch size.
+        p50_ms: The median latency of an inference in milliseconds; null if it was not measured.
+        p95_ms: The 95th percentile of the latency in milliseconds; null if it was not measured.
+        quality: ``trusted``, ``noisy`` or ``inconclusive``; empty if it was not measured.
+        worker: The cluster worker that measured it, or ``this machine``; empty if no measurement was started.
+        attempts: How many times a worker started it; 0 if no measurement was started.
+        problem: Why there is no latency; empty if there is one.
+    """
 
     model: str
     target: str
@@ -21,7 +34,14 @@ class SweepRow(Record):
 
 
 class SweepArtefact(Artefact):
-    """A matrix measured; ``resumed`` cells were there from before."""
+    """The result of ``sweep``: the latency of each combination of model, target, precision and batch size.
+
+    Attributes:
+        stage: The command that wrote this result, ``sweep``.
+        matrix: The name of the matrix file.
+        resumed: The number of cells that were taken from an earlier call.
+        rows: One row for each cell, in the order of the matrix.
+    """
 
     stage: str = "sweep"
     matrix: str

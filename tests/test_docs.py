@@ -184,6 +184,16 @@ def test_no_record_describes_a_key_that_it_does_not_have(reference):
         assert all(re.fullmatch(r"\w+", key) and text.endswith(".") for key, text in described.items()), name
 
 
+def test_every_key_of_a_result_has_a_meaning(reference):
+    lacking = [
+        f"{name}.{key}"
+        for name, record in reference._records().items()
+        for key, field in record.model_fields.items()
+        if not field.exclude and not (field.description or reference.meanings(record).get(key))
+    ]
+    assert not lacking
+
+
 def test_the_reference_in_the_checkout_follows_from_the_code(reference):
     for path, text in reference.pages().items():
         assert (DOCS / path).read_text() == text, f"{path}: python docs/_reference.py writes it"

@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 # One more than processors: some tests wait for processes of their own.
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
-.PHONY: demo test test-slow lint arm docker-steps torture mutants train clean
+.PHONY: demo test test-slow golden golden-write lint arm docker-steps torture mutants train clean
 .PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
@@ -18,6 +18,13 @@ test: .venv/installed-dev lint
 
 test-slow: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m slow
+
+# What the commands give today against tests/data/golden (CONTRIBUTING, "Golden records"). ONLY: sections.
+golden: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py --check $(if $(ONLY),--only $(ONLY))
+
+golden-write: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py --write $(if $(ONLY),--only $(ONLY))
 
 # The recipes that come along, as far as their weights can be made here; what stands is not run again.
 recipes: .venv/installed

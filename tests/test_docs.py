@@ -9,6 +9,7 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from test_converting import plain_weights
 from repaconv import models, registry
 from repaconv.recipe import read_recipe, schema
 from repaconv.targets import from_file
-from repaconv.testing import write_example
+from repaconv.testing import check_method, write_example
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -110,7 +111,8 @@ def test_what_a_page_tells_people_to_type_runs(repaconv, at_hand, page):
 
 
 @pytest.mark.parametrize("page", alike(page for page in PAGES if blocks(page, "python")))
-def test_the_python_of_a_page_runs(at_hand, page):
+def test_the_python_of_a_page_runs(at_hand, page, monkeypatch):
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up
     module = torch.nn.Conv2d(3, 2, 1).eval()
     if "a.onnx" in page.read_text():
         two_graphs(module)
@@ -146,6 +148,22 @@ def test_the_toml_of_pages_is_what_it_says():
     assert from_file(Path("my-orin.toml")).runtime == "tensorrt"
     Path("mine.toml").write_text(f'name = "mine"\nextends = "x86-64"\n\n{forms}')
     assert from_file(Path("mine.toml")).forms["default@amx"] == ("read-tokens",)
+
+
+def test_the_method_of_the_page_holds_the_contract(tmp_path, monkeypatch):
+    """The whole plug-in of docs/how-to/own-method.md, installed as a package is: its module and its entry points."""
+    page = DOCS / "how-to" / "own-method.md"
+    (module, _), (points,) = blocks(page, "python"), blocks(page, "toml")
+    site = tmp_path / "site"
+    (site / "toy_plugin-1.0.dist-info").mkdir(parents=True)
+    (site / "toy_plugin.py").write_text(module)
+    groups = re.sub(r'project\.entry-points\."([\w.]+)"', r"\1", points).replace('"', "")
+    (site / "toy_plugin-1.0.dist-info" / "entry_points.txt").write_text(groups)
+    (site / "toy_plugin-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "toy_plugin", raising=False)
+    check_method("toy", "small", tmp_path)
+    sys.modules.pop("toy_plugin")
 
 
 def test_the_readme_is_one_screen_and_a_bit():

@@ -88,7 +88,7 @@ def _default(parameter: Any) -> str:
 
 
 def _cell(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("|", "\\|").replace("[", "\\[")
+    return " ".join((text or "").split()).replace("|", "\\|")
 
 
 # --- Python, recipes ------------------------------------------------------------------------------------
@@ -220,7 +220,11 @@ def codes() -> str:
     head = "# Exit codes and error codes\n\n| Exit code | Meaning |\n|---|---|\n| 0 | done and verified |\n"
     head += "| 1 | a gate failed |\n| 2 | usage or configuration |\n| 3 | environment |\n| 4 | input refused |\n"
     head += "| 5 | inconclusive |\n| 130 | interrupted |\n\n"
-    head += "Scripts may rely on the error code (`--format json`, `errors[].code`). The sentences may change.\n"
+    head += "Scripts may rely on the error code (`--format json`, `errors[].code`). The sentences may change.\n\n"
+    head += (
+        "`...` is a value that the message fills in, such as a name or a path. An error without a hint has its message "
+    )
+    head += "here.\n"
     table = "\n| Error code | Exit code | What to do |\n|---|---|---|\n"
     return head + table + "".join(f"| `{code}` | {exits} | {_cell(hint)} |\n" for code, exits, hint in rows)
 
@@ -231,14 +235,22 @@ def _raised(path: Path) -> Iterator[tuple[str, int, str]]:
             given = {each.arg: each.value for each in node.keywords}
             code = given.get("code")
             if isinstance(code, ast.Constant):
-                yield str(code.value), EXITS[node.func.id], _text(given.get("hint"))
+                yield str(code.value), EXITS[node.func.id], _text(given.get("hint")) or _message(node, given)
+
+
+def _message(node: ast.Call, given: dict[str | None, ast.expr]) -> str:
+    text = _text(given.get("message", node.args[0] if node.args else None))
+    return f"Message: {text}" if text.strip(". ") else ""
 
 
 def _text(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(each.value) if isinstance(each, ast.Constant) else "..." for each in node.values)
+        text = "".join(str(each.value) if isinstance(each, ast.Constant) else "..." for each in node.values)
+        return re.sub(r"\.{4,}", "...", re.sub(r"^\.\.\.(?=[A-Z])", "", text))
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
     return ""
 
 
@@ -381,7 +393,8 @@ def results_schema() -> str:
 EXTRAS = {
     "onnxruntime-gpu": "target `cuda-ort`",
     "openvino": "target `x86-64-openvino`",
-    "tensorrt": "targets `a100`, `h100`, `t4` and Jetson boards with repaconv on them",
+    "tensorrt": "targets `a100`, `h100`, `t4`; Jetson boards only if repaconv itself runs on them. "
+    "A board's own trtexec, also of TensorRT 8, works through `bundle` without this package",
     "tensorrt-rtx": "targets `rtx-30`, `rtx-40`, `rtx-50`",
     "polygraphy": "TensorRT engines without a torch that sees the GPU",
     "nncf": "`--quantizer nncf`",
@@ -409,7 +422,7 @@ def versions() -> str:
     head = (
         "# Supported versions\n\n```sh\nrepaconv doctor\n```\n\n`doctor` lists what is installed, what is missing, and "
         f"the command that installs it.\n\nPython: {project['requires-python']}. Operating system: Linux (x86-64, "
-        "arm64).\n\n## Packages\n\nTested is the version that CI installs.\n\n"
+        "arm64).\n\n## Packages\n\nTested is the version that CI installs; `-`: CI does not install it.\n\n"
         "| Package | Supported | Tested | Needed for |\n|---|---|---|---|\n"
     )
     return head + "".join(rows + more) + _runtimes() + OPSETS
@@ -446,7 +459,7 @@ def _tested() -> dict[str, str]:
 def _version(requirement: str, tested: dict[str, str], use: str) -> str:
     plain = requirement.partition(";")[0].strip()
     name = _name(plain)
-    seen = tested.get(name) or tested.get(f"{name}-cu13", "")
+    seen = tested.get(name) or tested.get(f"{name}-cu13", "-")
     return f"| {name} | {plain[len(name) :].replace('>=', '>= ')} | {seen} | {use} |\n"
 
 
@@ -460,7 +473,8 @@ def _runtimes() -> str:
     for each in every:
         name, opset = each.name, f"{each.opset}" + (f" to {each.newest}" if each.newest > each.opset else "")
         runtime = f"{each.runtime} {each.runtime_version}".strip()
-        found += f"| `{name}` | {_cell(each.about)} | {runtime} | {opset} | {', '.join(each.precisions)} |\n"
+        device = f"the same as `{name.partition('@')[0]}`" if "@" in name else _cell(each.about)
+        found += f"| `{name}` | {device} | {runtime} | {opset} | {', '.join(each.precisions)} |\n"
     return f"{found}\nWhat is untested for lack of hardware: [Limitations](../limitations.md).\n"
 
 

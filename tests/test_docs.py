@@ -159,7 +159,9 @@ def test_the_method_of_the_page_holds_the_contract(tmp_path, monkeypatch):
     (site / "toy_plugin.py").write_text(module)
     groups = re.sub(r'project\.entry-points\."([\w.]+)"', r"\1", points).replace('"', "")
     (site / "toy_plugin-1.0.dist-info" / "entry_points.txt").write_text(groups)
-    (site / "toy_plugin-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n")
+    (site / "toy_plugin-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n"
+    )
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "toy_plugin", raising=False)
     check_method("toy", "small", tmp_path)

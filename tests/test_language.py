@@ -13,8 +13,7 @@ from typer.main import get_command
 from repaconv.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "reference" / "python.md"})
-"""All but the page of the functions' docstrings, whose words follow with the names in the code."""
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 ERRORS = ("GateFailed", "UsageProblem", "EnvironmentProblem", "Refused", "Inconclusive", "RepaconvError")
 

@@ -40,21 +40,22 @@ PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
 
 
 def build_by(order: BuildOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BuildArtefact:
-    """Build an engine from the run's ONNX model, prove what it computes in, and compare it where it runs here.
+    """Build an engine from the run's ONNX model, verify its layer types, and compare its outputs if it runs here.
 
     Args:
-        run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
-        order: What is asked for.
-        progress: See `Progress`.
+        run: The run folder, or one of its ONNX models if it has several for this target; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
-        The artefact; its verdict is failed if the engine does not compute in what was asked for, or something else.
+        The result. Its verdict is failed if the engine computes in another precision than requested, or if its outputs
+        differ from those of the ONNX model.
 
     Raises:
-        EnvironmentProblem: If the target's runtime is not here, or another version than the target's.
-        Refused: If it does not take the graph.
-        UsageProblem: If there is no such ONNX model, the runtime takes no such option, or a file is there already that
-            is somebody else's.
+        EnvironmentProblem: If the target's runtime is missing here, or has another version than the target's.
+        Refused: If the runtime does not accept the graph.
+        UsageProblem: If there is no such ONNX model, the runtime has no such option, or repaconv did not write the file
+            that would be replaced.
     """
     plan = _plan(order, run)
     progress(f"build for {plan.device.name}", 0, 0)

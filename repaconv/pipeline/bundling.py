@@ -44,17 +44,17 @@ WARMUP_MS, DURATION_S = 1000, 10
 def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BundleArtefact:
     """Pack the run's ONNX model with inputs, the float64 outputs for them, and a script for the board's trtexec.
 
-    Every input and output goes by its own name, in ``calls.npz``.
+    ``calls.npz`` in the bundle has the inputs and outputs by their names.
 
     Args:
-        run: The run's folder, or one of its ONNX models where it has several for this target; the newest when None.
-        order: What is asked for.
-        progress: See `Progress`.
+        run: The run folder, or one of its ONNX models if it has several for this target; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If the checkpoint, the model or an image is gone or changed.
-        UsageProblem: If the target is no board with TensorRT, there is no model for it, or a file is there already that
-            is somebody else's.
+        Refused: If the checkpoint, the model or an image is missing or was changed.
+        UsageProblem: If the target is no board with TensorRT, there is no model for it, or repaconv did not write the
+            file that would be replaced.
     """
     taken, model = runs.run_and_model(Path(run) if run else None)
     with alone_in(taken.folder):

@@ -35,19 +35,19 @@ def collect(
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> CollectArtefact:
-    """Read what a board made of a bundle, judge it, and join it to the run.
+    """Read the result of a bundle that ran on a board, verify it, and add it to the run.
 
     Args:
         result: The board's result.tar.gz. It is read as data; nothing of it is unpacked to disk or run.
-        run: The run's folder; the newest when None.
-        out: Where the artefact goes; ``build/<target>.collected.json`` of the run when None.
-        progress: See `Progress`.
+        run: The run folder; the newest run when None.
+        out: File for the result; ``build/<target>.collected.json`` of the run when None.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
-        The artefact; its verdict is failed if the engine computes something else, or in another precision.
+        The result. Its verdict is failed if the engine's outputs differ, or if it computed in another precision.
 
     Raises:
-        Refused: If the result is damaged, of another bundle, or not what trtexec writes.
+        Refused: If the board's result is damaged, belongs to another bundle, or was not written by trtexec.
     """
     progress("collect", 0, 0)
     _require_file(Path(result))

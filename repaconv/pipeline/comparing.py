@@ -33,21 +33,21 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 def compare_by(
     order: CompareOrder, reference: str | Path, candidate: str | Path, *, progress: Progress = silent
 ) -> CompareArtefact:
-    """Run two models on the same inputs, and say how far their outputs are apart, how large and how fast they are.
+    """Compare two models on the same inputs: the difference of their outputs, their size, and optionally their latency.
 
-    A model is a run's folder, an .onnx, an engine, or a checkpoint that was folded here, whose training form counts.
-    The coarser precision of the two says what is allowed, by the policy that `verify` has. Inputs are those of the
-    network where one of them is of a run; else they are drawn until the reference takes them.
+    A model is a run folder, an .onnx file, an engine, or a checkpoint that was folded here; of such a checkpoint the
+    training-time network is used. The lower precision of the two decides the tolerance, as in `verify`. Random inputs
+    are those of the run's network if one of the models belongs to a run; otherwise inputs that the reference accepts.
 
     Args:
-        reference: The one that is right.
-        candidate: The one to judge.
-        order: What is asked for.
-        progress: See `Progress`.
+        reference: The model that is taken as correct.
+        candidate: The model that is compared with it.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If one is not there, or does not take what the other takes, or their outputs do not compare.
-        UsageProblem: If one is a checkpoint of which there is no run, or has no file to be measured.
+        Refused: If a model is missing, does not accept the inputs of the other, or their outputs cannot be compared.
+        UsageProblem: If a model is a checkpoint without a run, or has no file that can be measured.
     """
     device = load_target(order.target)
     threads = at_least_one("threads", order.threads, device.bench.threads)

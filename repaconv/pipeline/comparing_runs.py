@@ -22,16 +22,16 @@ def compare_runs(
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> RunsReport:
-    """Put several runs beside each other: proof, size, accuracy, speed, and each one's own report by a link.
+    """Write one page that compares several runs: verification, size, accuracy, speed, and a link to each run's report.
 
     Args:
-        several: The runs' folders.
+        several: The run folders.
         format: ``html``, ``markdown`` or ``json``.
-        out: The file; ``runs.html``, ``.md`` or ``.json`` in the folder that has all of them when None.
-        progress: See `Progress`.
+        out: The file; ``runs.html``, ``.md`` or ``.json`` in the folder that contains all runs when None.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        UsageProblem: If one is no run, if there is but one, or no such format.
+        UsageProblem: If one is no run folder, there is only one, or there is no such format.
     """
     from repaconv.pages import report as page
 

@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 
 def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
-    """Convert a plain vision transformer by calibration alone, and fold what came of it.
+    """Convert a plain vision transformer by calibration alone, and fold the result.
 
-    The run's exact links are against the converted network, its loss is against the original: on images that neither
-    fitted nor chose. Activations of the images that fit are held in memory.
+    The run's exact links compare with the converted network. The loss compares with the original network, on the test
+    split. Activations of the calibration images are held in memory.
 
     Args:
         checkpoint: A plain vision transformer, or its address, see `repaconv.fetch`.
-        order: What is asked for.
-        progress: See `Progress`.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If it is none, or the images are too few or cannot be taken.
-        UsageProblem: If what is asked for makes no sense for this network.
-        GateFailed: If the budget allows nothing.
+        Refused: If the network is no plain vision transformer, or there are too few or unreadable images.
+        UsageProblem: If the options do not fit this network.
+        GateFailed: If no conversion meets the budget.
     """
     checkpoint = weights_here(checkpoint)
     plan = _plan(order, checkpoint)

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 def deploy_by(order: DeployOrder, checkpoint: str | Path, *, progress: Progress = silent) -> RecipeRun:
-    """Fold, export for the target, verify, build there or bundle for there, bench if that is here, and report.
+    """Fold, export for the target, verify, build or bundle, measure if the target is this machine, and report.
 
-    It is `repaconv.run` of a recipe that is made here, so a step of which nothing has changed is not run again. Lower
-    precision takes its value ranges from the calibration split of the images and is evaluated on the test split.
+    It is `repaconv.run` of a recipe made from these options, so steps that are up to date are not run again. A lower
+    precision is calibrated on the calibration split of the images and evaluated on the test split.
 
     Args:
-        checkpoint: A checkpoint, an ONNX graph, a Hugging Face folder, or the address of what was fetched.
-        order: What is asked for.
-        progress: See `Progress`.
+        checkpoint: A checkpoint, an ONNX file, a Hugging Face folder, or an address that was fetched.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         UsageProblem: If there is no such target, or it does not compute in that precision.

@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 def estimate_by(
     order: EstimateOrder, model: str | Path | None = None, *, progress: Progress = silent
 ) -> EstimateArtefact:
-    """Calculate what a graph would take on a target, from what that can do at most; nothing of the graph is run.
+    """Estimate the latency of a graph on a target from the target's peak figures; nothing of the graph is run.
 
-    The limits are those that the target states; where it states none and is this machine, they are measured here.
+    The figures come from the target's file. If it has none and the target is this machine, they are measured here.
 
     Args:
-        model: A run's folder or an .onnx file; the newest run when None.
-        order: What is asked for.
-        progress: See `Progress`.
+        model: A run folder or an .onnx file; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If the file is no graph.
-        UsageProblem: If there is no such graph, or nothing is known of the target's limits.
+        Refused: If the file is no ONNX graph.
+        UsageProblem: If there is no such graph, or the target's peak figures are unknown.
     """
     plan = _plan(order, model)
     progress("limits", 0, 0)

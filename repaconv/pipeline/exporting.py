@@ -51,23 +51,24 @@ def export_by(
     onnx: str | Path | None = None,
     progress: Progress = silent,
 ) -> ExportArtefact:
-    """Export the folded model to ONNX, simplify it, type it, and prove every step under ONNX Runtime.
+    """Export the folded model to ONNX, simplify it, lower its precision, and verify every step under ONNX Runtime.
 
     Args:
-        run: The run's folder; the newest when None.
-        order: What is asked for.
-        onnx: The file to write; ``model.onnx`` of the run when None, or ``model.jetson-nano.fp16.onnx`` and so on: what
-            is not usual stands in the name, so that exports lie beside each other.
-        progress: See `Progress`.
+        run: The run folder; the newest run when None.
+        order: The options.
+        onnx: The file to write. When None it is ``model.onnx`` in the run folder, or a name with every option that is
+            not the default, such as ``model.jetson-nano.fp16.onnx``.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
-        The artefact; its verdict is failed if the graph does not compute what the folded model does, and not verified
-        where that cannot be told.
+        The result. Its verdict is failed if the outputs of the graph differ from those of the folded model, and not
+        verified if they could not be compared.
 
     Raises:
-        GateFailed, Refused: If an earlier stage failed and ``unverified`` was not asked for; if the fold is changed.
-        UsageProblem: If there is no run, the network does not take that image size, there are too few images or of
-            another size, or a file is there already that is somebody else's.
+        GateFailed, Refused: If an earlier check failed and ``allow_unverified`` is false, or the folded model was
+            changed.
+        UsageProblem: If there is no run, the network does not accept that image size, there are too few images or
+            images of another size, or repaconv did not write the file that would be replaced.
     """
     plan = _plan(order, run, onnx)
     with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:

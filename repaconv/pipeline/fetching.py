@@ -20,16 +20,16 @@ FOLDER = (*WEIGHTS, "config.json", "preprocessor_config.json")
 
 
 def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
-    """Bring a checkpoint, a graph or a Hugging Face folder here; `fold`, `inspect` and `convert` then take its address.
+    """Download a checkpoint, an ONNX file or a Hugging Face folder; `fold`, `convert` take its address.
 
     Args:
-        address: ``hf://OWNER/NAME[@REVISION]``, or any other that fsspec opens.
-        progress: See `Progress`.
+        address: ``hf://OWNER/NAME[@REVISION]``, or any address that fsspec opens.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         UsageProblem: If it is no address.
-        EnvironmentProblem: If the extra ``hub`` is not here, or the address does not answer.
-        Refused: If nothing that can be folded lies there.
+        EnvironmentProblem: If the extra ``hub`` is not installed, or the address does not answer.
+        Refused: If there is nothing at the address that can be folded.
     """
     asked = address_of(address)
     if asked is None:

@@ -19,10 +19,10 @@ NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
 
 
 def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
-    """Say what an ONNX graph or an engine holds, by its bytes: nothing of it is loaded or run.
+    """Describe an ONNX file or an engine by its bytes: nothing of it is loaded or run.
 
     Raises:
-        Refused: If there is no such file, an .onnx file is none, or its hash is another than the one that is asked for.
+        Refused: If there is no such file, an .onnx file is no ONNX model, or its hash is not ``sha256``.
     """
     path = Path(file)
     if not path.is_file():

@@ -39,20 +39,21 @@ thread). Narrower networks would gain 1.5 from 96 on and nothing below, and trai
 def finetune_by(
     order: FinetuneOrder, run: str | Path | None = None, *, progress: Progress = silent
 ) -> FinetuneArtefact:
-    """Train a conversion, or an untrained training form, and fold what came of it.
+    """Train a converted network, or an untrained training-time network, and fold the result.
 
-    It learns from the network before conversion, with no labels, on the images that fit; those that choose say which
-    epoch is kept, the start included; what that one costs is measured on the others. Every epoch is kept: the same
-    command goes on where a training was broken off, to the same bits.
+    The network learns from the outputs of the network before conversion, without labels. It trains on the calibration
+    split. The validation split selects the epoch, the start included. The test split measures the loss of that epoch. A
+    checkpoint is kept after every epoch: an interrupted training resumes with the same command, with bit-identical
+    results.
 
     Args:
-        run: The folder that `convert` wrote; the newest when None.
-        order: What is asked for.
-        progress: See `Progress`.
+        run: The folder that `convert` wrote; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If it is no conversion, or what it was made from is gone, or the images cannot be taken.
-        UsageProblem: If what is asked for makes no sense.
+        Refused: If the folder has no conversion, its original checkpoint is missing, or the images cannot be used.
+        UsageProblem: If the options do not fit this network.
     """
     plan = _plan(order, Path(run) if run is not None else None)
     finetuned, settings = plan.run.folder / runs.FINETUNED, plan.done.settings

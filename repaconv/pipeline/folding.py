@@ -53,19 +53,18 @@ def fold(
 def fold(
     checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any
 ) -> MethodFold | GraphFold | nn.Module:
-    """Fold a checkpoint, an ONNX graph, or a live module of the user's own.
+    """Fold a checkpoint, an ONNX file, or a module in memory.
 
     Args:
-        checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written (see `fold_file`); an
-            ONNX file, for which ``<stem>.folded.onnx`` and it are (`repaconv.pipeline.onnx_folding.fold_onnx_by`); the
-            address of what `repaconv.fetch` brought; or a ``torch.nn.Module``, of which a folded copy is returned (see
-            `repaconv.steps.live.fold_live`).
-        method: Its method, or ``auto``.
-        arguments: Those of `fold_file`, or ``example``, an input of a live module; all others are settings by name,
-            e.g. ``num_heads=3``.
+        checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written; an ONNX file, for which
+            ``<stem>.folded.onnx`` and ``fold.json`` are written; a Hugging Face folder; an address that
+            `repaconv.fetch` downloaded; or a ``torch.nn.Module``, of which a folded copy is returned.
+        method: Name of the method, or ``auto``.
+        arguments: For a file: the options of the command, such as ``arch``, ``settings``, ``weights`` and ``out``. For
+            a module: ``example``, an input. All others are model settings by name, e.g. ``num_heads=3``.
 
     Raises:
-        Refused: If it cannot be folded whole.
+        Refused: If the network cannot be folded completely.
         GateFailed: If a fold is not exact; nothing is written then.
     """
     arguments = renamed(arguments, FoldOrder)

@@ -25,8 +25,8 @@ def gate_by(order: GateOrder, recipes: Sequence[str | Path], *, progress: Progre
 
     Args:
         recipes: Paths of TOML files.
-        order: What is asked for.
-        progress: See `Progress`.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
     """
     if not recipes:
         raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")

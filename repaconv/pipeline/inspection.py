@@ -30,10 +30,10 @@ def inspect(
     settings: Mapping[str, str] | None = None,
     sha256: str | None = None,
 ) -> Inspection:
-    """Say what a checkpoint holds, without running anything in it.
+    """Describe a checkpoint without running anything in it.
 
     Raises:
-        Refused: If the file is unsafe, broken, holds no weights, or has another hash than the one that is asked for.
+        Refused: If the file is unsafe or damaged, has no weights, or its hash is not ``sha256``.
     """
     found = read_hashed(Path(weights_here(checkpoint)), weights, sha256, built=False)
     seen = _seen(found, settings or {})

@@ -41,15 +41,15 @@ def bench_by(
     device: Target | None = None,
     progress: Progress = silent,
 ) -> BenchArtefact:
-    """Measure latency, interleaved with what it is compared to, and the interval of their ratio.
+    """Measure the latency of a model and of its reference in turn, and the interval of their ratio.
 
-    What is not asked for is the paper's protocol's, else the target's.
+    Options that are None come from the paper's protocol, otherwise from the target.
 
     Args:
-        model: A run's folder, an .onnx file or an engine that `build` made; the newest run when None.
-        order: What is asked for.
-        device: The target whole, where it is not known by name.
-        progress: See `Progress`.
+        model: A run folder, an .onnx file or an engine that `build` made; the newest run when None.
+        order: The options.
+        device: The target as an object, if it has no registered name.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         EnvironmentProblem: If the target is not this machine.

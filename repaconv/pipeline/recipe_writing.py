@@ -40,17 +40,17 @@ precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their rang
 
 
 def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progress: Progress = silent) -> NewRecipe:
-    """Write a recipe that says what a checkpoint is, what its file does not tell, and what may be asked for.
+    """Write a recipe for a checkpoint: what was found in it, settings that are missing from it, and all sections.
 
     Args:
-        checkpoint: A checkpoint, an ONNX graph, a Hugging Face folder, or the address of what was fetched; nothing in
-            it is run.
-        out: The file; ``<stem>.toml`` here when None.
-        progress: See `Progress`.
+        checkpoint: A checkpoint, an ONNX file, a Hugging Face folder, or an address that was fetched. Nothing in it is
+            run.
+        out: The file; ``<stem>.toml`` in the current folder when None.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If there is no such file, or it holds no weights.
-        UsageProblem: If the recipe is there already.
+        Refused: If there is no such file, or it has no weights.
+        UsageProblem: If the recipe exists already.
     """
     source, address = here(checkpoint), address_of(checkpoint)
     path = Path(out) if out else Path(f"{source.stem}.toml")

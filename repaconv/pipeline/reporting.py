@@ -54,14 +54,14 @@ def report(
     paper: bool = True,
     progress: Progress = silent,
 ) -> Report:
-    """Put a run on one page: what was proved, what it saves, how fast it is, and how to make every figure again.
+    """Write one page about a run: verification, savings, speed, and the commands that reproduce every figure.
 
     Args:
-        run: The run's folder; the newest when None.
-        format: ``html``, ``markdown``, ``json``, or ``card``: a model card, as model hubs show it.
+        run: The run folder; the newest run when None.
+        format: ``html``, ``markdown``, ``json``, or ``card``: a model card for a model hub.
         out: The file; ``report.html``, ``.md`` or ``.json`` of the run, or its ``README.md``, when None.
-        paper: Also the paper's own figures beside ours, where the method brings them.
-        progress: See `Progress`.
+        paper: Also show the figures of the paper, if the method has them.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         UsageProblem: If there is no run, or no such format.

@@ -48,19 +48,19 @@ Work = Callable[[Planned, Placed, Journal, Progress], Artefact]
 
 
 def run_by(order: RunOrder, recipe: str | Path, *, progress: Progress = silent) -> RecipeRun:
-    """Do all that a recipe asks for: fold or convert, export, verify, build, bench, report.
+    """Run all steps of a recipe: fold or convert, export, verify, build, bench, report.
 
     A step is up to date as long as nothing has changed of its options, the files that it reads, the results of the
-    steps before it, the files that it wrote, the versions of the programs, and the machine where it measures. All
-    other steps run. ``plan.json`` of the run records the inputs of each. An interrupted run resumes where it was.
+    steps before it, the files that it wrote, the versions of the programs, and the machine where it measures. All other
+    steps run. ``plan.json`` of the run records the inputs of each. An interrupted run resumes where it was.
 
     Args:
         recipe: The path of a TOML file.
-        order: What is asked for.
-        progress: See `Progress`.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
-        What became of each step, and what was found; an error is a check of it.
+        The outcome of each step and all verdicts; an error is listed as a failed check.
     """
     way = Way(Path(recipe), GateOrder(rerun=order.rerun), progress, {})
     return way.go(lambda: read_placed(Path(recipe)), dry_run=order.dry_run)

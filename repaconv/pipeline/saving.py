@@ -48,18 +48,18 @@ class _Plan(NamedTuple):
 def save_by(order: SaveOrder, run: str | Path | None = None, *, progress: Progress = silent) -> SaveArtefact:
     """Write a folded network as a folder that timm or transformers loads: weights, config.json, a model card.
 
-    It is folded once more as a module, in float64, and its numbers go into its own architecture. The folder is loaded
-    by its library, and run, before it is put in place.
+    The network is folded again as a module, in float64, and the weights are written in its own architecture. The folder
+    is loaded by its library and compared before it is put in place.
 
     Args:
-        order: What is asked for.
-        run: The run's folder; the newest when None.
-        progress: See `Progress`.
+        order: The options.
+        run: The run folder; the newest run when None.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If no standard architecture holds what it folds to.
-        EnvironmentProblem: If the library is not here.
-        GateFailed: If an earlier verdict is failed, or the folder computes something else; nothing is written then.
+        Refused: If the folded network has no standard architecture.
+        EnvironmentProblem: If the library is not installed.
+        GateFailed: If an earlier check failed, or the outputs of the folder differ; nothing is written then.
     """
     plan = _plan(order, run)
     progress("fold", 0, 0)

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 def score_by(order: ScoreOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ScoreArtefact:
-    """Score every head: what the paper goes by, and beside it what else makes attention a convolution.
+    """Score how well a convolution can replace each attention head, by the paper's score and by measured ones.
 
-    One pass over the images, in memory that does not grow with their number; ``errors`` needs more, and all of them.
+    One pass over the images, in memory that does not grow with their number. ``errors`` needs memory for all images.
 
     Args:
         checkpoint: A plain vision transformer.
-        order: What is asked for.
-        progress: See `Progress`.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        Refused: If it is none, or an image cannot be taken.
-        UsageProblem: If there are no images, or of another size.
+        Refused: If the network is no plain vision transformer, or an image cannot be used.
+        UsageProblem: If there are no images, or images of another size.
     """
     plan = _plan(order, Path(checkpoint))
     scores = _scored(plan, progress)

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 def throughput_by(
     order: ThroughputOrder, model: str | Path | None = None, *, progress: Progress = silent
 ) -> ThroughputArtefact:
-    """Measure images a second: with all streams, with one alone, and of what it is compared to, interleaved.
+    """Measure the throughput in images/s with several streams, with one stream, and of the reference, in turn.
 
     Args:
-        model: A run's folder, an .onnx file or an engine that `build` made; the newest run when None.
-        order: What is asked for.
-        progress: See `Progress`.
+        model: A run folder, an .onnx file or an engine that `build` made; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        EnvironmentProblem: If the target is not this machine, or its runtime runs one call at a time.
+        EnvironmentProblem: If the target is not this machine, or its runtime runs one inference at a time.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
     """
     with alone_in(None if is_bare(model) else runs.find_run(Path(model) if model else None).folder):

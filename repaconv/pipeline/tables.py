@@ -21,11 +21,11 @@ def table(method: str, *, progress: Progress = silent) -> PaperTable:
 
     Args:
         method: Its registered name.
-        progress: See `Progress`.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         UsageProblem: If there is no such method.
-        Refused: If the method brings no figures of its paper.
+        Refused: If the method has no figures of its paper.
     """
     known: Method = registry.load(registry.METHODS, method)
     figures = _figures(known)

@@ -43,26 +43,25 @@ def tune_by(
     where: str = "",
     progress: Progress = silent,
 ) -> TuneArtefact:
-    """Search the fastest deployment: runtime, form, precision and settings together; say what was measured on the way.
+    """Search for the fastest deployment: runtime, rewrites, precision and settings. The result lists what was measured.
 
-    It is exact unless a loss is allowed. What is known of these shapes on this machine is taken from before, where
-    nothing has changed that it depends on; where a loss is allowed that includes the weights and the images. A search
-    that was broken off, or had less time than now, goes on where it was.
+    The search is exact unless a loss is allowed. Cached measurements of the same shapes on this machine are used if
+    nothing changed on which they depend, which includes weights and images if a loss is allowed. The search resumes if
+    it was interrupted or had less time than now.
 
     Args:
-        source: A checkpoint or an ONNX graph, which is folded if it was not yet, or a run's folder; the newest run when
+        source: A checkpoint or an ONNX file, which is folded first if necessary, or a run folder; the newest run when
             None.
-        order: What is asked for.
-        measurer: Measures elsewhere, as `repaconv.farm.tuning` does; here when None.
-        where: What tells that place from others, such as the cluster's address. Without it nothing is known of a
-            measurer's machines from before.
-        progress: See `Progress`.
+        order: The options.
+        measurer: Measures on other machines, as `repaconv.farm.tuning` does; this machine when None.
+        where: Identifies these machines for the cache, e.g. by the cluster's address. If it is empty, the cache is not
+            used with a measurer.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        UsageProblem: If a loss is allowed and there are no images to judge it by, or too few; if there is no such
-            runtime.
-        Refused: If the network is too large, its export is not sound, or the checkpoint's run is of another fold.
-        EnvironmentProblem: If the target's runtime is not here.
+        UsageProblem: If a loss is allowed without images, or with too few; if there is no such runtime.
+        Refused: If the network is too large, its export is not sound, or the checkpoint's run has another fold.
+        EnvironmentProblem: If the target's runtime is not installed.
     """
     plan = _plan(order, source, measurer, where, progress)
     answer = plan.answer()

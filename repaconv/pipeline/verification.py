@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
-    """Prove the folded model, its ONNX models and its engine against the float64 training form.
+    """Verify the folded model, its ONNX models and its engine against the training-time network in float64.
 
-    All links run side by side over the images, batch by batch: memory does not grow with their number.
+    All links run together over the images, batch by batch: memory does not grow with their number.
 
     Args:
-        run: The run's folder; the newest when None.
-        order: What is asked for.
-        progress: See `Progress`.
+        run: The run folder; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
-        The artefact; its verdict is failed if any link's is, and not verified where none passed.
+        The result. Its verdict is failed if a link failed, and not verified if none passed.
     """
     taken = runs.find_run(Path(run) if run else None)
     progress(f"verify: open {taken.folder}", 0, 0)

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def write_example(method: str, arch: str, path: Path, seed: int) -> None:
-    """Write a training-form checkpoint with seeded weights, contained as mmengine publishes its own.
+    """Write a training-time checkpoint with seeded random weights, in the layout of mmengine.
+
+    Args:
+        method: Name of the method.
+        arch: One of the method's ``archs``.
+        path: The file to write.
+        seed: Seed of the weights.
 
     Raises:
         UsageProblem: If the method has no such architecture.
@@ -36,21 +42,21 @@ def check_method(
     settings: Mapping[str, str] | None = None,
     meta: Mapping[str, object] | None = None,
 ) -> None:
-    """The conformance kit: hold a registered method to its contract, on its own example of that architecture.
+    """Test that a registered method meets the requirements for methods, on its own example checkpoint.
 
-    It is detected and understood; it folds exactly, the whole net and every row of its certificate; the folded model
-    is as stored and as ONNX what was trained; equal input gives equal bytes; a key too many or too few and a NaN are
-    refused.
+    The example is recognized and read. The whole network and every row of its certificate fold exactly. The folded
+    model as stored and as ONNX is verified against the trained one. Folding the same checkpoint twice writes the same
+    bytes. A checkpoint with a tensor too many, one too few, or a NaN is refused.
 
     Args:
-        name: As registered.
-        arch: One of the method's ``archs``; a small one.
-        folder: For what is written.
-        settings: What the example does not tell.
-        meta: What stands in the file beside the weights, if the method needs it.
+        name: The registered name.
+        arch: One of the method's ``archs``; take a small network.
+        folder: Folder for the files that are written.
+        settings: Model settings missing from the example.
+        meta: Metadata of the checkpoint file, if the method reads it.
 
     Raises:
-        AssertionError: Saying what does not hold.
+        AssertionError: With the requirement that is not met.
     """
     path, given = folder / "example.pth", dict(settings or {})
     weights = load_method(name).example(arch, 1)

@@ -35,25 +35,26 @@ def assert_parity(
     atol: float | None = None,
     lossy: str | None = None,
 ) -> Metrics:
-    """Fail unless two forms compute the same, and say where they part; for pytest, or any other test.
+    """Fail unless two models give the same outputs, and name the first module that differs; for pytest or other tests.
 
     Args:
-        candidate: A ``torch.nn.Module``, of which a copy in eval mode is run in the float type that it has, so that a
-            half one computes and overflows as it will; or the path of an .onnx file.
-        reference: The same; the one that is right.
+        candidate: A ``torch.nn.Module``, of which a copy in eval mode is run in its own float type (a float16 module
+            may overflow); or the path of an .onnx file.
+        reference: The same; the model that is taken as correct.
         images: [n, C, H, W] or any other input, or its shape for seeded random ones; several in the order of the
             inputs, or by their names.
         rtol: Largest allowed max|a - b| / max|b| of every image in every output.
-        atol: Largest allowed max|a - b|; either suffices.
-        lossy: ``fp16``, ``bf16`` or ``int8``: judge by cosine, error and agreement as the policy has it, not by rtol.
+        atol: Largest allowed max|a - b|; meeting either is enough.
+        lossy: ``fp16``, ``bf16`` or ``int8``: use the limits of lossy links (cosine similarity, error, changed top-1
+            predictions) instead of ``rtol``.
 
     Returns:
-        What was measured; of several outputs, on the one that differs most.
+        The measured differences; with several outputs, those of the output that differs most.
 
     Raises:
-        AssertionError: With the figures, and the module at which the two part.
-        UsageProblem: If a file is not there, or the inputs are not those that a graph has.
-        Refused: If one of the two does not run on them, or their outputs cannot be held against each other.
+        AssertionError: With the differences, and the first module that differs.
+        UsageProblem: If a file does not exist, or the inputs do not match those of a graph.
+        Refused: If a model does not run on the inputs, or their outputs cannot be compared.
     """
     feeds, own, right = _feeds(images), _end(candidate), _end(reference)
     usual = Tolerance(kind="exact", rtol=rtol, atol=atol, noise=2 * rtol)

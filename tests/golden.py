@@ -204,8 +204,8 @@ def alike(old: str, new: str) -> bool:
     if not (len(a) == len(b) == 5 and a[:2] == b[:2] and a[0].startswith("float")):
         return False
     mean, projection, norm = (float(word) for word in a[2:])
-    close = abs(mean - float(b[2])) <= RTOL * abs(mean)
-    return close and abs(projection - float(b[3])) <= RTOL * norm
+    close = abs(mean - float(b[2])) <= 2 * RTOL * abs(mean)  # once for the last of the 7 digits
+    return close and abs(projection - float(b[3])) <= RTOL * (norm + abs(projection))
 
 
 def problems(done: dict[str, Any]) -> dict[str, Any]:

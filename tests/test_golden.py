@@ -37,6 +37,8 @@ def test_a_tensor_changed_by_1e_4_is_named_and_rounding_is_not():
     old = {"tensors": {"head.weight": fingerprint(tensor)}}
     rounded = np.nextafter(tensor, np.float32(np.inf), where=tensor > 0, out=tensor.copy())
     assert not list(differences(old, {"tensors": {"head.weight": fingerprint(rounded)}}, "net"))
+    on_the_edge = [f"float32 64x64 0.0520276{digit} -10.0102{digit} 4.63" for digit in (4, 5)]
+    assert golden.alike(*on_the_edge)
     scaled, one, moved = tensor * np.float32(1 + 1e-4), tensor.copy(), tensor[::-1]
     one.flat[7] += 1e-2
     for changed in (scaled, one, moved, tensor.T, tensor.astype(np.float64), -tensor):

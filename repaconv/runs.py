@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +240,17 @@ def remember(run: Run) -> None:
     """Make this the newest run of this folder."""
     inside = run.folder.parent.resolve() == OUT.resolve()
     write_text(LATEST, f"{run.folder.name if inside else run.folder.resolve()}\n")
+
+
+def is_newest(run: Run) -> bool:
+    """Whether commands take it where no run is given."""
+    return LATEST.is_file() and (OUT / LATEST.read_text().strip()).resolve() == run.folder.resolve()
+
+
+def run_of(files: Iterable[str | Path]) -> Run | None:
+    """The run in which the first of these files lies that lies in any; None where none does."""
+    inside = (Run(folder) for file in files for folder in list(Path(file).parents)[:2])
+    return next((run for run in inside if run.fold_json.is_file() or run.convert_json.is_file()), None)
 
 
 def run_and_model(given: Path | None) -> tuple[Run, Path | None]:

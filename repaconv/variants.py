@@ -79,7 +79,7 @@ class Variant(Record):
     @property
     def options(self) -> str:
         """How `export` is asked for it."""
-        words = ["--onnx", "--target", self.target]
+        words = ["--target", self.target]
         words += ["--opset", str(self.opset)] if self.opset else []
         words += ["--precision", self.precision] if self.precision != USUAL_PRECISION else []
         words += [word for each in self.fp32_modules for word in ("--keep-fp32", quote(each))]

@@ -288,7 +288,7 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
     code, _, err = repaconv("fold", tiny)
     assert code == 0
     assert re.search(r"^ +\d+\.\d s  ", err, flags=re.M)  # where nobody has a terminal, steps are lines
-    assert "next repaconv verify" in " ".join(err.split())
+    assert "next repaconv export" in " ".join(err.split())
     code, out, _ = repaconv("targets")
     assert " 23 " in next(line for line in out.splitlines() if line.split()[:1] == ["x86-64"])
     monkeypatch.setenv("COLUMNS", "60")
@@ -348,3 +348,25 @@ def test_markdown_of_a_report_is_printed(repaconv, tiny):
     code, out, _ = repaconv("report", "--format", "markdown", "--no-paper")
     assert code == 0
     assert out == Path("repaconv-out/tiny/report.md").read_text()
+
+
+def _next(err: str) -> str:
+    """The step that a command names as the next one; empty where it names none."""
+    return "".join(line.split("next ", 1)[1].strip() for line in err.splitlines() if line.startswith(" next "))
+
+
+def test_the_next_step_is_of_the_same_run_and_can_be_taken_here(repaconv, tiny):
+    run, other = "repaconv-out/tiny", "repaconv-out/other"
+    assert _next(repaconv("fold", tiny)[2]) == "repaconv export"
+    assert _next(repaconv("verify")[2]) == "repaconv export"
+    assert _next(repaconv("fold", tiny, "-o", other)[2]) == "repaconv export"  # the newest run is the one just folded
+    assert _next(repaconv("verify", run)[2]) == f"repaconv export {run}"
+    assert _next(repaconv("export", run)[2]) == f"repaconv bench {run} --target x86-64"
+    assert _next(repaconv("export", other)[2]) == "repaconv bench --target x86-64"
+    assert _next(repaconv("verify", run)[2]) == f"repaconv bench {run} --target x86-64"
+    assert _next(repaconv("bench", run, "--rounds", "4")[2]) in ("", f"repaconv report {run}")  # none if inconclusive
+    taken = _next(repaconv("export", run, "--target", "orin-nano", "--precision", "fp16")[2])
+    assert taken == f"repaconv bundle {run} --target orin-nano --precision fp16"
+    assert repaconv(*taken.split()[1:])[0] == 0
+    taken = _next(repaconv("export", "--target", "arm64")[2])
+    assert taken == "repaconv bench --target arm64 --estimate"

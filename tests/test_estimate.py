@@ -189,7 +189,7 @@ def test_a_board_that_is_not_here_is_answered_with_the_ways_that_there_are(tiny,
     assert "orin-nano is not this machine" in told[0]
     words = "--target orin-nano --precision fp16"
     assert told[2:] == [
-        f"repaconv export --onnx {words}",
+        f"repaconv export {words}",
         f"repaconv bundle {words}",
         "repaconv collect result.tar.gz",
         f"repaconv bench {words} --host user@board",

@@ -177,7 +177,7 @@ def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_th
     assert [link.verdict for link in first.links if link.name == "onnx" and link.sha256] == ["passed"]
     assert first.commands == (
         "repaconv fold w/two.pth --method riformer --weights model -o run",
-        "repaconv export --onnx --image-size 32",
+        "repaconv export --image-size 32",
         "repaconv verify --count 2 --seed 3 --rtol onnx:0.001",
         "repaconv bench --against run/model.32x32.onnx --image-size 32 --rounds 3 --seed 5",
         "repaconv report",
@@ -199,7 +199,7 @@ def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_th
     assert "the latency of x86-64.32x32 is of a file that the run no longer has" in told
     assert "the link onnx of ONNX under ONNX Runtime, 32x32 is of a file that the run no longer has" in told
     assert "model.32x32.onnx was not there at the verification" in told
-    assert "repaconv export --onnx --image-size 32 --no-simplify" in after.commands
+    assert "repaconv export --image-size 32 --no-simplify" in after.commands
 
     for line in first.commands[:2]:
         with pytest.raises(SystemExit) as left:

@@ -53,7 +53,7 @@ def test_exports_lie_beside_each_other_and_a_stage_takes_its_own(tiny):
     assert rc.build(target="x86-64").onnx_sha256 == plain.payload.sha256
     with pytest.raises(UsageProblem, match="for arm64 yet; it has x86-64, jetson-nano") as told:
         rc.estimate(target="arm64")
-    assert told.value.hint == "repaconv export --onnx --target arm64"
+    assert told.value.hint == "repaconv export --target arm64"
     fixed = rc.export(batch=1)
     built = {rc.build(given, target="x86-64").payload.path for given in (RUN, RUN / fixed.payload.path)}
     assert built == {"x86-64.onnx", "x86-64.b1.onnx"}

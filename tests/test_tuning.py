@@ -575,7 +575,7 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
         code, _, err = repaconv("fold", ckpt, *HEADS, "--preset", form)
         assert code == 2
         assert told in err
-        assert f"repaconv export --onnx --preset {form}" in err  # where it moves
+        assert f"repaconv export --preset {form}" in err  # where it moves
         with pytest.raises(UsageProblem, match=told):
             package.export("repaconv-out/branches", preset=form)
     usual, official = package.export("repaconv-out/branches"), package.export("repaconv-out/branches", preset="default")

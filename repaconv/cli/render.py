@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -30,17 +32,17 @@ PIPED_WIDTH = 200
 NEXT = {
     "inspect": "repaconv fold {took}",
     "fetch": "repaconv fold {address}",
-    "fold": "repaconv verify",
-    "convert": "repaconv export",
-    "form": "repaconv finetune --images DIR",
-    "finetune": "repaconv verify",
-    "verify": "repaconv export",
-    "export": "repaconv bench --target {target}",
+    "fold": "repaconv export{run}",
+    "convert": "repaconv export{run}",
+    "form": "repaconv finetune{run} --images DIR",
+    "finetune": "repaconv verify{run}",
+    "verify": "repaconv export{run}",
+    "export": "repaconv {measure}",
     "build": "repaconv bench {wrote}",
-    "bench": "repaconv report",
+    "bench": "repaconv report{run}",
     "new-recipe": "repaconv run {recipe}",
 }
-"""What usually comes after a stage."""
+"""What usually comes after a stage; ``{run}`` is empty where the next command would take that run by itself."""
 
 
 def whole() -> bool:
@@ -173,10 +175,44 @@ def next_step(command: str, done: Record) -> None:
     problems: tuple[str, ...] = getattr(done, "problems", ())
     if command == "inspect" and problems and not lacks:
         return  # they say what to do
-    named = {name: getattr(done, name, "") for name in ("target", "recipe", "address")}
-    words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
-    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done), *_lower(command, done)])
+    if command == "build" and _not_here(done):
+        return  # the engine is for another machine
+    named = {name: getattr(done, name, "") for name in ("recipe", "address")}
+    if {"{run}", "{measure}"} & set(re.findall(r"{\w+}", NEXT[command])):
+        words = _words_of_run(command, done)
+    else:
+        words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
+    if not words:
+        return
+    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done)])
     err().print(f"[dim] next[/] {plain(words)}")
+
+
+def _words_of_run(command: str, done: Record) -> str:
+    """What follows on a run, named where it is not the one that is taken by itself; empty where nothing does."""
+    from repaconv import runs
+    from repaconv.steps.elsewhere import measured_by
+    from repaconv.steps.exports import exports_of
+
+    run = runs.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
+    if run is None:
+        return ""
+    home = None if runs.is_newest(run) else Path(short(str(run.folder)))
+    exports = [each.artefact for each in exports_of(run, runs.fold_of(run))] if command == "verify" else []
+    exports += [done] if command == "export" else []  # type: ignore[list-item]
+    if not exports:
+        return NEXT[command].format(run=f" {shlex.quote(str(home))}" if home else "")
+    try:
+        return NEXT["export"].format(measure=measured_by(exports[0], home))
+    except RepaconvError:  # the file of the user's own target is not there any more
+        return ""
+
+
+def _not_here(done: Record) -> bool:
+    """Whether a result is for a target that is not this machine."""
+    from repaconv.steps.elsewhere import target_of, why_not_here
+
+    return bool(why_not_here(target_of(done)[1]))  # type: ignore[arg-type]
 
 
 def _arch(done: Record) -> tuple[str, ...]:
@@ -185,12 +221,6 @@ def _arch(done: Record) -> tuple[str, ...]:
         return ()
     exact = sum(one.exact for one in getattr(done, "networks", ()))
     return () if exact == 1 else ("--arch NAME" if exact else "--arch ./net.py:build",)
-
-
-def _lower(command: str, done: Record) -> tuple[str, ...]:
-    """Which of a run's exports follows; float32's has no name."""
-    precision = getattr(done, "precision", "fp32") if command == "export" else "fp32"
-    return () if precision == "fp32" else (f"--precision {precision}",)
 
 
 def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:

@@ -96,9 +96,7 @@ def fold(
     if (order.arch or "").partition(":")[0].endswith(".py") and not quiet:
         render.told(f"running {order.arch}, as --arch asks")
     if order.preset != "default" and not quiet:
-        render.told(
-            f"--preset moves to export, where the target is known: repaconv export --onnx --preset {order.preset}"
-        )
+        render.told(f"--preset moves to export, where the target is known: repaconv export --preset {order.preset}")
     finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))
 
 

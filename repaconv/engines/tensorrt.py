@@ -153,7 +153,7 @@ class TensorRt:
         self.version()
         import tensorrt as trt
 
-        building = Building(trt, order, hint="Export for this target: repaconv export --onnx --target NAME.")
+        building = Building(trt, order, hint="Export for this target: repaconv export --target NAME.")
         building.exchange_timings()
         plan = building.plan()
         engine = trt.Runtime(building.log).deserialize_cuda_engine(plan)

@@ -49,7 +49,7 @@ class Building:
         if plan is None:
             raise Refused(
                 f"{self.trt.__name__} cannot build the graph: {self.log.last or 'it gave no reason'}.",
-                hint="Export it for this target: repaconv export --onnx --target NAME.",
+                hint="Export it for this target: repaconv export --target NAME.",
                 code="build.failed",
             )
         return bytes(plan)

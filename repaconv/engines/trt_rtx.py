@@ -62,7 +62,7 @@ class TensorRtRtx:
         self.version()
         import tensorrt_rtx as trt
 
-        building = Building(trt, order, hint="Export for this target: repaconv export --onnx --target rtx-40.")
+        building = Building(trt, order, hint="Export for this target: repaconv export --target rtx-40.")
         building.config.num_compute_capabilities = len(order.capabilities)
         for number, capability in enumerate(order.capabilities):
             building.config.set_compute_capability(_capability(trt, capability), number)

@@ -231,7 +231,7 @@ def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
         if not any(link.name == "recorded" for link in held.verified.links):
             found.append("no official output to compare with: verify --inputs recorded.npz")
     if not held.exports:
-        found.append("no ONNX model: repaconv export --onnx")
+        found.append("no ONNX model: repaconv export")
     if not held.benches:
         found.append("no latency: repaconv bench")
     doubted = [each for each in held.benches if each.quality.verdict != "trusted"]

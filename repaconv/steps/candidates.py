@@ -117,9 +117,7 @@ class Candidates:
                     "the weights take more than 2 GiB."
                     if graph.data
                     else "the exported graph and the folded network give different outputs.",
-                    hint="tune supports graphs that fit into one file."
-                    if graph.data
-                    else "See `repaconv export --onnx`.",
+                    hint="tune supports graphs that fit into one file." if graph.data else "See `repaconv export`.",
                     code="tune.graph",
                 )
             self.progress("what applies", 0, 0)

@@ -11,11 +11,13 @@ from repaconv import registry, runs
 from repaconv.engines.card import require_card
 from repaconv.errors import EnvironmentProblem
 from repaconv.orders.stages import BenchOrder, EstimateOrder
+from repaconv.steps.common import load_target
 from repaconv.steps.engines import lowers, takes_networks
 from repaconv.steps.exports import exports_of
 from repaconv.variants import Variant
 
 if TYPE_CHECKING:
+    from repaconv.artefacts import BuildArtefact, ExportArtefact
     from repaconv.engines.contract import Engine
     from repaconv.targets import Target
 
@@ -33,6 +35,32 @@ def why_not_here(device: Target) -> str:
         away = device.compute_capability or problem.code == "card.missing"
         return problem.message.rstrip(".") if away else ""
     return ""
+
+
+def target_of(done: ExportArtefact | BuildArtefact) -> tuple[str, Target]:
+    """The target of a result: as it was given, which is the path of a file for the user's own, and what it is."""
+    words = done.options
+    given = words[words.index("--target") + 1] if "--target" in words[:-1] else done.target
+    return given, load_target(given)
+
+
+def measured_by(exported: ExportArtefact, run: Path | None) -> str:
+    """What measures an export, or is first of what does, as it is typed behind ``repaconv``.
+
+    Args:
+        exported: The export.
+        run: Its folder; None where that is the one taken by itself.
+    """
+    given, device = target_of(exported)
+    words = [*([str(run)] if run else []), "--target", given]
+    words += [] if exported.precision == "fp32" else ["--precision", exported.precision]
+    if not why_not_here(device):
+        return shlex.join(["bench", *words])
+    if device.runtime == "tensorrt":
+        return shlex.join(["bundle", *words])
+    if "elsewhere" in registry.load(registry.ENGINES, device.runtime).can:
+        return shlex.join(["build", *words])
+    return shlex.join(["bench", *words, "--estimate"])
 
 
 def require_here(device: Target, order: BenchOrder, model: str | Path | None, run: runs.Run | None) -> None:
@@ -82,7 +110,7 @@ def ways(
     networks, of_run = takes_networks(device), exported is not None
     told = "what is estimated" if networks else "first of all"
     graph = EstimateOrder(target=order.target, precision=_typed(device, order)).words()
-    export = [] if exported is not False else [(f"repaconv export{of} --onnx {shlex.join(graph)}", told)]
+    export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", told)]
     if of_run and device.runtime == "tensorrt":
         there = [
             (f"repaconv bundle{words}", "take it there by hand,"),

@@ -47,7 +47,7 @@ def exports_of(run: runs.Run, folded: FoldArtefact) -> list[Export]:
         if artefact.model_sha256 != folded.payload.sha256:
             raise Refused(
                 f"{path} was exported from other weights than {run.payload_of_fold(folded)}.",
-                hint="Export again: repaconv export --onnx",
+                hint="Export again: repaconv export",
                 code="artefact.hash",
             )
         found.append(Export(artefact, path, Variant.of(artefact, folded)))

@@ -137,7 +137,7 @@ class Track:
         if not made.sound:
             raise GateFailed(
                 f"the exported graph of {name} gives other outputs than the network: {made.links[0].note}.",
-                hint="Export it alone to see where they differ: repaconv export --onnx.",
+                hint="Export it alone to see where they differ: repaconv export.",
                 code="convert.graph",
             )
         path = self.scratch / f"{name}.onnx"

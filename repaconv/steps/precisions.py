@@ -42,7 +42,7 @@ def require_computed(device: Target, precision: str, quantizer: str) -> None:
         raise UsageProblem(
             "tf32 is no precision of a file: the runtime computes a float32 model in it.",
             hint=(
-                f"Export in fp32 with repaconv export --onnx --target {device.name}, then bench --target {device.name} "
+                f"Export in fp32 with repaconv export --target {device.name}, then bench --target {device.name} "
                 "--precision tf32."
             ),
             code="precision",
@@ -51,7 +51,7 @@ def require_computed(device: Target, precision: str, quantizer: str) -> None:
         raise UsageProblem(
             f"{device.runtime} converts a float32 model to bf16 itself.",
             hint=(
-                f"Export in fp32 with repaconv export --onnx --target {device.name}, then build --target {device.name} "
+                f"Export in fp32 with repaconv export --target {device.name}, then build --target {device.name} "
                 "--precision bf16."
             ),
             code="precision",

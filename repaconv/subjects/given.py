@@ -49,7 +49,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     if sum(file.stat().st_size for file in (path, *weights)) >= ONE_FILE_BYTES:
         raise Refused(
             f"{path} holds more than 2 GiB, which is more than one ONNX file can.",
-            hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export --onnx.",
+            hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export.",
             code="onnx.too-large",
         )
     before = {file: stamp_of(file) for file in (path, *weights)}

@@ -49,7 +49,7 @@ def show(done: TuneArtefact) -> None:
     if done.output_files:
         file = plain(short(done.output_files[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
-        out().print(f"take it: repaconv export --onnx{target} --preset {file}; the same options of build and bench do")
+        out().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
 
 
 def _more_right(link: Link | None) -> str:

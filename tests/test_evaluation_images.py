@@ -104,7 +104,11 @@ def test_a_folder_is_remembered_by_the_images_that_were_taken(tiny):
 def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_fails_fails(tiny, repaconv):
     rc.fold(tiny)
     rc.export()
-    rc.export(precision="fp16")
+    exported = rc.export(precision="fp16")
+    assert (exported.verdict, link(exported, "fp16").verdict) == ("passed", "not verified")  # the FP32 graph passed
+    assert "no images" in link(exported, "fp16").note
+    code, out, _ = repaconv("export", "--precision", "fp16")
+    assert (code, "not verified fp16" in " ".join(out.split())) == (0, True)
     done = rc.verify()
     found = link(done, "fp16")
     assert (done.verdict, found.verdict) == ("passed", "not verified")
@@ -116,6 +120,7 @@ def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_
     assert out.splitlines()[-1].startswith(told)
     np.savez("given.npz", input=np.random.default_rng(1).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
     assert link(rc.verify(inputs="given.npz"), "fp16").verdict == "passed"
+    assert link(rc.export(precision="fp16", inputs="given.npz"), "fp16").verdict == "passed"
 
 
 def test_a_lossy_link_shows_what_was_measured_next_to_its_limits(lossy, repaconv):

@@ -21,7 +21,7 @@ from repaconv.replacing import put, require_ours
 from repaconv.scratch import scratch_folder
 from repaconv.steps.common import as_image_size, at_least_one, load_target, made_by, usual_form, with_files
 from repaconv.steps.deploying import export_given
-from repaconv.steps.evaluation_images import image_set
+from repaconv.steps.evaluation_images import NONE_GIVEN, image_set, unshown
 from repaconv.steps.exports import target_sha256
 from repaconv.steps.forms import Written, written_for
 from repaconv.steps.inputs import (
@@ -253,7 +253,7 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
             code="export.too-large",
         )
     precision, form = plan.order.precision, plan.form
-    return typed_lower(
+    typed = typed_lower(
         graph.model,
         precision,
         plan.given,
@@ -263,6 +263,9 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
         nodes=kept_by(graph.model, plan.variant.fp32_modules, precision),
         progress=progress,
     )
+    if plan.order.inputs or plan.order.images:
+        return typed
+    return typed._replace(links=tuple(unshown(link, NONE_GIVEN) for link in typed.links))
 
 
 def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:

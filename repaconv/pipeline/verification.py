@@ -17,6 +17,7 @@ from repaconv.replacing import put, require_ours, write_payload
 from repaconv.steps.chain import REFERENCE, Chain, Rules, Step, chain_of
 from repaconv.steps.common import made_by, with_files
 from repaconv.steps.engines import built_as
+from repaconv.steps.evaluation_images import unshown
 from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs, decided
 from repaconv.steps.parent import ParentLink, parent_link
@@ -213,14 +214,7 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
         link = _on_card(link) if step.fallen and step.name in plan.order.require else link
-        yield _unshown(link, step.unshown) if step.unshown else link
-
-
-def _unshown(link: Link, why: str) -> Link:
-    """A link that passed where that shows nothing; one that failed stays so."""
-    if link.verdict != "passed":
-        return link
-    return link.model_copy(update={"verdict": "not verified", "note": "; ".join(filter(None, [why, link.note]))})
+        yield unshown(link, step.unshown) if step.unshown else link
 
 
 def _on_card(link: Link) -> Link:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.artefacts import ExportArtefact, ImageSet
+from repaconv.artefacts import ExportArtefact, ImageSet, Link
 from repaconv.files import canonical_json, sha256_of, sha256_of_bytes
 from repaconv.steps.inputs import Split, choose_inputs
 from repaconv.subjects.subject import Subject
@@ -63,6 +63,13 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
     of_them = "the" if len(chosen) == len(places) else f"{len(chosen)} of the"
     which = f", {of_them} {len(places)} that did not calibrate it" if known.calibration else f", {len(chosen)} of them"
     return given.only(chosen, given.name if len(chosen) == known.count else f"{given.name}{which}")
+
+
+def unshown(link: Link, why: str) -> Link:
+    """A link that passed where that shows nothing; one that failed stays so."""
+    if link.verdict != "passed":
+        return link
+    return link.model_copy(update={"verdict": "not verified", "note": "; ".join(filter(None, [why, link.note]))})
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:

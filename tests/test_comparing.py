@@ -59,10 +59,10 @@ def test_graphs_that_round_differently_are_held_to_how_far_rounding_moves_them(t
     other = saved(tmp_path / "other.onnx", [("MatMul", "x w", "y", {})], weights, *ends)
     wrong = saved(tmp_path / "wrong.onnx", [layer, ("Mul", "a much", "y", {})], weights, *ends)
     (link,) = rc.compare(given, other).links
-    assert (link.verdict, "as rounding does" in link.note) == ("passed", True)
+    assert (link.verdict, "explained by FP32 rounding" in link.note) == ("passed", True)
     assert rc.compare(given, wrong).verdict == "failed"
     assert rc.compare(other, given).verdict == "failed"  # rounding explains nothing of a graph that has none
-    assert "as rounding does" in repaconv("bench", other, "--against", given, "--rounds", "2")[1]
+    assert "explained by FP32 rounding" in repaconv("bench", other, "--against", given, "--rounds", "2")[1]
     assert "relative is allowed: failed" in repaconv("bench", wrong, "--against", given, "--rounds", "2")[1]
 
 

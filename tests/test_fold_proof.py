@@ -187,7 +187,7 @@ def test_an_ill_conditioned_output_is_held_to_what_rounding_does_to_it():
     (link,) = held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x}, x=x, rounded=rounded)
     assert link.verdict == "passed"
     assert link.tolerance.rtol == link.metrics.max_rel_error  # what it was allowed is told
-    assert "as rounding does" in link.note
+    assert "explained by FP32 rounding" in link.note
     assert link.tolerance.rtol > 1e-5
     assert held(lambda x: {"y": (x + far) - far}, lambda x: {"y": x}, x=x)[0].verdict == "failed"
     assert (
@@ -343,7 +343,7 @@ def test_half_precision_is_allowed_what_its_own_rounding_explains(kind, off, mon
     onnx.save(retyped(model, {F: half}), "half.onnx")
     exact, *as_stored = rc.fold("half.onnx").links
     assert (exact.name, exact.verdict) == ("onnx", "passed")
-    assert "as rounding does" in exact.note or "against float64" in exact.note
+    assert "explained by FP32 rounding" in exact.note or "against float64" in exact.note
     assert [link.name for link in as_stored] == (["fp16"] if kind == "float16" else [])  # ONNX Runtime lacks the other
     assert {w.data_type for w in onnx.load("repaconv-out/half/half.folded.onnx").graph.initializer} == {half}
     planted(monkeypatch, weight("b", lambda b: b + np.asarray(off, b.dtype)))

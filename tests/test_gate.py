@@ -203,7 +203,7 @@ def test_junit_passes_the_schema_and_says_what_happened(report):
     suite = schema.to_dict(text)["testsuite"][0]
     assert (suite["@tests"], suite["@failures"], suite["@errors"], suite["@skipped"]) == (5, 1, 1, 2)
     cases = {case["@name"]: case for case in suite["testcase"]}
-    assert "Parts at a.b" in cases["verify: stored"]["failure"][0]["@message"]
+    assert "The outputs first differ at a.b" in cases["verify: stored"]["failure"][0]["@message"]
     assert "ci/my,recipe:1.toml:7" in cases["verify: stored"]["failure"][0]["$"]
     assert "no GPU <here> & now" in cases["verify: engine"]["skipped"][0]["@message"]
 
@@ -212,14 +212,15 @@ def test_annotations_stand_at_the_recipes_line(report):
     lines = reports.github(report).splitlines()
     assert len(lines) == 5
     assert lines[1] == (
-        "::error file=ci/my%2Crecipe%3A1.toml,line=7,title=stored%3A failed::off by 50%25,%0Areally. Parts at a.b."
+        "::error file=ci/my%2Crecipe%3A1.toml,line=7,title=stored%3A failed::off by 50%25,%0Areally. "
+        "The outputs first differ at a.b."
     )
     assert [line.split(" ")[0] for line in lines] == ["::notice", "::error", "::warning", "::warning", "::error"]
 
 
 def test_markdown_is_one_table_a_recipe(report):
     text = reports.markdown(report)
-    assert text.count("| | check | verdict | |") == 2
+    assert text.count("| | check | verdict | result |") == 2
     rows = [line for line in text.splitlines() if line.startswith("| ") and "verdict" not in line]
     assert len(rows) == 5
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)

@@ -180,7 +180,7 @@ def test_code_between_modules_is_named_by_its_holder():
     right, wrong = Whole(1.0), Whole(1.5)
     wrong.load_state_dict(right.state_dict())
     with pytest.raises(
-        AssertionError, match=r"parts at part: .* between the input of part\.b and the output of part\.a"
+        AssertionError, match=r"first different at part: .* between the input of part\.b and the output of part\.a"
     ):
         assert_parity(wrong, right, (2, 1, 2, 2))
     assert assert_parity(right, right, (2, 1, 2, 2)).max_abs_error == 0
@@ -201,7 +201,7 @@ def test_a_module_is_run_in_its_own_float_type_and_in_eval_mode():
     right = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
     wrong = copy.deepcopy(right)
     wrong[1].running_mean += 5
-    with pytest.raises(AssertionError, match="parts at 1"):
+    with pytest.raises(AssertionError, match="first different at 1"):
         assert_parity(wrong, right, (4, 3, 8, 8))
     assert wrong.training
 
@@ -214,12 +214,12 @@ def test_assert_parity_takes_graphs(tmp_path):
     before = {name: value.clone() for name, value in runner.module.state_dict().items()}
     assert_parity(tmp_path / "right.onnx", runner.module, images)
     for reference in (runner.module, tmp_path / "right.onnx"):
-        with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
+        with pytest.raises(AssertionError, match=re.escape("first different at blocks.1.attn.proj")):
             assert_parity(tmp_path / "wrong.onnx", reference, images)
     assert all(torch.equal(value, before[name]) for name, value in runner.module.state_dict().items())
     right, wrong = (str(tmp_path / f"{name}.onnx") for name in ("right", "wrong"))  # as docs write it
     assert assert_parity(right, right, images.shape).max_abs_error == 0
-    with pytest.raises(AssertionError, match=re.escape("parts at blocks.1.attn.proj")):
+    with pytest.raises(AssertionError, match=re.escape("first different at blocks.1.attn.proj")):
         assert_parity(wrong, right, images.shape)
 
 

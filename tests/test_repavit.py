@@ -298,7 +298,7 @@ def test_statistics_that_no_training_made_say_nothing():
     folded = rc.fold(save(weights), settings={**HEADS, "idle_ratio": "0.75"})
     fact = next(fact for fact in folded.facts if fact.name == "act_channels")
     assert fact.value == [24] * 3
-    assert "do not tell" in fact.against
+    assert "do not decide" in fact.against
 
 
 # --- refusals -----------------------------------------------------------------------------------------

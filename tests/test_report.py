@@ -110,7 +110,7 @@ def test_figures_are_the_artefacts_and_nothing_runs_or_is_fetched(whole, repacon
     assert text.count("<svg") >= 4
     assert done.commands[0].startswith("repaconv fold tiny.pth")
     assert "repaconv verify --inputs pair.npz --drift" in done.commands
-    assert "no official output to compare with" in " ".join(done.open)
+    assert "no recorded output of the original code was compared" in " ".join(done.open)
     code, out, _ = repaconv("report", "--format", "json", "--no-paper")
     assert code == 0
     plain = json.loads(out)["data"]
@@ -124,9 +124,9 @@ def test_a_bare_run_says_what_is_missing(tiny):
     rc.fold(tiny)
     done = rc.report(paper=False)
     told = " ".join(done.open)
-    assert "no verification" in told
-    assert "no ONNX model" in told
-    assert "no latency" in told
+    assert "these weights were not verified" in told
+    assert "there is no ONNX model" in told
+    assert "no latency was measured" in told
     assert done.paper is None
     with pytest.raises(UsageProblem, match="no format"):
         rc.report(format="pdf")
@@ -198,7 +198,7 @@ def test_the_report_joins_what_is_of_the_present_graphs_and_its_commands_make_th
     told = "; ".join(after.open)
     assert "the latency of x86-64.32x32 is of a file that the run no longer has" in told
     assert "the link onnx of ONNX under ONNX Runtime, 32x32 is of a file that the run no longer has" in told
-    assert "model.32x32.onnx was not there at the verification" in told
+    assert "model.32x32.onnx was exported after the verification" in told
     assert "repaconv export --image-size 32 --no-simplify" in after.commands
 
     for line in first.commands[:2]:
@@ -317,7 +317,7 @@ def test_links_of_other_variants_are_counted_and_folded_away(whole):
     before, _, rest = text.partition("<summary>" + page.others_told)
     assert rest
     assert page.others_told.startswith(
-        f"{len(page.others)} links of variants that are neither measured nor built here (int8):"
+        f"{len(page.others)} links of exports that were neither built nor measured (int8):"
     )
     assert rest.partition("</details>")[0].count("<tr>") == len(page.others) + 1  # and the head
     chain = before.partition("Verification chain")[2]
@@ -342,7 +342,7 @@ def test_links_of_other_variants_are_counted_and_folded_away(whole):
 # --- several runs ---------------------------------------------------------------------------------------
 
 
-def test_a_model_card_has_proof_and_provenance_and_leaves_the_licence(repaconv, tiny):
+def test_a_model_card_has_proof_and_provenance_and_leaves_the_license(repaconv, tiny):
     rc.fold(tiny, out="one")
     rc.verify("one")
     code, out, _ = repaconv("report", "one", "--format", "card")
@@ -351,7 +351,7 @@ def test_a_model_card_has_proof_and_provenance_and_leaves_the_licence(repaconv, 
     header = yaml.safe_load(text.split("---")[1])
     assert header == {"pipeline_tag": "image-classification", "tags": ["repaconv", "riformer"]}
     folded = rc.report("one", format="json", paper=False).folded
-    for told in (folded.origin.sha256, folded.payload.sha256, "| passed | stored |", "No latency", "## Licence"):
+    for told in (folded.origin.sha256, folded.payload.sha256, "| passed | stored |", "No latency", "## License"):
         assert told in text
     assert repaconv("report", "one", "--format", "card")[0] == 0  # its own, so it may be written again
     assert repaconv("report", "one", "one", "--format", "card")[0] == 2

@@ -52,7 +52,7 @@ def ratio_of(value: float, spread: float = 0.005) -> Ratio:
     low, high = value * (1 - spread), value * (1 + spread)
     return Ratio(
         subject="form",
-        other="default form",
+        other="default preset",
         median=value,
         low=low,
         high=high,
@@ -178,7 +178,7 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
     searched = {len(way.fp32_modules) for way in seen if way.rewrites and way.precision == "int8"}
     assert searched == ({enough} if enough else set())
     told = {len(row.deployment.fp32_modules): row.description for row in rows if not row.deployment.rewrites}
-    assert told[3] == ("not better than another that is like it" if enough else "its default form")
+    assert told[3] == ("not better than another that is like it" if enough else "measured with the default preset")
     shares = {len(row.deployment.fp32_modules) for row in every(arms, measure, allowed, 40, milder)}
     assert shares == {0, 1, 2, 3}
 
@@ -716,7 +716,7 @@ def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refuse
 
     monkeypatch.setattr(OpenVino, "version", gone)
     code, out, _ = repaconv("tune", "--rewrites", "bias-forward")
-    assert (code, "left out: openvino: OpenVINO is not installed." in out) == (0, True)
+    assert (code, "skipped: openvino: OpenVINO is not installed." in out) == (0, True)
     code, _, err = repaconv("tune", "--runtimes", "onnxruntime,fastest")
     assert (code, "cannot use the runtime fastest" in err, "openvino" in err) == (2, True, True)
     assert repaconv("tune", "--objective", "speed")[0] == 2

@@ -232,9 +232,9 @@ class Quality(Record):
     """Whether a measurement can be trusted, and what the machine did meanwhile.
 
     Attributes:
-        verdict: ``trusted`` if nothing speaks against the measurement, ``noisy`` if something disturbed it,
+        verdict: ``trusted`` if no disturbance was detected, ``noisy`` if something disturbed it,
             ``inconclusive`` if a difference of 5% may have been missed or may have another cause.
-        reasons: Everything that speaks against the measurement, in words; empty if it is trusted.
+        reasons: The disturbances and other reasons for doubt; empty if it is trusted.
         seconds: How long the measured rounds took, in s.
         other_load: The share (0 to 1) of the whole machine's CPU time that other processes took; null if the system
             does not report it.

@@ -102,9 +102,9 @@ class Report(Artefact):
         if not links:
             return ""
         verdicts = Counter(link.verdict for link in links)
-        names = dict.fromkeys(link.variant or "the usual one" for link in links)
+        names = dict.fromkeys(link.variant or "default" for link in links)
         told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-        return f"{len(links)} links of variants that are neither measured nor built here ({', '.join(names)}): {told}"
+        return f"{len(links)} links of exports that were neither built nor measured ({', '.join(names)}): {told}"
 
 
 class ReportRow(Record):

@@ -234,9 +234,9 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
 
 
 def overridden(unverified: Iterable[str]) -> None:
-    """What was not proved, or contradicts the checkpoint, and was taken all the same."""
+    """Failed checks and contradicting settings that the user overrode."""
     for told in unverified:
-        out().print(f"[bold yellow]taken all the same:[/] {plain(told)}")
+        out().print(f"[bold yellow]overridden:[/] {plain(told)}")
 
 
 def told(sentence: str) -> None:

@@ -11,13 +11,13 @@ MARKS = {"passed": "✅", "failed": "❌", "not verified": "⚪", "inconclusive"
 
 def sentence(check: Check) -> str:
     """What was found, where, and what to do about it."""
-    where = f" Parts at {check.module}." if check.module else ""
+    where = f" The outputs first differ at {check.module}." if check.module else ""
     hint = f" ({check.hint})" if check.hint else ""
     return f"{check.message.removesuffix('.')}.{where}{hint}"
 
 
 def junit(report: GateReport) -> str:
-    """JUnit XML: a suite a recipe, a case a check. What was not verified or is inconclusive is skipped, with why."""
+    """JUnit XML: one suite per recipe, one case per check; *not verified* and *inconclusive* are skipped, with why."""
     root = ElementTree.Element("testsuites", name="repaconv gate")
     totals = {"tests": 0, "failures": 0, "errors": 0}
     for recipe in report.recipes:
@@ -54,7 +54,7 @@ def _dotted(path: str) -> str:
 
 
 def github(report: GateReport) -> str:
-    """Workflow commands, which GitHub shows beside the recipe's line; what passed is one notice a recipe."""
+    """Workflow commands, which GitHub shows next to the recipe's line; checks that passed are one notice per recipe."""
     lines = []
     for recipe in report.recipes:
         if passed := [check.name for check in recipe.checks if check.verdict == "passed"]:
@@ -77,10 +77,10 @@ def _property(text: str) -> str:
 
 
 def markdown(report: GateReport) -> str:
-    """A table a recipe, for a pull request."""
+    """One table per recipe, for a pull request."""
     parts = [f"## repaconv gate: {'passed' if not report.exit_code else f'exit {report.exit_code}'}"]
     for recipe in report.recipes:
-        parts += ["", f"### {_cell(recipe.recipe)}", "", "| | check | verdict | |", "|---|---|---|---|"]
+        parts += ["", f"### {_cell(recipe.recipe)}", "", "| | check | verdict | result |", "|---|---|---|---|"]
         parts += [
             f"| {MARKS[check.verdict]} | {check.stage}: {check.name} | {check.verdict} | {_cell(sentence(check))} |"
             for check in recipe.checks

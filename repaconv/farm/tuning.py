@@ -27,7 +27,7 @@ def on_workers(cluster: ClusterOrder, order: TuneOrder, *, progress: Progress = 
         reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize | None
     ) -> dict[str, Ratio]:
         sha256s = {path: sha256_of(path) for path in (reference, *others.values())}
-        default = Model(name="default form", sha256=sha256s[reference])
+        default = Model(name="default preset", sha256=sha256s[reference])
         how = BenchOrder(
             threads=order.threads, batch=order.batch, image_size=image_size, rounds=rounds, seed=order.seed
         )

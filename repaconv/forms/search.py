@@ -127,7 +127,7 @@ class _Rows:
 
     def screened(self, arms: Sequence[Arm], rounds: int) -> Sequence[Arm]:
         """These, each measured in its default form."""
-        self.measured([arm.start for arm in arms], rounds, "its default form")
+        self.measured([arm.start for arm in arms], rounds, "measured with the default preset")
         return arms
 
     def say(self, deployment: Deployment, **more: Any) -> None:
@@ -162,7 +162,7 @@ def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -
         if not gain:
             rows.say(arm.start)
         elif behind and not first_exact:
-            rows.say(arm.start, description="far behind in its default form")
+            rows.say(arm.start, description="much slower with the default preset")
         elif any(_own(arm.start) == _own(other.start) for other in found):
             rows.say(arm.start, description="not better than another that is like it")
         elif allowed(arm.start):

@@ -53,7 +53,7 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
         return FLOOR - (FLOOR - CEILING) * (accuracy - low) / (1 - low)
 
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11" role="img"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>accuracy against time</title>']
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>accuracy against latency</title>']
     ticks = (0.0, 0.5, 1.0)
     lines += axes([f"{last * part:.2f} ms" for part in ticks], [f"{low + (1 - low) * part:.1%}" for part in ticks])
     for n, each in enumerate(points):

@@ -26,7 +26,7 @@ def markdown(report: Report, _pictures: Mapping[str, str]) -> str:
 
 
 def card(report: Report, _pictures: Mapping[str, str]) -> str:
-    """A model card: proof, figures, provenance; the licence is left to who publishes it."""
+    """A model card: verification, figures, provenance; the publisher states the license."""
     return _render("card.md.j2", report, {})
 
 

@@ -7,14 +7,14 @@ from repaconv.pages.curve import Point, curve_svg
 
 
 def trade_svg(trade: Trade) -> str:
-    """What is kept on the images that choose against the speed on the target; what was taken is ringed."""
+    """Quality on the validation split against the speedup on the target; the chosen conversion has a ring."""
     rows = (trade.taken, *trade.others)
     unchanged = Point("unconverted", "unconverted", 1.0, 1.0)
     points = [
         Point(named(row), row.kind, row.speed.median, kept(row), taken=row is trade.taken, sure=row.speed.conclusive)
         for row in rows
     ]
-    return curve_svg([unchanged, *points], "what is kept")
+    return curve_svg([unchanged, *points], "quality")
 
 
 def named(row: Raced) -> str:

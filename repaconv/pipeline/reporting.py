@@ -200,7 +200,7 @@ def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[lis
 def _changed(
     taken: runs.Run, folded: FoldArtefact, exports: list[ExportArtefact], builds: list[BuildArtefact]
 ) -> list[str]:
-    """Which files are not those that were proved any more."""
+    """Files that were changed after their verification."""
     engines = runs.Run(taken.folder / runs.BUILD)
     looks: list[Callable[[], Path]] = [lambda: taken.payload(folded.payload)]
     looks += [partial(runs.graph_of, taken, each) for each in exports]
@@ -220,25 +220,25 @@ def _all(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg
 
 
 def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
-    """What nobody has looked at, so that nothing is taken for proved by being absent."""
+    """What was not verified or measured, so that its absence is not read as a pass."""
     found = [f"{link.name} was not run ({link.note})" for link in links if link.verdict == "not verified"]
     if held.verified is None:
-        found.append("no verification of these weights: repaconv verify")
+        found.append("these weights were not verified (repaconv verify)")
     else:
         ran = {link.sha256 for link in held.verified.links}
         unseen = [each for each in held.exports if each.payload.sha256 not in ran]
-        found += [f"{each.payload.path} was not there at the verification: repaconv verify" for each in unseen]
+        found += [f"{each.payload.path} was exported after the verification (repaconv verify)" for each in unseen]
         if not any(link.name == "recorded" for link in held.verified.links):
-            found.append("no official output to compare with: verify --inputs recorded.npz")
+            found.append("no recorded output of the original code was compared (repaconv verify --inputs recorded.npz)")
     if not held.exports:
-        found.append("no ONNX model: repaconv export")
+        found.append("there is no ONNX model (repaconv export)")
     if not held.benches:
-        found.append("no latency: repaconv bench")
+        found.append("no latency was measured (repaconv bench)")
     doubted = [each for each in held.benches if each.quality.verdict != "trusted"]
     found += [f"the latency on {each.target} is {each.quality.verdict}" for each in doubted]
     source = Path(folded.origin.path)
     if not source.is_file() or sha256_of(source) != folded.origin.sha256:
-        found.append(f"the {folded.origin_kind} {source.name} is gone or another: nothing can be made again")
+        found.append(f"the {folded.origin_kind} {source.name} is missing or changed: this page cannot be reproduced")
     return found
 
 

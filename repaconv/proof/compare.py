@@ -143,7 +143,8 @@ class _Output:
         if len(within) < len(self.metrics):
             most = max(part.max_rel_error for part in self.metrics)
             told[1:1] = [
-                f"on {len(self.metrics) - len(within)} of {self.probes} probes by {most:.0e}, as rounding does"
+                f"on {len(self.metrics) - len(within)} of {self.probes} probes by {most:.0e}, "
+                "explained by FP32 rounding"
             ]
             rtol = rtol if within else most
         metrics = _merged(parts, self.left) if parts else None

@@ -1,26 +1,30 @@
-"""The drift of a link through the network as a picture."""
+"""The difference between reference and candidate at each module, as a picture."""
 
 from __future__ import annotations
 
 from html import escape
-from math import isfinite, log10
+from math import floor, isfinite, log10
 
 from repaconv.artefacts import Link
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 900, 360, 70, 40, 40
+LEAST = -17
+"""The logarithm of a difference that counts as 0."""
 
 
 def drift_svg(link: Link) -> str:
-    """Relative difference over the places on the way, in logarithms; the first place apart is marked.
+    """Relative difference at each module, on a logarithmic axis; an exact 0 lies on its lower edge.
 
     Raises:
         ValueError: If nothing was compared on the way.
     """
     if not link.location or not link.location.drift:
-        raise ValueError(f"the link {link.name} has no drift")
+        raise ValueError(f"no module of the link {link.name} was compared")
     rows = link.location.drift
-    logs = [log10(max(row.max_rel_error, 1e-17)) if isfinite(row.max_rel_error) else 1.0 for row in rows]
-    low, high = int(min(logs)) - 1, max(0, int(max(logs)) + 1)
+    shown = [1.0 if not isfinite(row.max_rel_error) else log10(row.max_rel_error or 1e-300) for row in rows]
+    low = floor(min((value for value in shown if value > LEAST), default=LEAST)) - 1
+    high = max(0, int(max(shown)) + 1)
+    logs = [max(value, low) for value in shown]
     across, up = (WIDTH - LEFT - 20) / max(1, len(rows) - 1), (HEIGHT - TOP - BOTTOM) / (high - low)
 
     def point(number: int, value: float) -> tuple[float, float]:
@@ -41,8 +45,8 @@ def drift_svg(link: Link) -> str:
     if link.tolerance and link.tolerance.rtol:
         y = point(0, max(low, min(high, log10(link.tolerance.rtol))))[1]
         limit = f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#c33" stroke-dasharray="6 4"/>'
-    where = link.location.module or "nowhere in particular"
-    title = escape(f"{link.name}: {link.candidate} against {link.reference}; parts at {where}")
+    where = f"; first different at {link.location.module}" if link.location.module else ""
+    title = escape(f"{link.name}: {link.candidate}, compared with {link.reference}{where}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         f'font-size="12" fill="currentColor"><title>{title}</title><text x="{LEFT}" y="20">{title}</text>{grid}{limit}'

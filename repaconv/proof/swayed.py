@@ -49,7 +49,7 @@ def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance) -> 
     if not explained.any():
         return Swayed("", False, allowed)
     count, own = int(explained.sum()), float(sways[explained].max())
-    told = f"{count} of {len(errors)} as rounding does: it alone moves the network as given by {own:.0e}"
+    told = f"{count} of {len(errors)} explained by FP32 rounding, which moves the original network by {own:.0e}"
     if (explained == beyond).all():
         allowed = allowed.model_copy(update={"rtol": max(allowed.rtol or 0.0, float(errors.max()))})
     vague = (explained & (TIMES * sways > LARGEST_RTOL)).mean()

@@ -65,7 +65,7 @@ class ParentLink:
         if self.why_not or not self.judging:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
         budget = Budget.of(self.done)
-        left_out = f"{self.left_out} images that fit or choose are left out"
+        left_out = f"{self.left_out} images of the calibration and validation splits are left out"
         return budget.judged(self.meter.link(LINK, ORIGINAL, _FOLDED), left_out)
 
 

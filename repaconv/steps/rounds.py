@@ -50,7 +50,7 @@ class Sound:
         got = FixedBatch(session, None if call.whole else batch).run(call.feeds(session.inputs))
         sway = sway_of(subject, call.feeds(subject.inputs))
         found.add(dict(zip(self.expected, got.values(), strict=True)), self.expected, whole=call.whole, sway=sway)
-        return verdict_of(found.links("form", "default form")) == "passed"
+        return verdict_of(found.links("form", "default preset")) == "passed"
 
 
 class Ready(NamedTuple):

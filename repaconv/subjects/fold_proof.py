@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
     from repaconv.proof.probes import Unrunnable
 
-GIVEN, FOLDED = "ONNX as given", "ONNX folded"
+GIVEN, FOLDED = "original ONNX", "ONNX folded"
 HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
 """ONNX's numbers of half precisions: the link where it is run in them, and by how much a rounding moves a number, as a
 rule: half of what it may."""

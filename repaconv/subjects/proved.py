@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from repaconv.proof.traces import Trace
     from repaconv.subjects.subject import Form, GraphSpec
 
-EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX in its form", "ONNX simplified"
+EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX, rewritten", "ONNX simplified"
 KEPT_BYTES = 512 << 20
 _LAST: dict[tuple[object, ...], bytes] = {}
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"

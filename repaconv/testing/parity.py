@@ -93,7 +93,7 @@ def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array,
     by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
     right, wrong = (end.trace(by_module=by_module) for end in (reference, candidate))
     where = locate(right, wrong, {"input": x}, allowed=allowed)
-    return f"parts at {where.module or 'no module that can be named'}: {where.reason}"
+    return f"first different at {where.module or 'no module that can be named'}: {where.reason}"
 
 
 def _error(link: Link) -> float:

@@ -35,7 +35,7 @@ def show(done: BenchArtefact) -> None:
         out().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
     if kept := done.regression:
         out().print(f"{plain(kept.description)}: {coloured(kept.verdict)}")
-    told = "; ".join(done.quality.reasons) or "nothing speaks against it"
+    told = "; ".join(done.quality.reasons) or "no disturbance was detected"
     out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
     if done.profile:
         profiling(done.profile)

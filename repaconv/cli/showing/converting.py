@@ -62,7 +62,7 @@ def _print_trade(trade: Trade) -> None:
         error = "" if kept is None else f"{kept.error:.3f}"
         rows.add_row(named, *_raced(each), error, share)
     out().print(rows)
-    out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; the costs are of the images that choose[/]")
+    out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; errors and shares are of the validation split[/]")
 
 
 def _raced(each: Raced) -> tuple[str, str]:

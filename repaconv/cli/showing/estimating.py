@@ -36,5 +36,5 @@ def show(done: EstimateArtefact) -> None:
     peaks = ", ".join(f"{name} {peak:g}" for name, peak in done.limits.peak_tflops.items())
     out().print(
         f"[dim]{plain(done.limits.device)}: {peaks} TFLOP/s, {done.limits.bandwidth_gb_s:g} GB/s, "
-        f"{done.limits.launch_us:g} us a node; {plain('; '.join(done.limits.source))}[/]"
+        f"{done.limits.launch_us:g} us per node; {plain('; '.join(done.limits.source))}[/]"
     )

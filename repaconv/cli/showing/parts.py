@@ -78,7 +78,7 @@ def locations(links: Iterable[Link]) -> None:
     for link in links:
         if link.location and link.verdict == "failed":
             where, why = link.location.module, plain(link.location.reason)
-            told = f"parts at [bold]{plain(where)}[/]" if where else "was not followed to a layer"
+            told = f"first different at [bold]{plain(where)}[/]" if where else "was not traced to a layer"
             out().print(f"[bold red]{link.name}[/] {told}: {why}")
 
 
@@ -113,7 +113,7 @@ def size(size: Any) -> str:
 
 
 def rounds_of(done: BenchArtefact | ThroughputArtefact) -> str:
-    """How many there were, and of how many openings."""
+    """How many there were, and in how many session loads."""
     return f"{done.rounds} interleaved rounds" + (
-        f" of {done.session_loads} openings" if done.session_loads > 1 else ""
+        f" in {done.session_loads} session loads" if done.session_loads > 1 else ""
     )

@@ -29,7 +29,7 @@ def show(done: RecipeRun | NewRecipe) -> None:
         return
     out().print(plain(done.recipe))
     for problem in done.problems:
-        out().print(f"[yellow]to be mended in it:[/] {plain(problem)}")
+        out().print(f"[yellow]to be corrected:[/] {plain(problem)}")
 
 
 def _way(done: RecipeRun) -> None:
@@ -37,7 +37,7 @@ def _way(done: RecipeRun) -> None:
     from repaconv.cli.reports import sentence
 
     if done.steps:
-        rows(("step", "", "why"), [(each.name, each.did, each.why) for each in done.steps])
+        rows(("step", "status", "reason"), [(each.name, each.did, each.why) for each in done.steps])
     shown = [check for check in done.checks if whole() or check.verdict not in ("passed", "not verified")]
     found = table("stage", "check", "verdict", "")
     for check in shown:

@@ -22,7 +22,7 @@ def show(done: ThroughputArtefact) -> None:
     out().print(rows)
     for told in done.compared:
         out().print(plain(told))
-    told = "; ".join(done.quality.reasons) or "nothing speaks against it"
+    told = "; ".join(done.quality.reasons) or "no disturbance was detected"
     out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
     if done.note:
         out().print(plain(done.note))

@@ -27,9 +27,9 @@ def show(done: TuneArtefact) -> None:
         rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
     out().print(rows)
     for told in done.skipped:
-        out().print(f"[yellow]left out[/]: {plain(told)}")
+        out().print(f"[yellow]skipped[/]: {plain(told)}")
     best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
-    seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget goes on"
+    seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget resumes"
     exact = "exact, float32" if best.precision == "fp32" else f"[yellow]lossy[/], {best.precision}"
     gain = f"; {done.ratio.told('it', 'the default')}" if done.ratio else ""
     what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
@@ -71,7 +71,7 @@ def _how(way: Deployment, baseline: Deployment) -> str:
     """Its form, as far as it is another than the baseline's, what else is set, and how it is called."""
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
-    told = " ".join([*more, *less]) or "the default form"
+    told = " ".join([*more, *less]) or "the default preset"
     kept = f"float32: {', '.join(way.fp32_modules[:FEW])}{_more(way.fp32_modules)}" if way.fp32_modules else ""
     streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
     batch = f"batch {way.batch}" if way.batch != baseline.batch else ""

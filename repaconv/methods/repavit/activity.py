@@ -182,7 +182,7 @@ def active_channels(
             )
     rule_name = "the width" if claim.idle_ratio is None else "idle ratio"
     source = f"{rule_name}, by the official code; the residual test agrees in {usable} of {len(tests)} blocks"
-    against = "" if usable == len(tests) else f"in {len(tests) - usable} blocks the statistics do not tell"
+    against = "" if usable == len(tests) else f"in {len(tests) - usable} blocks the statistics do not decide"
     knobs.facts.append(Fact(name="act_channels", value=list(active), source=source, against=against))
     return active
 

@@ -11,7 +11,9 @@ import torch
 from convert_textures_page import MARK, NONE, RESULT, newest, points, precisions, section, title
 from torch import nn
 
+from repaconv.artefacts import Drift, Link, Location, Metrics, Tolerance
 from repaconv.pages.curve import Point, curve_svg, pareto
+from repaconv.proof.curve import drift_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = Path(__file__).parent / "data/convert_textures.jsonl"
@@ -94,3 +96,22 @@ def test_a_training_that_was_broken_off_goes_on_to_the_same_bits(tmp_path, monke
     told = []
     assert torch.equal(trained(tmp_path / "kept", told.append), trained(None))
     assert told == [2 / 3]
+
+
+def test_a_module_without_any_difference_does_not_squeeze_the_picture_of_the_others():
+    exact, allowed = {"kind": "exact", "rtol": 1e-4}, {"images": 1, "cosine": None, "mean_abs_error": 0.0}
+    rows = tuple(Drift(place=f"m{n}", max_rel_error=e, rms_rel_error=e) for n, e in enumerate((0.0, 1e-3, 1e-2)))
+    link = Link(
+        name="onnx",
+        reference="a",
+        candidate="b",
+        tolerance=Tolerance(**exact),
+        metrics=Metrics(max_abs_error=0.01, max_rel_error=0.01, **allowed),
+        verdict="failed",
+        location=Location(module="m1", reason="", drift=rows),
+    )
+    picture = drift_svg(link)
+    heights = [float(y) for y in re.findall(r'<circle cx="[^"]*" cy="([^"]*)"', picture)]
+    assert heights[0] == 320  # the lower edge
+    assert heights[1] - heights[2] > 40  # a tenth of the difference is a good part of the height
+    assert "first different at m1" in picture

@@ -17,7 +17,7 @@ def show(done: Report | RunsReport) -> None:
         f"{coloured(done.verdict)}: {proved} of {len(done.links)} links passed, {len(done.benches)} measurements"
     )
     for sentence in done.open:
-        out().print(f"[yellow]not shown:[/] {plain(sentence)}")
+        out().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")
 
 
 def _row(row: ReportRow) -> tuple[str, ...]:

@@ -81,3 +81,40 @@ def test_what_cannot_be_compared_is_refused(run, tiny):
         rc.compare(run, "x.pth")
     with pytest.raises(UsageProblem, match="--speed compares ONNX models and engines"):
         rc.compare(tiny, run, speed=True)
+
+
+def test_a_lossy_export_is_compared_on_the_images_that_evaluated_it(tiny, repaconv):
+    faint = 0.02 * np.random.default_rng(0).standard_normal((24, 3, 32, 32)).astype(np.float32)
+    np.savez("faint.npz", input=faint, labels=np.arange(24) % 5)  # ranges that do not hold on standard normal images
+    rc.fold(tiny)
+    model = Path(rc.export().output_files[0])
+    low = Path(rc.export(precision="int8", inputs="faint.npz").output_files[0])
+    for reference, candidate in ((model, low), (tiny, low), ("repaconv-out/tiny", low)):
+        done = rc.compare(reference, candidate)
+        assert (done.verdict, done.links[0].metrics.images, done.links[0].accuracy.images) == ("passed", 12, 12)
+        assert done.inputs == "faint.npz (24 images), the 12 that did not calibrate it"
+    Path("faint.npz").rename("elsewhere.npz")
+    code, out, _ = repaconv("compare", model, low)
+    assert (code, "are not there any more" in " ".join(out.split())) == (5, True)
+    assert rc.compare(model, low, inputs="elsewhere.npz").verdict == "passed"
+    half = Path(rc.export(precision="fp16").output_files[0])
+    done = rc.compare(model, half)  # its export had random images, on which a pass shows little
+    assert (done.verdict, done.links[0].metrics.cosine > 0.999) == ("not verified", True)
+
+
+def test_an_output_of_classes_of_bare_models_is_compared_by_labels(tmp_path, repaconv):
+    ends = {"x": (F, ("n", 4))}, {"y": (F, ("n", 10))}
+    given = saved(tmp_path / "given.onnx", [("MatMul", "x w", "y", {})], {"w": (4, 10)}, *ends)
+    images = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    np.savez("labels.npz", x=images, labels=np.arange(6))
+    done = rc.compare(given, given, inputs="labels.npz")
+    (link,) = done.links
+    assert (done.inputs, link.metrics.top1_agreement) == ("labels.npz (one call)", 1.0)
+    assert (link.accuracy.images, link.accuracy.candidate) == (6, link.accuracy.reference)
+    assert "accuracy" in repaconv("compare", given, given, "--inputs", "labels.npz")[1]
+    np.savez("none.npz", x=images)
+    assert rc.compare(given, given, inputs="none.npz").links[0].metrics.top1_agreement is None  # only its shape says so
+    for wrong, told in ((np.arange(6) + 7, "labels 7 to 12 are not of 10 classes"), (np.arange(5), "for each of 6")):
+        np.savez("wrong.npz", x=images, labels=wrong)
+        with pytest.raises(Refused, match=told):
+            rc.compare(given, given, inputs="wrong.npz")

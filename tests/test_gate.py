@@ -494,8 +494,8 @@ def test_a_lossy_link_says_what_its_pass_means_at_its_line(tmp_path):
     checks = [check for check in rc.gate([path]).recipes[0].checks if check.name == "bf16"]
     assert [check.stage for check in checks] == ["export", "verify"]
     line = path.read_text().splitlines().index("[export]") + 1
-    assert [check.verdict for check in checks] == ["passed", "not verified"]  # as verify was given no images
-    assert "no images" in checks[1].message
+    assert [check.verdict for check in checks] == ["not verified"] * 2  # as neither was given images
+    assert all("no images" in check.message for check in checks)
     for check in checks:
         assert check.line == line
         assert "no class that led by more than 5% of the largest logit changed" in check.message

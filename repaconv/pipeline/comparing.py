@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.artefacts import BenchArtefact, CompareArtefact, Link, Tolerance
 from repaconv.engines.contract import shapes_told
@@ -19,15 +19,39 @@ from repaconv.proof.policy import coarser
 from repaconv.replacing import put, require_ours
 from repaconv.steps.common import at_least_one, load_target, made_by, with_files
 from repaconv.steps.ends import End, end_of
-from repaconv.steps.inputs import choose_inputs
+from repaconv.steps.engines import built_as
+from repaconv.steps.evaluation_images import EVALUATED, NONE_GIVEN, evaluation_images, unshown
+from repaconv.steps.exports import exports_of
+from repaconv.steps.inputs import choose_inputs, scores_output
+from repaconv.subjects.scores import class_scores
 from repaconv.subjects.swaying import sway_of, swayer_of
 
 if TYPE_CHECKING:
-    from repaconv.engines.contract import Feeds
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.artefacts import ExportArtefact
+    from repaconv.engines.contract import Feeds, Port
+    from repaconv.proof.data import Inputs
     from repaconv.proof.swayed import Sway
 
-Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""The same inputs, as either end takes them."""
+
+class Given(NamedTuple):
+    """What both are run on.
+
+    Attributes:
+        name: For people.
+        pairs: The same inputs as either end takes them, and their labels, call by call.
+        scores: Which output of a run's network is class scores on them; empty where none is.
+        unshown: Why a pass on them shows nothing; empty where it does.
+        gone: Why nothing is shown by them, whatever comes of it; empty where something is.
+    """
+
+    name: str
+    pairs: Iterator[tuple[Feeds, Feeds, NDArray[np.int64] | None]]
+    scores: str = ""
+    unshown: str = ""
+    gone: str = ""
 
 
 def compare_by(
@@ -61,10 +85,10 @@ def compare_by(
             hint="Export it first: repaconv export",
             code="compare.speed",
         )
-    name, pairs = _inputs(order, right, other)
-    links = _links(order, right, other, pairs, progress)
+    given = _inputs(order, right, other)
+    links = _links(order, right, other, given, progress)
     measured = _measured(order, right, other, progress) if order.speed else None
-    artefact = _artefact(order, right, other, name, links, measured)
+    artefact = _artefact(order, right, other, given.name, links, measured)
     if order.out:
         artefact = put(Path(order.out), artefact)
     took = [Path(each) for each in (reference, candidate)]
@@ -74,24 +98,57 @@ def compare_by(
 compare = by_name(compare_by, CompareOrder)
 
 
-def _inputs(order: CompareOrder, right: End, other: End) -> tuple[str, Iterator[Pair]]:
-    """What both are run on, and what that is called."""
+def _inputs(order: CompareOrder, right: End, other: End) -> Given:
+    """What both are run on: what was given, else the images of a lossy export, else random inputs."""
+    from repaconv.proof.data import npz_calls
+
     subject = right.subject or other.subject
     ports = right.runner.inputs, other.runner.inputs
-    if subject is not None:
-        pixels = any(port.dtype == "uint8" for own in ports for port in own)
+    if subject is None and not order.inputs:
+        return _probed(right, coarser([right.told.precision, other.told.precision]))
+    if subject is None:
+        given = npz_calls(Path(str(order.inputs)), ports[0], (), labels=True)
+        return Given(given.name, _pairs(given, ports))
+    pixels = any(port.dtype == "uint8" for own in ports for port in own)
+    own = None if order.inputs else _of_export(right, other, pixels)
+    if own is None or isinstance(own, str):
         count = None if order.inputs else order.count
         given = choose_inputs(subject, inputs=order.inputs, count=count, seed=order.seed, pixels=pixels)
-        return given.name, ((batch.feeds(ports[0]), batch.feeds(ports[1])) for batch in given.batches())
-    if order.inputs:
-        from repaconv.proof.data import npz_calls
-
-        calls = npz_calls(Path(order.inputs), ports[0], ())
-        return calls.name, ((batch.feeds(ports[0]), batch.feeds(ports[1])) for batch in calls.batches())
-    return _probed(right, coarser([right.told.precision, other.told.precision]))
+    else:
+        given = own
+    unshown, gone = (own, "") if own == NONE_GIVEN else ("", own if isinstance(own, str) else "")
+    return Given(given.name, _pairs(given, ports), scores_output(subject, given), str(unshown), gone)
 
 
-def _probed(right: End, low: str) -> tuple[str, Iterator[Pair]]:
+def _pairs(given: Inputs, ports: tuple[Sequence[Port], Sequence[Port]]) -> Iterator[tuple[Feeds, Feeds, Any]]:
+    return ((batch.feeds(ports[0]), batch.feeds(ports[1]), batch.labels) for batch in given.batches())
+
+
+def _of_export(right: End, other: End, pixels: bool) -> Inputs | str | None:
+    """The images that evaluated a lossy end; why there are none where it is lossy; None where both are exact."""
+    lossy = next((end for end in (other, right) if end.told.precision != "fp32"), None)
+    if lossy is None:
+        return None
+    exported = _export_of(lossy)
+    if exported is None or lossy.subject is None:
+        return NONE_GIVEN
+    given = evaluation_images(lossy.subject, exported, most=EVALUATED)
+    if not isinstance(given, str) and pixels and given.piece(0, 1).pixels is None:
+        return f"the graph takes pixels, and {given.name} are normalized"
+    return given
+
+
+def _export_of(end: End) -> ExportArtefact | None:
+    """The export of its run that a file is, or that it was built from."""
+    if end.subject is None or end.path is None:
+        return None
+    built = built_as(end.path)
+    sha256 = built.onnx_sha256 if built else end.told.sha256
+    exports = (each.artefact for each in exports_of(end.subject.run, end.subject.folded))
+    return next((each for each in exports if each.payload.sha256 == sha256), None)
+
+
+def _probed(right: End, low: str) -> Given:
     """Inputs that a graph of any origin takes, found by trying."""
     from repaconv.proof.probes import Unrunnable, probes
     from repaconv.subjects.given import loaded
@@ -113,10 +170,10 @@ def _probed(right: End, low: str) -> tuple[str, Iterator[Pair]]:
             hint="Give inputs with --inputs x.npz.",
             code="compare.inputs",
         ) from problem
-    return found.told, ((feeds, feeds) for feeds in found.feeds)
+    return Given(found.told, ((feeds, feeds, None) for feeds in found.feeds))
 
 
-def _links(order: CompareOrder, right: End, other: End, pairs: Iterator[Pair], progress: Progress) -> tuple[Link, ...]:
+def _links(order: CompareOrder, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
     """One for every output."""
     from repaconv.proof.outputs import Comparison
     from repaconv.proof.policy import tolerance
@@ -124,17 +181,38 @@ def _links(order: CompareOrder, right: End, other: End, pairs: Iterator[Pair], p
     subject = right.subject or other.subject
     low = coarser([right.told.precision, other.told.precision])
     link = "agreement" if low == "fp32" else low
-    known = subject.scores if subject and subject.scores and not subject.scores.assumed else None
     usual: dict[str, Any] = {"usual": subject.folded.tolerances, "decides": subject.decides} if subject else {}
-    allowed = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else tolerance(link, logits=bool(known), **usual)
-    compared = Comparison(other.told.name, allowed, known.output if known else "")
-    sways = _sways(order, right, other, low)
-    for number, (own, its) in enumerate(pairs):
+    sways, compared = _sways(order, right, other, low), None
+    for number, (own, its, labels) in enumerate(given.pairs):
         progress("compare: run", number, 0)
         expected, got = _ran(right, own), _ran(other, its)
         whole = subject.folded.whole if subject else not _by_image(expected, own)
-        compared.add(got, expected, whole=whole, sway=None if sways is None or _pixels(own) else sways(own))
-    return tuple(compared.links("agreement", right.told.name))
+        if compared is None:
+            scores = given.scores if subject or whole else _scores(order, expected, labels)
+            exact = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else None
+            allowed = exact or tolerance(link, logits=bool(scores), **usual)
+            compared = Comparison(other.told.name, allowed, scores)
+        sway = None if sways is None or _pixels(own) else sways(own)
+        compared.add(got, expected, labels=None if whole else labels, whole=whole, sway=sway)
+    assert compared is not None
+    links = compared.links("agreement", right.told.name)
+    if given.gone:
+        note = {"verdict": "not verified", "note": given.gone}
+        return tuple(each.model_copy(update=note) for each in links)
+    return tuple(unshown(each, given.unshown) for each in links) if given.unshown else links
+
+
+def _scores(order: CompareOrder, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
+    """Which output of a bare model is class scores, by the rule for a network of which only shapes are known."""
+    from repaconv.proof.data import require_labels
+
+    widths = {name: each.shape[1] for name, each in outputs.items() if each.ndim == 2 and each.dtype.kind == "f"}
+    found = class_scores(widths, None)
+    if found is None or (labels is None and found.assumed):
+        return ""
+    if labels is not None:
+        require_labels(Path(str(order.inputs)), labels, len(outputs[found.output]), found.classes)
+    return found.output
 
 
 def _sways(order: CompareOrder, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:

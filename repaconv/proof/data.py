@@ -192,7 +192,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
     recorded = outputs[0] if outputs else ""
     labels = arrays.get("labels")
     if labels is not None:
-        _require_labels(path, labels, len(given), classes)
+        require_labels(path, labels, len(given), classes)
     unused = ", ".join(sorted(arrays.keys() - {name, recorded, "labels"}))
 
     def piece(start: int, stop: int) -> Batch:
@@ -262,7 +262,8 @@ def _require(fits: bool, what: str, hint: str) -> None:
         raise Refused(what, hint=hint, code="inputs.shape")
 
 
-def _require_labels(path: Path, labels: NDArray[Any], images: int, classes: int | None) -> None:
+def require_labels(path: Path, labels: NDArray[Any], images: int, classes: int | None) -> None:
+    """Refuse labels that are not one for each image, or not of so many classes where that is known."""
     hint = "Give 'labels' of shape [N], the numbers of the classes, or leave them out."
     whole = labels.shape == (images,) and labels.dtype.kind in "iu"
     _require(whole, f"{path}: labels {list(labels.shape)} are not one whole number for each of {images} images.", hint)
@@ -307,8 +308,14 @@ def image_inputs(
     return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size), labeled=labeled)
 
 
-def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str]) -> Inputs:
+def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, labels: bool = False) -> Inputs:
     """One call of any inputs: arrays of an .npz by the inputs' names, and official outputs by the outputs'.
+
+    Args:
+        path: The file.
+        inputs: Of the network.
+        outputs: Names of its outputs.
+        labels: Take ``labels``, one for each row of the first input, where they are there and no input is called so.
 
     Raises:
         Refused: If the file is no .npz, or lacks an input.
@@ -327,7 +334,16 @@ def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str]) -> Inp
         _require(text == (port.dtype in TEXT), is_none, f"Give {port.name} in {port.dtype}.")
     given = {port.name: arrays[port.name].astype("O" if port.dtype in TEXT else port.dtype) for port in inputs}
     recorded = {name: arrays[name] for name in outputs} if set(outputs) <= arrays.keys() else {}
-    batch = Batch(given, recorded or None, whole=True)
-    unused = ", ".join(sorted(arrays.keys() - given.keys() - recorded.keys()))
+    classes = arrays["labels"] if labels and "labels" in arrays.keys() - given.keys() else None
+    if classes is not None:
+        require_labels(path, classes, next((len(array) for array in given.values() if array.ndim), 1), None)
+        classes = classes.astype(np.int64)
+    batch = Batch(given, recorded or None, classes, whole=True)
+    unused = ", ".join(
+        sorted(arrays.keys() - given.keys() - recorded.keys() - ({"labels"} if classes is not None else set()))
+    )
     name = f"{path.name} (one call{'; not used: ' if unused else ''}{unused})"
-    return Inputs(name, (1,), lambda _start, _stop: batch, ", ".join(recorded), whole=True)
+    told = "" if classes is None else f"labels of {path.name}"
+    return Inputs(
+        name, (1,), lambda _start, _stop: batch, ", ".join(recorded), told, whole=True, labeled=classes is not None
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import coloured, out, plain, rows
-from repaconv.cli.showing.parts import links
+from repaconv.cli.showing.parts import accuracy_told, links
 
 if TYPE_CHECKING:
     from repaconv.artefacts import CompareArtefact
@@ -23,6 +23,9 @@ def show(done: CompareArtefact) -> None:
         lines.append((end.name, end.engine, end.precision, *counts, *((f"{took.p50_ms:.3f}",) if took else ())))
     rows(header, lines)
     out().print(links(done.links))
+    for link in done.links:
+        if link.accuracy:
+            out().print(accuracy_told(link.name, link.accuracy))
     if done.measured and done.measured.ratio:
         out().print(f"{plain(done.measured.compared)}; measurement {coloured(done.measured.quality.verdict)}")
     out().print(f"{coloured(done.verdict)} on {plain(done.inputs)}")

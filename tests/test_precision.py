@@ -373,11 +373,11 @@ def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_a
     rc.fold(tiny)
     for words, code, told in (
         (("--precision", "int8", "--quantizer", "ncf"), 2, "Did you mean nncf?"),
-        (("--precision", "int8", "--quantizer", "nncf", "--target", "orin-nano"), 2, "takes no zero points"),
+        (("--precision", "int8", "--quantizer", "nncf", "--target", "orin-nano"), 2, "takes INT8 without zero points"),
         (
             ("--precision", "int8", "--quantizer", "onnxruntime-symmetric", "--target", "orin-nano"),
             2,
-            "takes no zero points, and onnxruntime-symmetric writes int8 for processors",
+            "takes INT8 without zero points, for which onnxruntime is the only quantizer",
         ),
         (("--quantizer", "nncf"), 2, "nothing is quantised"),
     ):

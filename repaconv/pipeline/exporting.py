@@ -152,7 +152,7 @@ def _plan(order: ExportOrder, run: str | Path | None, onnx: str | Path | None) -
     require_ours(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     return _Plan(
         order=order,
-        asked=("--onnx", *([str(onnx)] if onnx else []), *order.words()),
+        asked=(*(["-o", str(onnx)] if onnx else []), *order.words()),
         run=taken,
         folded=folded,
         overridden=overridden,

@@ -125,7 +125,7 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     if alone := _asked(told, "weights", "identify", "allow_deployed", "method"):
         raise UsageProblem(
             f"{alone} is for checkpoints, and {path} is an ONNX graph.",
-            hint="A graph says all that folding it needs: repaconv fold model.onnx [-o OUT] [--set mean=...].",
+            hint="An ONNX model needs none of them: repaconv fold model.onnx [-o OUT] [--set mean=...].",
             code="usage.onnx",
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
@@ -148,7 +148,7 @@ def _fold_network(
     if alone := _asked(told, "identify", "inputs", "allow_deployed", "method", "preset"):
         raise UsageProblem(
             f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
-            hint="Leave it out; a form is given to export.",
+            hint="Remove it; a preset is an option of repaconv export.",
             code="usage.arch",
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "preset")}

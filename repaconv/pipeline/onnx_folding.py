@@ -143,7 +143,7 @@ def _written(order: FoldOrder) -> Written:
     if order.preset not in (DEFAULT, OFFICIAL):
         raise UsageProblem(
             f"--preset {order.preset} is known of a folded graph's shapes, and this one is not folded yet.",
-            hint="Fold it, and give the form to export: repaconv export --preset FORM.",
+            hint="Fold it without --preset, then run: repaconv export --preset NAME.",
             code="usage.onnx",
         )
     return chosen_form(order.preset, (), "")

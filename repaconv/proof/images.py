@@ -189,12 +189,12 @@ def _listed(path: Path, classes: int) -> dict[str, int]:
     try:
         names = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"{path} cannot be read: {error}.", hint="One class name a line.", code="classes") from error
+        raise UsageProblem(f"{path} cannot be read: {error}.", hint="Write one class name per line.", code="classes") from error
     names = [name.strip() for name in names if name.strip()]
     if len(names) != classes or len(set(names)) != classes:
         raise UsageProblem(
             f"{path} has {len(set(names))} class names, the network {classes} classes.",
-            hint="One name a line, in the order of the classes.",
+            hint="Write one name per line, in the order of the classes.",
             code="classes",
         )
     return {name: place for place, name in enumerate(names)}

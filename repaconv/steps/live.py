@@ -79,9 +79,9 @@ def _in_parts(
     unused = [name for name in settings if name != "idle_ratio"]
     if unused:
         raise UsageProblem(
-            f"{', '.join(unused)} is of no use here: the module as a whole is not known ({why.message}), and parts of "
-            "it prove themselves.",
-            hint="Leave it out.",
+            f"{', '.join(unused)} has no effect here: the module as a whole is not known ({why.message}), and its parts "
+            "are folded without settings.",
+            hint=f"Remove {', '.join(unused)}.",
             code="setting.unknown",
         )
     return _told(folded, steps)

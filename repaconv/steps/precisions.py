@@ -40,7 +40,7 @@ def require_computed(device: Target, precision: str, quantizer: str) -> None:
         )
     if precision == "tf32":
         raise UsageProblem(
-            "tf32 is no precision of a file: the runtime computes a float32 model in it.",
+            "a file cannot be exported in tf32: the runtime computes a float32 model in it.",
             hint=(
                 f"Export in fp32 with repaconv export --target {device.name}, then bench --target {device.name} "
                 "--precision tf32."
@@ -79,8 +79,8 @@ def int8_for(device: Target, quantizer: str = "") -> Int8:
         )
     if by != QUANTIZERS[0] and symmetric:
         raise UsageProblem(
-            f"{device.name} takes no zero points, and {by} writes int8 for processors.",
-            hint="Leave --quantizer out.",
+            f"{device.name} takes INT8 without zero points, for which onnxruntime is the only quantizer; {by} is for CPUs.",
+            hint="Remove --quantizer.",
             code="quantiser",
         )
     if by.startswith("nncf"):

@@ -34,8 +34,8 @@ def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[
     """
     if spec.batch is not None and folded.batch not in ("dynamic", spec.batch):
         raise UsageProblem(
-            f"this graph takes {folded.batch} a call, asked for was {spec.batch}.",
-            hint="Leave --batch out; its maker fixed it.",
+            f"this graph has a fixed batch size of {folded.batch}; {spec.batch} was requested.",
+            hint="Remove --batch: the model file has a fixed batch size.",
             code="export.batch",
         )
     raised, note = _in_opset(model, spec)

@@ -42,7 +42,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     gone = [file.name for file in weights if not file.is_file()]
     if gone:
         raise Refused(
-            f"{path} wants its weights from {gone[0]}, which is not there.",
+            f"{path} refers to weights in {gone[0]}, which is not there.",
             hint="Put it back next to the graph.",
             code="onnx.external",
         )

@@ -189,7 +189,9 @@ def _listed(path: Path, classes: int) -> dict[str, int]:
     try:
         names = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"{path} cannot be read: {error}.", hint="Write one class name per line.", code="classes") from error
+        raise UsageProblem(
+            f"{path} cannot be read: {error}.", hint="Write one class name per line.", code="classes"
+        ) from error
     names = [name.strip() for name in names if name.strip()]
     if len(names) != classes or len(set(names)) != classes:
         raise UsageProblem(

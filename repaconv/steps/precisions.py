@@ -79,7 +79,8 @@ def int8_for(device: Target, quantizer: str = "") -> Int8:
         )
     if by != QUANTIZERS[0] and symmetric:
         raise UsageProblem(
-            f"{device.name} takes INT8 without zero points, for which onnxruntime is the only quantizer; {by} is for CPUs.",
+            f"{device.name} takes INT8 without zero points, for which onnxruntime is the only quantizer; {by} is for "
+            "CPUs.",
             hint="Remove --quantizer.",
             code="quantiser",
         )

@@ -208,7 +208,7 @@ def _require_enough(given: Split, name: str, allowed: float) -> None:
     if not judging:
         raise UsageProblem(
             f"{given.given.name} have no labels, and accuracy is of labeled images.",
-            hint="Give a folder with one subfolder per class, or 'labels' in the .npz; --max-disagreement needs no labels.",
+            hint="Give a folder with one subfolder per class, or 'labels' in the .npz. --max-disagreement needs none.",
             code="tune.no-labels",
         )
     if judging < wanted:

@@ -79,8 +79,8 @@ def _in_parts(
     unused = [name for name in settings if name != "idle_ratio"]
     if unused:
         raise UsageProblem(
-            f"{', '.join(unused)} has no effect here: the module as a whole is not known ({why.message}), and its parts "
-            "are folded without settings.",
+            f"{', '.join(unused)} has no effect here: the module as a whole is not known ({why.message}), and "
+            "its parts are folded without settings.",
             hint=f"Remove {', '.join(unused)}.",
             code="setting.unknown",
         )

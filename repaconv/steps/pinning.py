@@ -43,7 +43,7 @@ def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> 
     if found and found != wanted.lower():
         raise Refused(
             f"{path} has the SHA-256 {found}, but {wanted.lower()} was expected; it was not read further.",
-            hint="It is another file, or it was damaged in transit: download it again. If it is the right file, give its hash.",
+            hint="It is another file, or it was damaged: download it again. If it is the right file, give its hash.",
             code="file.sha256",
         )
     return found

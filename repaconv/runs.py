@@ -314,23 +314,18 @@ def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path],
     return tuple(dict.fromkeys(word for words in noted for word in words))
 
 
-_MEND = {
-    "verify": "verify again when it is mended, without --require for what does not exist yet",
-    "export": "export again when it is mended",
-    "build": "build again when it is mended",
-}
-
-
 def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple[str, ...]:
     """Stop behind one failed verdict, or note it; see `require_sound`."""
     if artefact.verdict != "failed":
         return artefact.unverified
     if not unverified:
-        links = [link.name for link in getattr(artefact, "links", ()) if link.verdict == "failed"]
-        mend = _MEND.get(artefact.stage, "run that command again when it is mended")
+        links = [
+            f"{link.name} ({link.candidate})" for link in getattr(artefact, "links", ()) if link.verdict == "failed"
+        ]
         raise GateFailed(
             f"{path}: the check failed{': ' if links else ''}{', '.join(links)}. Later steps stop here.",
-            hint=f"Find the cause and {mend}, or continue with --allow-unverified, which every later result records.",
+            hint=f"Fix it and run `repaconv {artefact.stage}` again, or continue with --allow-unverified, which "
+            "every later result records.",
             code=f"{artefact.stage}.failed",
         )
     return (*artefact.unverified, f"{artefact.stage} failed")

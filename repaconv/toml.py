@@ -121,6 +121,23 @@ def place_of(lines: Lines, keys: tuple[str, ...], where: str = "") -> At:
     return At(1, 1, where)
 
 
+_PLAIN = {
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be more than {gt}",
+    "less_than": "must be less than {lt}",
+    "extra_forbidden": "unknown key",
+    "unexpected_keyword_argument": "unknown key",
+}
+"""In plain words, by pydantic's type of an error."""
+
+
+def _in_plain_words(error: Mapping[str, Any]) -> str:
+    """What is expected; other errors in pydantic's words."""
+    known = _PLAIN.get(error["type"])
+    return str(error["msg"]) if known is None else known.format(**error.get("ctx", {}))
+
+
 class Problem(NamedTuple):
     """What pydantic found wrong, where, and in which key; ``error`` is its own account of it."""
 
@@ -142,7 +159,7 @@ def problems(error: ValidationError, where: str, lines: Lines) -> list[Problem]:
     for each in error.errors():
         keys = tuple(map(str, each["loc"]))
         known = keys if each["type"] == "missing" else _known(keys, lines)
-        expected = each["msg"].replace("valid tuple", "valid list").rstrip(".")  # a file has lists
+        expected = _in_plain_words(each).replace("valid tuple", "valid list").rstrip(".")  # a file has lists
         told = f"{'.'.join(known)}: {expected[:1].lower()}{expected[1:]}."
         found.setdefault(known, Problem(place_of(lines, keys, where), known, told, dict(each)))
     return list(found.values())

@@ -296,3 +296,19 @@ def test_a_backbone_inside_a_larger_module_is_found(tmp_path):
     two = {f"{net}.{name}": w for net in ("teacher", "pupil") for name, w in weights.items()}
     torch.save({"state_dict": two}, tmp_path / "two.pth")
     assert set(read_checkpoint(tmp_path / "two.pth").tensors) == set(two)
+
+
+def test_hints_for_other_peoples_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refused) as refused:
+        read_checkpoint(Path("owner/name"))
+    assert "repaconv fetch hf://owner/name" in refused.value.hint
+    with pytest.raises(Refused) as refused:
+        read_checkpoint(Path("owner/name.pth"))
+    assert refused.value.hint == "Check the path to the checkpoint."
+    whole = b"\x80\x02}q\x00X\x05\x00\x00\x00modelcultralytics.nn.tasks\nDetectionModel\n)Rs."
+    with zipfile.ZipFile("yolo.pt", "w") as file:
+        file.writestr("yolo/data.pkl", whole)
+    with pytest.raises(Refused) as refused:
+        read_checkpoint(Path("yolo.pt"))
+    assert "yolo export model=yolo.pt format=onnx; then repaconv fold yolo.onnx" in refused.value.hint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -13,12 +14,14 @@ from small_graphs import F, saved
 
 import repaconv as rc
 from repaconv.artefacts import ExportArtefact
+from repaconv.cli.showing.exporting import show
 from repaconv.errors import Refused, UsageProblem
 from repaconv.exporters.layers import kept_by
 from repaconv.exporters.lower import lower
 from repaconv.files import read_artefact
 from repaconv.onnxfile import opset_of
 from repaconv.steps.common import load_target
+from repaconv.targets.schema import from_file
 from repaconv.variants import Variant
 
 RUN = Path("repaconv-out/net")
@@ -79,7 +82,7 @@ def test_an_export_has_the_opset_that_is_asked_for_and_lies_next_to_the_usual_on
     assert "Gelu" not in done.operators
     assert (RUN / "model.onnx").is_file()
     assert rc.bench(rounds=2).latencies, "of several the usual one"
-    assert Variant(opset=17).options == "--onnx --target x86-64 --opset 17"
+    assert Variant(opset=17).options == "--target x86-64 --opset 17"
 
 
 def test_an_opset_that_cannot_be_written_is_refused(net):
@@ -154,3 +157,28 @@ def test_files_of_different_names_have_different_names():
     several = [("blocks.0.*",), ("blocks.0.?",), ("blocks_0__",), ("a" * 50,), ("a" * 51,)]
     assert len({Variant(precision="int8", fp32_modules=each).name for each in several}) == len(several)
     assert Variant(precision="int8", fp32_modules=("head",)).name == "int8.keep-head"
+
+
+def test_a_target_named_like_an_opset_is_refused(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text('name = "opset17"\nextends = "x86-64"\nopset = 17\n')
+    with pytest.raises(UsageProblem, match=r"own\.toml:1:1: name: .*--opset 17"):
+        from_file(own)
+    own.write_text('name = "own"\nextends = "x86-64"\nopset = 9\n')
+    with pytest.raises(UsageProblem, match="opset: must be at least 13"):
+        from_file(own)
+
+
+def test_what_keep_fp32_kept_is_listed_as_that_and_once(capsys):
+    done = SimpleNamespace(
+        links=(), precision="int8", quantizer="onnxruntime", calibration="images", image_preprocessing="", scores="",
+        fp32_nodes=("head/MatMul_1", "gate/Mul_2"), fp32_modules=("head",), unquantized_layers=("head/MatMul_1",),
+        violations=(), rewrites=("a",), preset="default", changes=(1,), unmeasured="", simplified=False, batch=1,
+        image_size=None, preprocessing=None, verdict="passed", opset=17, nodes=3, external_data=None, target="x86-64",
+    )  # fmt: skip
+    show(done)
+    out = capsys.readouterr().out
+    assert "1 node kept in FP32 by --keep-fp32: head/MatMul_1" in out
+    assert "1 node kept in FP32 for the range of their values: gate/Mul_2" in out
+    assert "not in int8" not in out
+    assert "1 change\n" in out

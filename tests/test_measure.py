@@ -87,7 +87,7 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
     for words, (watched, verdict) in cases.items():
         assert told(watched) == (verdict, told(watched)[1])
         assert words in told(watched)[1]
-    assert told(stable=False) == ("noisy", "the warm-up did not come to rest")
+    assert told(stable=False) == ("noisy", "latency did not stabilize during warm-up")
     few = {name: values[:10] for name, values in samples.items()}
     assert told(given=few, of=None)[0] == "inconclusive"
     drifting = {**samples, "a": samples["a"] * np.linspace(1, 1.4, 100)}

@@ -30,6 +30,7 @@ from repaconv.artefacts.records import (
 )
 
 NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
+NO_GAIN = "nothing to fold: no rewrite that was tried improves the network, so it stays as it is"
 """What every fold says that changed nothing: of a file, of an architecture, of a live module."""
 
 
@@ -298,7 +299,7 @@ class GraphFold(FoldArtefact):
         """Why the graph is as it was given; empty where something was folded."""
         if self.changes:
             return ""
-        return "all of the fold was reverted" if self.reverted else NOTHING_TO_FOLD
+        return NO_GAIN if self.reverted else NOTHING_TO_FOLD
 
     @property
     def description(self) -> str:

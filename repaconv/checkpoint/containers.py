@@ -8,6 +8,7 @@ copy of the weights.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from repaconv import still
@@ -35,6 +36,14 @@ def open_container(path: Path) -> Contents:
         raise broken(path, said_by(error)) from error
 
 
+def _where_else(path: Path) -> str:
+    """What to do where there is no such file: OWNER/NAME without a file's ending may be a repository on the hub."""
+    text = path.as_posix()
+    if path.suffix or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) or path.parent.exists():
+        return "Check the path to the checkpoint."
+    return f"Check the path to the checkpoint. For a model on the hub: repaconv fetch hf://{text}"
+
+
 def _by_its_head(path: Path) -> Contents:
     if path.is_dir():
         raise Refused(f"{path} is a folder, not a checkpoint.", hint=_inside(path), code="checkpoint.directory")
@@ -48,9 +57,7 @@ def _by_its_head(path: Path) -> Contents:
         with path.open("rb") as file:
             head = file.read(512)
     except FileNotFoundError:
-        raise Refused(
-            f"there is no file {path}.", hint="Check the path to the checkpoint.", code="checkpoint.missing"
-        ) from None
+        raise Refused(f"there is no file {path}.", hint=_where_else(path), code="checkpoint.missing") from None
     except OSError as error:
         raise Refused(
             f"{path} cannot be read: {error.strerror}.",

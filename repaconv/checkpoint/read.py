@@ -137,6 +137,14 @@ def _weight_sets(value: Any, place: str, depth: int, seen: set[int]) -> Iterator
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen)
 
 
+def _instead(path: Path, placeholders: Collection[str]) -> str:
+    """How else the network gets here; ultralytics pickles whole modules, and exports them itself."""
+    if any(name.startswith("ultralytics.") for name in placeholders):
+        onnx = path.with_suffix(".onnx")
+        return f"Export it with ultralytics: yolo export model={path} format=onnx; then repaconv fold {onnx}"
+    return "Save the trained module's state_dict() with torch.save or safetensors."
+
+
 def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: Contents) -> tuple[str, str]:
     known = ", ".join(sets)
     if wanted is not None:
@@ -152,7 +160,7 @@ def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: C
         whole = f"; it holds {foreign}, which need their code" if foreign else ""
         raise Refused(
             f"{path} holds no weights{whole}.",
-            hint="Save the trained module's state_dict() with torch.save or safetensors.",
+            hint=_instead(path, contents.placeholders),
             code="checkpoint.no-weights",
         )
     for usual in USUAL:

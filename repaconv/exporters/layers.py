@@ -6,7 +6,7 @@ Groups are known by names, for a rewrite of the graph changes its nodes, and lea
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -48,8 +48,8 @@ def nodes_of(model: onnx.ModelProto, modules: Collection[str]) -> list[str]:
 def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> list[str]:
     """Names of the nodes that these patterns keep in float32, among those that a precision changes.
 
-    A pattern is the name of a node or of a module that the node is in, or a glob of such names: ``blocks.0.attn``,
-    ``head``, ``*/Gemm_*``.
+    A pattern is the name of a node of the graph as it is rewritten for that precision, or of a module that the node is
+    in, or a glob of such names: ``blocks.0.attn``, ``head``, ``*/Gemm_*``.
 
     Args:
         model: The float32 graph.
@@ -66,10 +66,11 @@ def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> 
             near = get_close_matches(pattern, known, 3) or known[:3]
             raise UsageProblem(
                 f"--keep-fp32 {pattern} matches no layer that {precision} changes.",
-                hint=f"Names that are near: {', '.join(near)}. Names are those of the nodes and modules in model.onnx.",
+                hint=f"Names that are near: {', '.join(near)}. Give a module's name: rewrites rename the nodes of "
+                "model.onnx.",
                 code="export.keep-fp32",
             )
-    kept = [node for node, names in named.items() if any(_matches(names, pattern) for pattern in patterns)]
+    kept = matching(named, patterns)
     if patterns and len(kept) == len(named):
         raise UsageProblem(
             f"--keep-fp32 {' '.join(patterns)} keeps every layer in FP32 and leaves none in {precision}.",
@@ -77,6 +78,11 @@ def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> 
             code="export.keep-fp32",
         )
     return kept
+
+
+def matching(nodes: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Names of those nodes that a pattern of ``--keep-fp32`` names, in order."""
+    return [node for node in nodes if any(_matches(_names_of(node), pattern) for pattern in patterns)]
 
 
 def _names_of(node: str) -> list[str]:

@@ -65,7 +65,7 @@ def simplify(
             continue
         if link.verdict == "passed":
             return Simplified(smaller, True, name, link.model_copy(update={"note": "; ".join(problems)}))
-        thrown_away = "its graph was thrown away, the one before it is what was written"
+        thrown_away = "the simplified graph was discarded; the unsimplified one was written"
         note = "; ".join(filter(None, [link.note, thrown_away]))
         return Simplified(model, False, name, link.model_copy(update={"note": note}))
     return Simplified(model, False, "none", not_done("; ".join(problems)))

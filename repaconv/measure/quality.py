@@ -53,7 +53,7 @@ def quality(
     """
     spoiling = [*_too_little(samples_ms, compared), *_machine(watched, spoils=True), *card.spoiling(watched.card)]
     disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *card.disturbing(watched.card)]
-    disturbing += [] if stable else ["the warm-up did not come to rest"]
+    disturbing += [] if stable else ["latency did not stabilize during warm-up"]
     disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, openings)]
     return Quality(
         verdict="inconclusive" if spoiling else "noisy" if disturbing else "trusted",

@@ -52,6 +52,7 @@ def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None)
         beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
         within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
     ]
+    words = words if metrics.top1_close else words[:2]
     return "; ".join([*words, *([] if accuracy else ["accuracy was not looked at"])])
 
 

@@ -241,7 +241,7 @@ def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tup
         given = plain.get(table[0]) if table else plain
         for key in given if isinstance(given, dict) else ():
             if key not in keys:
-                told = f"{'.'.join((*table, key))}: extra inputs are not permitted."
+                told = f"{'.'.join((*table, key))}: unknown key."
                 hint = f"{nearest(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
                 wrong = Wrong(place_of(lines, (*table, key), where), told, hint, "recipe.invalid")
                 yield (*table, key), wrong

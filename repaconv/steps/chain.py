@@ -330,9 +330,10 @@ def _idle(name: str, label: str, why_not: str) -> Link:
 
 def _cannot_take(exported: ExportArtefact, given: Inputs) -> str:
     """Why a graph cannot take these images; empty if it can."""
-    if exported.image_size in (None, "dynamic", given.size):
+    if exported.image_size in (None, "dynamic", given.size) or not exported.image_size:
         return ""
-    return f"the graph takes images of {exported.image_size} pixels only, these are of {given.size}"
+    only, these = ("x".join(map(str, size)) for size in (exported.image_size, given.size or ()))
+    return f"the graph takes images of {only} pixels only, these are of {these}"
 
 
 def _has_pixels(given: Inputs) -> bool:

@@ -49,7 +49,9 @@ def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: 
         return _beside_float32(subject, exported, candidate, feeds)
     moved = [name for name in exported.rewrites if not registry.load(registry.REWRITES, name).keeps]
     if moved:
-        return Location(module="", reason=f"not followed: {', '.join(moved)} changes values on the way")
+        return Location(
+            module="", reason=f"layer search skipped: the rewrites {', '.join(moved)} change intermediate values"
+        )
     traced = OnnxTrace(candidate, load_onnx, by_module=subject.by_module)
     return locate(subject.stored.trace(), traced, _filled(feeds, {exported.batch}), allowed=allowed.rtol)
 

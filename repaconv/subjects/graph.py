@@ -169,7 +169,7 @@ class GraphSubject:
         if self.folded.any_image_size or self.folded.image_size == (height, width):
             return
         size = self.folded.image_size
-        told = f"takes images of {size[0]} x {size[1]} pixels only" if size else "does not take one input of images"
+        told = f"takes images of {size[0]}x{size[1]} pixels only" if size else "does not take one input of images"
         raise UsageProblem(f"this graph {told}.", hint="Leave --image-size out.", code="image-size")
 
     def parting(self, feeds: Feeds, allowed: float) -> Location:

@@ -247,7 +247,7 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Grap
     from repaconv.graphs.graph import rewritten
     from repaconv.proof.parity import not_verified
 
-    thrown_away = "its graph was thrown away, the exported one is what was written"
+    thrown_away = "the rewritten graph was discarded; the exported one was written"
     try:
         model, changes = rewritten(exported.model, rewrites)
         if not changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -143,6 +144,14 @@ class Target(Record):
     def kept(self, rewrites: tuple[str, ...], precision: str) -> tuple[str, ...]:
         """Of a form, what is kept in that precision."""
         return tuple(name for name in rewrites if name in self.forms.get(precision, rewrites))
+
+    @field_validator("name")
+    @classmethod
+    def _is_no_opset(cls, name: str) -> str:
+        """Files of an export for a target are named as those with ``--opset`` would be."""
+        if re.fullmatch(r"opset\d+", name):
+            raise ValueError(f"{name!r} would name files as --opset {name[5:]} does; choose another name")
+        return name
 
     def variant(self, name: str) -> Target:
         """The target with that system.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import coloured, out, plain
-from repaconv.cli.showing.parts import form, links, locations, size
+from repaconv.cli.showing.parts import counted, form, links, locations, size
 
 if TYPE_CHECKING:
     from repaconv.artefacts import ExportArtefact
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 def show(done: ExportArtefact) -> None:
     """The graph and its links."""
+    from repaconv.exporters.layers import matching
+
     out().print(links(done.links))
     locations(done.links)
     if done.precision != "fp32":
@@ -21,16 +23,20 @@ def show(done: ExportArtefact) -> None:
         for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
             if told:
                 out().print(f"[dim]{what}: {plain(told)}[/]")
+        asked = matching(done.fp32_nodes, done.fp32_modules)
         for what, names in (
-            ("in float32 for their range", done.fp32_nodes),
-            ("not in " + done.precision, done.unquantized_layers),
+            ("kept in FP32 by --keep-fp32", asked),
+            ("kept in FP32 for the range of their values", [name for name in done.fp32_nodes if name not in asked]),
+            ("not in " + done.precision, [name for name in done.unquantized_layers if name not in asked]),
         ):
             if names:
-                out().print(f"{len(names)} nodes {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}")
+                out().print(
+                    f"{counted(len(names), 'node')} {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}"
+                )
     for sentence in done.violations:
         out().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
     if done.rewrites:
-        out().print(f"written as {plain(done.preset)} form: {form(done.rewrites)}, {len(done.changes)} changes")
+        out().print(f"preset: {plain(done.preset)} ({form(done.rewrites)}), {counted(len(done.changes), 'change')}")
     if done.unmeasured:
         out().print(
             f"[yellow]no measurement[/] for CPUs of the level {plain(done.unmeasured)}: this is "

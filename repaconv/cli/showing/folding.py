@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.cli.render import ROWS, coloured, out, plain, table, whole
-from repaconv.cli.showing.parts import costs, links, longest, size
+from repaconv.cli.showing.parts import costs, counted, links, longest, size
 from repaconv.pages.report import saved
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _images(done: MethodFold | GraphFold) -> None:
         out().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
     else:
         why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
-        why = why or "nothing says how they are made"
+        why = why or "preprocessing unknown"
         out().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
     scores = getattr(done, "scores", None)
     if scores and scores.assumed:
@@ -106,4 +106,4 @@ def _graph(done: GraphFold) -> None:
     if done.unchanged:  # what was not changed is not verified against itself
         out().print(f"{plain(done.unchanged)}; {where}")
     else:
-        out().print(f"{coloured(done.verdict)}: {len(done.changes)} changes, opset {done.opset}; {where}")
+        out().print(f"{coloured(done.verdict)}: {counted(len(done.changes), 'change')}, opset {done.opset}; {where}")

@@ -78,8 +78,17 @@ def locations(links: Iterable[Link]) -> None:
     for link in links:
         if link.location and link.verdict == "failed":
             where, why = link.location.module, plain(link.location.reason)
-            told = f"first different at [bold]{plain(where)}[/]" if where else "was not traced to a layer"
-            out().print(f"[bold red]{link.name}[/] {told}: {why}")
+            told = (
+                f" first different at [bold]{plain(where)}[/]: {why}"
+                if where
+                else f": no single layer found as the cause ({why})"
+            )
+            out().print(f"[bold red]{link.name}[/]{told}")
+
+
+def counted(count: int, noun: str) -> str:
+    """How many, with the noun in its number: 1 change, 2 changes."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def accuracy_told(name: str, found: Accuracy) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from repaconv.artefacts import Report, ReportRow, RunsReport
 from repaconv.cli.render import coloured, out, plain, rows
+from repaconv.cli.showing.parts import counted
 
 
 def show(done: Report | RunsReport) -> None:
@@ -13,9 +14,8 @@ def show(done: Report | RunsReport) -> None:
         rows(header, [_row(each) for each in done.rows])
         return
     proved = sum(link.verdict == "passed" for link in done.links)
-    out().print(
-        f"{coloured(done.verdict)}: {proved} of {len(done.links)} links passed, {len(done.benches)} measurements"
-    )
+    measured = counted(len(done.benches), "measurement")
+    out().print(f"{coloured(done.verdict)}: {proved} of {len(done.links)} links passed, {measured}")
     for sentence in done.open:
         out().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")
 

@@ -39,7 +39,7 @@ from repaconv.progress import silent
 from repaconv.steps.candidates import Candidates
 from repaconv.steps.common import load_target, usual_form
 from repaconv.steps.precisions import int8_for
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 
 TARGETS = {"x86-64": "", "x86-64-openvino": "onnxruntime-symmetric"}
 """And who writes int8 for it."""

@@ -35,7 +35,7 @@ from repaconv.progress import silent
 from repaconv.proof.runners import Images
 from repaconv.steps.candidates import Candidates
 from repaconv.steps.deploying import session_of
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 
 ROOT = Path(__file__).resolve().parents[1]
 REWRITES = (

@@ -30,7 +30,7 @@ from repaconv.methods.repavit import METHOD
 from repaconv.proof.runners import load_onnx
 from repaconv.runs import Run
 from repaconv.steps.inputs import choose_inputs
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 
 ARGS = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 IMAGES = 256

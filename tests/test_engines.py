@@ -29,7 +29,8 @@ from repaconv.measure.streams import Burst
 from repaconv.models import METHODS, checkpoint
 from repaconv.proof.runners import Images
 from repaconv.runs import find_run
-from repaconv.subjects.subject import DEPLOY, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import DEPLOY
 
 ENGINES = ("onnxruntime", "openvino")
 

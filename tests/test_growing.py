@@ -14,7 +14,8 @@ from test_fold_onnx import graph, normal
 from repaconv.artefacts import Change
 from repaconv.folds import fold
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, nodes_of, rewritten
+from repaconv.graphs.graph import rewritten
+from repaconv.graphs.nodes import Writer, nodes_of
 from repaconv.pages.report import less, saved
 from repaconv.progress import silent
 from repaconv.steps.growing import Size, larger, size_of

@@ -198,7 +198,7 @@ def test_the_tuner_takes_a_classifier_of_the_users_own_and_says_so(monkeypatch):
     from repaconv.orders.stages import TuneOrder
     from repaconv.runs import find_run
     from repaconv.steps.judging import require_judges
-    from repaconv.subjects.subject import subject_of
+    from repaconv.subjects.of_run import subject_of
 
     given = require_judges(TuneOrder(max_disagreement=0.5, inputs="bare.npz"), subject_of(find_run(None)))
     assert "'y' [N, 10] is taken as the scores of 10 classes, by its shape, and since top-1" in given.given.labels

@@ -32,7 +32,7 @@ from repaconv.proof.runners import load_onnx
 from repaconv.runs import Run
 from repaconv.subjects.attributes import NetworkRunner
 from repaconv.subjects.given import folded
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 from repaconv.subjects.swaying import double_sway_of
 
 

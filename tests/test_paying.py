@@ -18,7 +18,7 @@ from repaconv.steps.paying import judged, what_pays
 from repaconv.steps.taken_back import Judged, Kept, without_harm
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.given import folded
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 
 
 @pytest.fixture

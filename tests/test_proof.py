@@ -533,7 +533,7 @@ def test_every_output_is_compared_by_its_name():
 def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
     from repaconv import registry
     from repaconv.runs import Run
-    from repaconv.subjects.subject import subject_of
+    from repaconv.subjects.of_run import subject_of
 
     torch.save({"state_dict": registry.load(registry.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
     rc.fold(tmp_path / "tiny.pth", num_heads=3)

@@ -18,7 +18,7 @@ from repaconv.proof.policy import tolerance
 from repaconv.runs import Run
 from repaconv.subjects.evaluated import Evaluated
 from repaconv.subjects.fold_proof import proved
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 from repaconv.subjects.swaying import sway_of
 
 

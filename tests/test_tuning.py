@@ -28,7 +28,7 @@ from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.files import read_artefact, write_artefact
 from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, every, search
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer
+from repaconv.graphs.nodes import Writer
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
 from repaconv.methods.riformer import METHOD

@@ -21,7 +21,8 @@ from repaconv import runs
 from repaconv.engines.contract import Network
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.proof.data import random_inputs
-from repaconv.subjects.subject import DEPLOY, Subject, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import DEPLOY, Subject
 from repaconv.subjects.subject import TRAINING as AS_TRAINED
 
 PROBES = 4

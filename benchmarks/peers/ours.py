@@ -23,7 +23,7 @@ from repaconv.steps.candidates import Candidates
 from repaconv.steps.common import load_target
 from repaconv.steps.deploying import session_of
 from repaconv.steps.judging import Judge, require_judges
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 
 TARGET = "x86-64"
 ALLOWED = 0.005

@@ -16,7 +16,7 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.folds.kernels import kernel_of
-from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, made_by
 from repaconv.graphs.selections import perm_of
 from repaconv.graphs.shapes import set_shape, sizes
 from repaconv.graphs.uniform import assigned, uniform

@@ -16,7 +16,8 @@ from repaconv.artefacts import Change
 from repaconv.graphs import activations
 from repaconv.graphs.axes import FULL, axis_before, axis_behind
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, clean, constant
+from repaconv.graphs.graph import clean
+from repaconv.graphs.nodes import Writer, attribute, constant
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.operators import POINTWISE, SELECTIONS, VIEWS
 from repaconv.graphs.selections import axes_of, perm_of, selection_of

@@ -15,9 +15,10 @@ from repaconv.artefacts import Change
 from repaconv.folds.joins import JOINED
 from repaconv.graphs.attention import Attention, attentions
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, clean, constant, made_by, only_reader
+from repaconv.graphs.graph import clean
 from repaconv.graphs.heads import shown_as_heads, shown_as_tokens
 from repaconv.graphs.linears import Linear, linear_of
+from repaconv.graphs.nodes import Array, Writer, constant, made_by, only_reader
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
 from repaconv.ranks import side_by_side

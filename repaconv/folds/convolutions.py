@@ -18,7 +18,8 @@ from repaconv.folds.parallel import joined
 from repaconv.folds.sequences import composed_in_row
 from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, clean, constant, made_by
+from repaconv.graphs.graph import clean
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, made_by
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.shapes import set_shape, sizes
 

@@ -13,7 +13,7 @@ from repaconv.folds.norms import of_norm
 from repaconv.folds.vertices import Vertex
 from repaconv.graphs.activations import is_activation
 from repaconv.graphs.channels import IMAGE, LAST, batchnorm, channel_axis, per_channel
-from repaconv.graphs.graph import attribute, constant, is_constant
+from repaconv.graphs.nodes import attribute, constant, is_constant
 from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import sizes

@@ -13,7 +13,7 @@ from repaconv.folds.linear import LinearGraph
 from repaconv.folds.maps import Dense, Map, Pick, Vector
 from repaconv.folds.vertices import Vertex, are_apart
 from repaconv.graphs.channels import IMAGE, LAST
-from repaconv.graphs.graph import Writer
+from repaconv.graphs.nodes import Writer
 from repaconv.graphs.shapes import Sizes, set_shape, sizes
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.folds import splits
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, clean, is_constant, made_by, nodes_of, only_reader
+from repaconv.graphs.graph import clean
 from repaconv.graphs.linears import linear_of
+from repaconv.graphs.nodes import Writer, is_constant, made_by, nodes_of, only_reader
 from repaconv.graphs.normal import LAST
 from repaconv.graphs.selections import one_run, selection_of
 from repaconv.graphs.shapes import rank_of, set_shape, sizes

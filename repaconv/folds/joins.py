@@ -17,8 +17,9 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.attention import Heads, heads_of, joined
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, clean, made_by, scalar
+from repaconv.graphs.graph import clean
 from repaconv.graphs.heads import shown_as_heads, shown_as_tokens
+from repaconv.graphs.nodes import Writer, made_by, scalar
 from repaconv.graphs.normal import normalise
 from repaconv.graphs.shapes import as_numbers, rank_of, set_shape, sizes
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from repaconv.folds.maps import Vector
 from repaconv.graphs.channels import batchnorm
-from repaconv.graphs.graph import Array, attribute, constant
+from repaconv.graphs.nodes import Array, attribute, constant
 from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:

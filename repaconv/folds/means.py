@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from repaconv.folds.kernels import kernel_of
 from repaconv.folds.norms import of_norm
 from repaconv.graphs.channels import batchnorm
-from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, made_by
 from repaconv.graphs.operators import ARITHMETIC, VIEWS
 from repaconv.graphs.selections import axes_of, perm_of, selection_of
 from repaconv.graphs.shapes import rank_of, set_shape, sizes

@@ -14,7 +14,7 @@ from repaconv.folds.edges import LINEAR
 from repaconv.folds.norms import of_norm
 from repaconv.graphs.chains import view_of
 from repaconv.graphs.channels import batchnorm
-from repaconv.graphs.graph import Array, Writer, constant, is_constant, made_by, nodes_of
+from repaconv.graphs.nodes import Array, Writer, constant, is_constant, made_by, nodes_of
 from repaconv.graphs.operators import ARITHMETIC, ROW_NORMS, SELECTIONS
 from repaconv.graphs.selections import one_run, selection_of
 from repaconv.graphs.shapes import as_numbers, set_shape, sizes

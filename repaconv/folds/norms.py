@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, Writer, attribute, constant, is_constant, made_by
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, is_constant, made_by
 from repaconv.graphs.operators import IMAGE_NORMS, ROW_NORMS
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of, scalar
+from repaconv.graphs.nodes import Writer, attribute, constant, made_by, nodes_of, scalar
 from repaconv.graphs.shapes import set_shape, sizes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.folds.kernels import Kernel, eye, fits, kernel_of, scale_of, size_of, summed
 from repaconv.folds.sequences import line_of, reduced
-from repaconv.graphs.graph import Writer, is_constant, made_by
+from repaconv.graphs.nodes import Writer, is_constant, made_by
 from repaconv.graphs.shapes import set_shape, sizes
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graphs.chains import view_of
-from repaconv.graphs.graph import Writer
 from repaconv.graphs.linears import linear_of
+from repaconv.graphs.nodes import Writer
 from repaconv.graphs.operators import SELECTIONS, VIEWS
 from repaconv.graphs.selections import selection_of
 from repaconv.graphs.shapes import set_shape, sizes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import Change
 from repaconv.folds.kernels import Kernel, composed, composed_size, eye, kernel_of, scale_of
 from repaconv.graphs.channels import IMAGE, per_channel
-from repaconv.graphs.graph import Writer, constant, made_by
+from repaconv.graphs.nodes import Writer, constant, made_by
 from repaconv.graphs.shapes import set_shape, sizes
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from repaconv.artefacts import Change
 from repaconv.folds.finish import share
 from repaconv.graphs.contract import Rewrite
 from repaconv.graphs.costs import multiplies
-from repaconv.graphs.graph import OPAQUE, is_constant, only_reader, without_copies
+from repaconv.graphs.graph import without_copies
+from repaconv.graphs.nodes import OPAQUE, is_constant, only_reader
 from repaconv.graphs.settling import settle
 
 if TYPE_CHECKING:

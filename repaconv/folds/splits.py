@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graphs.graph import Writer, attribute, nodes_of, only_reader
+from repaconv.graphs.nodes import Writer, attribute, nodes_of, only_reader
 from repaconv.graphs.operators import VIEWS
 from repaconv.graphs.selections import perm_of
 from repaconv.graphs.shapes import Sizes, as_numbers, set_shape, sizes

@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.graphs import activations
 from repaconv.graphs.channels import IMAGE, LAST, batchnorm, per_channel
-from repaconv.graphs.graph import attribute, constant, is_constant, made_by
+from repaconv.graphs.nodes import attribute, constant, is_constant, made_by
 from repaconv.graphs.operators import ARITHMETIC, MOVES
 from repaconv.graphs.shapes import sizes
 

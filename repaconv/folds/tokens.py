@@ -21,7 +21,8 @@ from repaconv.artefacts import Change
 from repaconv.folds.pieces import separate
 from repaconv.graphs.axes import axis_before
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, is_constant, let_go
+from repaconv.graphs.graph import let_go
+from repaconv.graphs.nodes import Writer, attribute, constant, is_constant
 from repaconv.graphs.normal import NORMAL, normalise
 from repaconv.graphs.operators import PRODUCTS
 from repaconv.graphs.selections import selection_of

@@ -13,7 +13,7 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.attention import attentions, take
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer
+from repaconv.graphs.nodes import Writer
 from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.attention import Heads, attentions
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, only_reader
 from repaconv.graphs.heads import at_layer, read_by_one, values_of
 from repaconv.graphs.linears import layers_behind, linear_of, linears, write_linear
+from repaconv.graphs.nodes import Writer, only_reader
 from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:

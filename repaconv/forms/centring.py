@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import Change
 from repaconv.graphs.axes import FULL, axis_before, axis_behind
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, is_constant, nodes_of
+from repaconv.graphs.nodes import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graphs.operators import MOVES
 from repaconv.graphs.shapes import rank_of, sizes
 

@@ -14,8 +14,8 @@ from repaconv.artefacts import Change
 from repaconv.graphs.activations import group, is_activation, ungroup
 from repaconv.graphs.channels import IMAGE
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, made_by, nodes_of, only_reader
 from repaconv.graphs.grids import static_grid
+from repaconv.graphs.nodes import Writer, attribute, constant, made_by, nodes_of, only_reader
 from repaconv.graphs.selections import split_sizes
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.forms.padding import BLOCK, POOLS, READ
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, nodes_of
 from repaconv.graphs.grids import static_grid
+from repaconv.graphs.nodes import Writer, attribute, constant, nodes_of
 from repaconv.graphs.operators import UNARY
 
 if TYPE_CHECKING:

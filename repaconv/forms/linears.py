@@ -9,8 +9,8 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, nodes_of, only_reader
 from repaconv.graphs.linears import Linear, linear_of, linears, write_linear
+from repaconv.graphs.nodes import Writer, attribute, nodes_of, only_reader
 from repaconv.graphs.selections import split_sizes
 from repaconv.graphs.shapes import rank_of, sizes
 

@@ -20,7 +20,6 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.attention import Attention, attentions, take
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, only_reader
 from repaconv.graphs.heads import (
     Projection,
     as_heads,
@@ -32,6 +31,7 @@ from repaconv.graphs.heads import (
     write_heads,
 )
 from repaconv.graphs.linears import Linear, linear_of, write_linear
+from repaconv.graphs.nodes import Array, Writer, only_reader
 from repaconv.graphs.shapes import rank_of
 from repaconv.ranks import thin
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, is_constant, made_by, nodes_of
+from repaconv.graphs.nodes import Writer, attribute, constant, is_constant, made_by, nodes_of
 from repaconv.graphs.selections import axes_of, swaps_last
 from repaconv.graphs.shapes import rank_of, sizes
 from repaconv.graphs.turns import swapped

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from repaconv.artefacts import Change
 from repaconv.graphs.chains import chain_of, seen
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, is_constant, made_by, nodes_of
+from repaconv.graphs.nodes import Writer, attribute, is_constant, made_by, nodes_of
 from repaconv.graphs.operators import MOVES, REDUCTIONS
 from repaconv.graphs.selections import axes_of, perm_of
 from repaconv.graphs.shapes import Sizes, is_free, rank_of, sizes

@@ -18,9 +18,9 @@ from repaconv.artefacts import Change
 from repaconv.graphs.chains import view_of
 from repaconv.graphs.channels import IMAGE, batchnorm, per_channel
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.grids import static_tokens
 from repaconv.graphs.linears import layers_behind, write_linear
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.shapes import rank_of, sizes
 
 if TYPE_CHECKING:

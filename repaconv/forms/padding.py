@@ -21,8 +21,8 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.channels import IMAGE
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, is_constant, nodes_of, scalar
 from repaconv.graphs.grids import static_grid
+from repaconv.graphs.nodes import Writer, attribute, constant, is_constant, nodes_of, scalar
 from repaconv.graphs.selections import axes_of
 from repaconv.graphs.shapes import set_shape, sizes
 

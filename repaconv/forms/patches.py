@@ -14,9 +14,9 @@ import numpy as np
 from repaconv.artefacts import Change
 from repaconv.graphs.chains import chain_of, reads
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, is_constant, made_by, nodes_of, only_reader
 from repaconv.graphs.grids import is_plain, static_grid, static_tokens, tokens_behind
 from repaconv.graphs.linears import linear_of, write_linear
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, is_constant, made_by, nodes_of, only_reader
 from repaconv.graphs.shapes import as_numbers, sizes
 
 if TYPE_CHECKING:

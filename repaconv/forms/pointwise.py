@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Array, Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.grids import is_plain, static_grid, to_grid, to_tokens, tokens_before, tokens_behind
 from repaconv.graphs.linears import layer_at, linear_of, write_linear
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.operators import UNARY
 from repaconv.graphs.shapes import rank_of
 

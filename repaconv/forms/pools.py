@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, nodes_of
+from repaconv.graphs.nodes import Writer, attribute, nodes_of
 from repaconv.graphs.selections import axes_of
 from repaconv.graphs.shapes import rank_of
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from repaconv.artefacts import Change
 from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.grids import static_tokens
 from repaconv.graphs.linears import Linear, linear_of, linears, write_linear
+from repaconv.graphs.nodes import Writer, attribute, constant, nodes_of, only_reader
 from repaconv.graphs.operators import ROW_NORMS, UNARY
 from repaconv.graphs.shapes import as_numbers, rank_of, sizes
 

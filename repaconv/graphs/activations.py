@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from repaconv.graphs.graph import Writer, is_constant, scalar
+from repaconv.graphs.nodes import Writer, is_constant, scalar
 from repaconv.graphs.operators import ARITHMETIC, UNARY
 from repaconv.graphs.shapes import set_shape, sizes
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.chains import chain_of, seen, view_of
-from repaconv.graphs.graph import Writer, attribute, made_by, nodes_of, only_reader, scalar
+from repaconv.graphs.nodes import Writer, attribute, made_by, nodes_of, only_reader, scalar
 from repaconv.graphs.operators import VIEWS
 from repaconv.graphs.selections import one_run
 from repaconv.graphs.shapes import Size, as_numbers, rank_of, sizes

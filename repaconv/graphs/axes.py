@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import attribute, constant
+from repaconv.graphs.nodes import attribute, constant
 from repaconv.graphs.operators import POINTWISE, REDUCTIONS, ROW_NORMS
 from repaconv.graphs.selections import axes_of, perm_of
 from repaconv.graphs.shapes import as_numbers, groups, rank_of, sizes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.graphs.graph import made_by, scalar
+from repaconv.graphs.nodes import made_by, scalar
 from repaconv.graphs.operators import MOVES, VIEWS
 from repaconv.graphs.selections import Places, axes_of, perm_of, taken
 from repaconv.graphs.shapes import Size, Sizes, is_free, rank_of, sizes

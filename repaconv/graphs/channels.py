@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graphs.graph import Array, attribute, constant
+from repaconv.graphs.nodes import Array, attribute, constant
 from repaconv.graphs.shapes import sizes
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, constant, read
+from repaconv.graphs.graph import read
+from repaconv.graphs.nodes import Array, constant
 from repaconv.graphs.operators import IMAGE_NORMS, PRODUCTS, RANDOM, ROW_NORMS
 from repaconv.graphs.shapes import Size, Sizes, sizes
 from repaconv.onnxfile import flops_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.chains import chain_of, reads, seen
-from repaconv.graphs.graph import Writer, attribute, constant
+from repaconv.graphs.nodes import Writer, attribute, constant
 from repaconv.graphs.shapes import as_numbers, rank_of, sizes
 from repaconv.graphs.views import View
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from repaconv.graphs.attention import Attention, Heads
 from repaconv.graphs.chains import chain_of, columns_of, reads, seen
-from repaconv.graphs.graph import Array, Writer, only_reader
 from repaconv.graphs.linears import Linear, layer_at, linear_of, write_linear
+from repaconv.graphs.nodes import Array, Writer, only_reader
 from repaconv.graphs.selections import one_run
 from repaconv.graphs.shapes import rank_of, sizes
 from repaconv.graphs.views import View

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from repaconv.graphs.graph import attribute
 from repaconv.graphs.integers import INTS, Integers
+from repaconv.graphs.nodes import attribute
 from repaconv.graphs.shapes import (
     Free,
     Size,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.graphs.graph import attribute, constant
+from repaconv.graphs.nodes import attribute, constant
 from repaconv.graphs.selections import slices, stepped
 from repaconv.graphs.shapes import Free, Size, parted, product, shifted, sizes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, Writer, attribute, constant, made_by, only_reader
+from repaconv.graphs.nodes import Array, Writer, attribute, constant, made_by, only_reader
 from repaconv.graphs.shapes import rank_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from repaconv.graphs.chains import view_of
-from repaconv.graphs.graph import Writer, attribute, clean, constant, is_constant, nodes_of
+from repaconv.graphs.graph import clean
+from repaconv.graphs.nodes import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graphs.operators import ARITHMETIC, UNARY, VIEWS
 from repaconv.graphs.selections import swaps_last
 from repaconv.graphs.settling import settle

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graphs.graph import attribute, constant, made_by
+from repaconv.graphs.nodes import attribute, constant, made_by
 from repaconv.graphs.operators import SELECTIONS
 from repaconv.graphs.shapes import Size, Sizes, rank_of, sizes
 from repaconv.onnxfile import split_evenly

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graphs.graph import Writer, attribute, constant
 from repaconv.graphs.inference import follow
 from repaconv.graphs.integers import Integers
+from repaconv.graphs.nodes import Writer, attribute, constant
 from repaconv.graphs.operators import QUANTISING, RANDOM
 from repaconv.graphs.shapes import Free, as_numbers, sizes, target_of
 

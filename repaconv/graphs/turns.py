@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graphs.graph import Writer
+from repaconv.graphs.nodes import Writer
 from repaconv.graphs.selections import perm_of
 from repaconv.graphs.shapes import rank_of, set_shape, sizes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.graphs.graph import Array, attribute, constant
+from repaconv.graphs.nodes import Array, attribute, constant
 from repaconv.graphs.selections import axes_of, perm_of
 from repaconv.graphs.shapes import Size, Sizes, sizes
 

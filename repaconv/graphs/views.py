@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graphs.graph import Writer
+from repaconv.graphs.nodes import Writer
 from repaconv.graphs.selections import Places
 from repaconv.graphs.shapes import Size, Sizes, as_numbers, product, set_shape, sizes, target_of
 

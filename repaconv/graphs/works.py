@@ -7,8 +7,8 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graphs.costs import flops_in
-from repaconv.graphs.graph import made_by, only_reader
 from repaconv.graphs.integers import SMALL
+from repaconv.graphs.nodes import made_by, only_reader
 from repaconv.graphs.operators import INTEGER_PRODUCTS, PRODUCTS, QUANTISING, SELECTIONS, VIEWS
 from repaconv.graphs.shapes import as_numbers, sizes
 

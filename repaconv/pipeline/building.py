@@ -25,7 +25,8 @@ from repaconv.steps.evaluation_images import EVALUATED, evaluation_images
 from repaconv.steps.exports import export_for
 from repaconv.steps.inputs import choose_inputs, scores_output
 from repaconv.steps.timings import Timings
-from repaconv.subjects.subject import Subject, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import Subject
 from repaconv.subjects.swaying import sway_of
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from repaconv.steps.exports import export_for, exports_of
 from repaconv.steps.inputs import choose_inputs, filled, scores_output
 from repaconv.steps.parcels import CALLS, DESCRIBED, STORED, Call, as_npz, pack
 from repaconv.subjects.given import inputs_of
-from repaconv.subjects.subject import Subject, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

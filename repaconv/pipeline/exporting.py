@@ -33,8 +33,9 @@ from repaconv.steps.inputs import (
     require_same_size,
 )
 from repaconv.steps.precisions import Typed, int8_for, require_computed, typed_lower
+from repaconv.subjects.of_run import subject_of
 from repaconv.subjects.proved import Graph, write_graph
-from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject, subject_of
+from repaconv.subjects.subject import DEPLOY, GraphSpec, Subject
 from repaconv.variants import Variant, unusual
 
 if TYPE_CHECKING:

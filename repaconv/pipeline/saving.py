@@ -21,7 +21,8 @@ from repaconv.scratch import scratch_folder
 from repaconv.steps.common import made_by, with_files
 from repaconv.subjects.architectures import Architecture
 from repaconv.subjects.builders import package
-from repaconv.subjects.subject import TRAINING, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import TRAINING
 
 if TYPE_CHECKING:
     from torch import nn

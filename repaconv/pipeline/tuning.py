@@ -27,7 +27,8 @@ from repaconv.steps.inputs import Split
 from repaconv.steps.journal import Journal
 from repaconv.steps.judging import Judge, Loss, reported, require_judges
 from repaconv.steps.rounds import Elsewhere, Here, Measurer, Sound
-from repaconv.subjects.subject import Subject, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from repaconv.artefacts import Deployment

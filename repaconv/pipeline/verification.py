@@ -21,7 +21,8 @@ from repaconv.steps.evaluation_images import unshown
 from repaconv.steps.exports import exports_of
 from repaconv.steps.inputs import choose_inputs, decided
 from repaconv.steps.parent import ParentLink, parent_link
-from repaconv.subjects.subject import Subject, subject_of
+from repaconv.subjects.of_run import subject_of
+from repaconv.subjects.subject import Subject
 from repaconv.subjects.swaying import double_sway_of, sway_of
 from repaconv.variants import dotted
 

@@ -14,7 +14,7 @@ from repaconv.onnxfile import read_graph, said_by
 from repaconv.proof.policy import coarser
 from repaconv.steps.engines import built_as, engine_of, open_engine
 from repaconv.subjects.given import inputs_of
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 from repaconv.subjects.swaying import sway_of, swayer_of
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from repaconv.scratch import scratch_folder
 from repaconv.steps.common import load_target, made_by
 from repaconv.steps.engines import built_as, takes_networks
 from repaconv.steps.exports import Export, export_for
+from repaconv.subjects.of_run import subject_of
 from repaconv.subjects.proved import write_graph
-from repaconv.subjects.subject import DEPLOY, TRAINING, GraphSpec, Subject, subject_of
+from repaconv.subjects.subject import DEPLOY, TRAINING, GraphSpec, Subject
 from repaconv.variants import Variant
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from repaconv.onnxfile import external_files, read_graph
 from repaconv.proof.runners import FixedBatch
 from repaconv.steps.comparing import opened
 from repaconv.steps.exports import exports_of
-from repaconv.subjects.subject import subject_of
+from repaconv.subjects.of_run import subject_of
 
 if TYPE_CHECKING:
     from repaconv.subjects.subject import Subject

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.folds.sharing import UNSHARE
-from repaconv.graphs.graph import nodes_of
+from repaconv.graphs.nodes import nodes_of
 from repaconv.graphs.selections import swaps_last
 from repaconv.steps.taken_back import Judged, Kept, Refold, without, without_harm
 from repaconv.subjects.evaluated import Evaluated

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv import runs
-from repaconv.artefacts import ClassScores, FoldArtefact, GraphFold, ImageSize, Location, MethodFold, NetworkFold
+from repaconv.artefacts import ClassScores, FoldArtefact, ImageSize, Location
 from repaconv.exporters.simplify import TOOLS
 
 if TYPE_CHECKING:
@@ -163,23 +163,3 @@ class Subject(Protocol):
 
     def users_names(self, module: str) -> str:
         """A module of the folded network, or several with commas, by the names in the user's own file."""
-
-
-def subject_of(run: runs.Run, checkpoint: str | Path | None = None) -> Subject:
-    """What a run is of.
-
-    Args:
-        run: The run.
-        checkpoint: Where its checkpoint is now, if it has moved.
-    """
-    from repaconv.subjects.checkpoint import CheckpointSubject
-    from repaconv.subjects.graph import GraphSubject
-    from repaconv.subjects.network import NetworkSubject
-
-    folded = runs.fold_of(run)
-    if isinstance(folded, MethodFold):
-        return CheckpointSubject(run, folded, checkpoint)
-    if isinstance(folded, NetworkFold):
-        return NetworkSubject(run, folded, checkpoint)
-    assert isinstance(folded, GraphFold)
-    return GraphSubject(run, folded, checkpoint)
